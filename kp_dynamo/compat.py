@@ -1,0 +1,83 @@
+"""Every difference between torch_xla versions, and the one way in which torch_xla is imported."""
+
+from __future__ import annotations
+
+import functools
+import os
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from kp_dynamo.exceptions import TPUDeviceError, TPUNotAvailableError
+from kp_dynamo.versions import check_versions
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = load.cache_info().currsize > 0
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@functools.cache
+def load() -> ModuleType:
+    """Import torch_xla and return it, leaving torch's own settings as they were.
+
+    Raises:
+        TPUNotAvailableError: torch_xla is missing, does not fit torch, or cannot be imported.
+    """
+    check_versions()
+    import torch._dynamo.config as dynamo_config
+
+    # torch_xla 2.9 switches automatic dynamic shapes off for every backend of the process.
+    automatic = dynamo_config.automatic_dynamic_shapes
+    # Without an explicit device torch_xla probes for a TPU's metadata server before it settles on the CPU.
+    if "PJRT_DEVICE" not in os.environ and not os.path.exists("/dev/accel0") and not os.path.exists("/dev/vfio/0"):
+        os.environ["PJRT_DEVICE"] = "CPU"
+    try:
+        import torch_xla
+    except (ImportError, OSError) as cause:
+        raise TPUNotAvailableError(f"torch_xla is installed but cannot be imported: {cause}") from cause
+    finally:
+        dynamo_config.automatic_dynamic_shapes = automatic
+    return torch_xla
+
+
+def xlac() -> Any:
+    """torch_xla's C++ bindings (private in every version: there is no public entry to the bridge)."""
+    if _forked:
+        raise TPUDeviceError(
+            "this process was forked after the XLA client had started, and the client's threads did not come along. "
+            'Start workers with multiprocessing.get_context("spawn") or fork before the first compiled call.'
+        )
+    return load()._XLAC
+
+
+@functools.cache
+def device() -> torch.device:
+    """The XLA device of this process; the client starts with the first call.
+
+    Raises:
+        TPUDeviceError: The device that PJRT_DEVICE names cannot be had.
+    """
+    torch_xla = load()
+    try:
+        return torch.device(torch_xla.device())
+    except RuntimeError as cause:
+        wanted = os.environ.get("PJRT_DEVICE", "")
+        raise TPUDeviceError(
+            f"no XLA device: PJRT_DEVICE={wanted!r} could not be started ({str(cause).splitlines()[0]}). "
+            "Allowed here: CPU, or TPU on a machine that has one. Set PJRT_DEVICE=CPU to run on the processor."
+        ) from cause
+
+
+def device_kind() -> str:
+    """ "CPU", "TPU" or what PJRT calls the device."""
+    load()
+    import torch_xla.runtime
+
+    return str(torch_xla.runtime.device_type())

@@ -1,0 +1,51 @@
+"""What the layers above may know of a lowering."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import fx
+
+
+@dataclass(frozen=True)
+class LoweringSpec:
+    """How a graph is to be lowered; every field is part of the compile key.
+
+    Attributes:
+        name: Name of the graph, for profilers and messages ("forward", "backward", "inference").
+        matmul_precision: "default", "high" or "highest": passes over the MXU for a float32 product.
+        strict: An operator that XLA lacks raises instead of running on the CPU.
+    """
+
+    name: str
+    matmul_precision: str
+    strict: bool
+
+
+@dataclass
+class Executable:
+    """A compiled graph for one set of shapes.
+
+    Attributes:
+        run: Takes the graph's arguments (XLA tensors; CPU tensors are transferred) and returns its outputs.
+        num_programs: XLA programs behind it; more than one where operators run on the CPU in between.
+        fallbacks: ATen operators that run on the CPU, each with the user's source line.
+        seconds: Time spent, by stage ("trace", "xla").
+    """
+
+    run: Any
+    num_programs: int
+    fallbacks: tuple[tuple[str, str], ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Lowering(Protocol):
+    """Turns a functional ATen graph on CPU fake tensors into something that runs on the XLA device."""
+
+    name: str
+
+    def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
+        """Compile `gm` for the shapes of `args`; executes nothing of it."""
+        ...

@@ -1,0 +1,96 @@
+"""Cut a graph around the operators that run on the CPU.
+
+Every node gets a stage: even stages hold what XLA runs, odd ones what the CPU runs, and a node comes in the
+first stage of its kind that has all its inputs. One program a stage, so few programs, not one a cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.split_module import split_module
+
+from kp_dynamo import compat
+from kp_dynamo.exceptions import XLACompilationError
+from kp_dynamo.lowering.constants import device_constants
+from kp_dynamo.lowering.program import Run, compile_program
+
+
+def cut_around(gm: fx.GraphModule, on_cpu: set[fx.Node], matmul_precision: str) -> Pieces:
+    """Split `gm` so that the nodes `on_cpu` run there and all others in XLA programs."""
+    stages = _stages(gm.graph, on_cpu)
+    whole = split_module(gm, None, lambda node: stages[node], keep_original_order=False)  # type: ignore[arg-type]
+    return Pieces(whole, matmul_precision)
+
+
+def _stages(graph: fx.Graph, on_cpu: set[fx.Node]) -> dict[fx.Node, int]:
+    stages: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        earliest = max((stages.get(source, 0) for source in node.all_input_nodes), default=0)
+        stages[node] = earliest + (earliest % 2 != (node in on_cpu))
+        for source in node.all_input_nodes:
+            # A multi-result CPU operator and the picks from it stay in one stage: only tensors cross a cut.
+            if source in on_cpu and _is_pick(node):
+                stages[node] = stages[source]
+    return stages
+
+
+def _is_pick(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
+class Pieces:
+    """Runs the pieces of a cut graph, each XLA piece compiled at its first run for the shapes it gets.
+
+    The shapes are those the whole was compiled for: they follow from it alone.
+    """
+
+    def __init__(self, whole: fx.GraphModule, matmul_precision: str) -> None:
+        self._whole, self._precision = whole, matmul_precision
+        self._runs: dict[str, Run] = {}
+        self.num_programs = sum(_is_xla(node) for node in whole.graph.nodes)
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        results = _Conductor(self._whole, self._run_piece).run(*args)
+        flat = list(results) if isinstance(results, (list, tuple)) else [results]
+        return [r.to(compat.device()) if isinstance(r, torch.Tensor) else r for r in flat]
+
+    def _run_piece(self, node: fx.Node, piece: fx.GraphModule, args: Sequence[Any]) -> Any:
+        if not _is_xla(node):
+            return _on_cpu(piece, args)
+        if node.name not in self._runs:
+            run, missing, _ = compile_program(piece, args, device_constants(piece), self._precision)
+            if run is None:
+                raise XLACompilationError(f"XLA lowered {missing[0].target} in one graph and not in a part of it")
+            self._runs[node.name] = run
+        results = self._runs[node.name](args)
+        returned = next(n for n in piece.graph.nodes if n.op == "output").args[0]
+        return results if isinstance(returned, (list, tuple)) else results[0]
+
+
+class _Conductor(fx.Interpreter):
+    def __init__(self, whole: fx.GraphModule, run_piece: Any) -> None:
+        super().__init__(whole)
+        self._run_piece = run_piece
+
+    def run_node(self, node: fx.Node) -> Any:
+        if node.op != "call_module":
+            return super().run_node(node)
+        args, _ = self.fetch_args_kwargs_from_env(node)
+        return self._run_piece(node, self.fetch_attr(str(node.target)), args)
+
+
+def _is_xla(node: fx.Node) -> bool:
+    """split_module names a piece after its stage: submod_0, submod_1, ..."""
+    return node.op == "call_module" and int(str(node.target).rsplit("_", 1)[1]) % 2 == 0
+
+
+def _on_cpu(piece: fx.GraphModule, args: Sequence[Any]) -> Any:
+    """Run a piece on the CPU. Its results stay there: a program takes CPU tensors as they are."""
+    with torch.no_grad():
+        return piece(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), tuple(args)))

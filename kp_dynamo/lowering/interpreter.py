@@ -1,0 +1,79 @@
+"""Run a functional ATen graph on XLA tensors: one node after the other, on the XLA device.
+
+AOTAutograd traced the graph on CPU fake tensors; only here do `device=` arguments become the
+XLA device and tensor attributes become buffers on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo.exceptions import XLACompilationError
+from kp_dynamo.lowering.fallback import NeedsValue, values_forbidden
+from kp_dynamo.source_lines import user_line
+
+
+class XlaInterpreter(fx.Interpreter):
+    """Runs a graph's nodes on XLA tensors.
+
+    Args:
+        gm: The graph, on CPU fake tensors.
+        device: The XLA device.
+        constants: Tensor attributes of `gm` by name, already on the device.
+        on_fallback: Called with (node, args, kwargs) of an operator that XLA cannot lower; returns what
+            stands for its result.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        device: torch.device,
+        constants: dict[str, torch.Tensor],
+        on_fallback: Callable[[fx.Node, Any, Any], Any],
+    ) -> None:
+        super().__init__(gm)
+        self._device, self._constants, self._on_fallback = device, constants, on_fallback
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._constants[target] if target in self._constants else super().get_attr(target, args, kwargs)
+
+    def run_node(self, node: fx.Node) -> Any:
+        if node.op != "call_function":
+            return super().run_node(node)
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return self._higher_order(node, args, kwargs)
+        args, kwargs = fx.node.map_aggregate((args, kwargs), self._on_device)  # type: ignore[misc, assignment]
+        try:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        except NeedsValue:
+            return self._on_fallback(node, args, kwargs)
+
+    def _on_device(self, value: Any) -> Any:
+        return self._device if isinstance(value, torch.device) else value
+
+    def _higher_order(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.target is torch.ops.higher_order.invoke_subgraph:
+            body, _, *operands = args
+            return XlaInterpreter(body, self._device, {}, self._on_fallback).run(*operands)
+        raise XLACompilationError(
+            f"the higher-order operator {node.target} has no lowering to XLA here{user_line(node)}. "
+            "Allowed: graphs of ATen operators. Write the region without it, or wrap it in torch.compiler.disable."
+        )
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """The state in which a graph is traced: below autograd and autocast, which the graph already contains."""
+    with (
+        torch.utils._python_dispatch._disable_current_modes(),
+        torch._C._AutoDispatchBelowAutograd(),
+        torch._C._DisableAutocast(),
+        values_forbidden(),
+    ):
+        yield

@@ -1,0 +1,129 @@
+"""One compiled XLA program and how it is run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo import compat
+from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
+from kp_dynamo.lowering.trace import Slot, Trace, trace
+
+Run = Callable[[Sequence[Any]], list[Any]]
+
+# Tracing moves process-wide state of torch_xla (scalars, precision, seed): one graph at a time.
+LOCK = threading.RLock()
+_PRECISIONS = ("default", "high", "highest")
+# Program key -> product precision it was compiled with: torch_xla 2.9 leaves the precision out of its key.
+_precisions: dict[bytes, str] = {}
+
+
+def compile_program(
+    gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], matmul_precision: str
+) -> tuple[Run | None, list[fx.Node], dict[str, float]]:
+    """Trace and compile `gm` for the shapes of `args`.
+
+    Returns:
+        How to run it, or None where nodes that XLA cannot lower (second) stand in the way; seconds by stage.
+    """
+    with LOCK, _settings(matmul_precision), untouched_device_seed():
+        start = time.perf_counter()
+        traced = trace(gm, args, constants)
+        if traced.fallbacks:
+            return None, traced.fallbacks, {}
+        middle = time.perf_counter()
+        key = _compile(traced, matmul_precision)
+        seconds = {"trace": middle - start, "xla": time.perf_counter() - middle}
+        return _runner(key, traced.inputs, traced.outputs), [], seconds
+
+
+@contextlib.contextmanager
+def _settings(matmul_precision: str) -> Iterator[None]:
+    from torch_xla import experimental
+    from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
+
+    xlac = compat.xlac()
+    scalars, precision = xlac._get_xla_all_numbers_special_scalars(), xlac._xla_get_mat_mul_precision()
+    # Numbers become part of the program, where XLA can fold them, and not inputs of it.
+    xlac._set_xla_all_numbers_special_scalars(True)
+    xlac._xla_set_mat_mul_precision(matmul_precision)
+    try:
+        # Without the donor setting, warming up and hashing disagree on a program (torch_xla 2.9).
+        with experimental.eager_mode_context(False), alias_with_buffer_donor_config():
+            yield
+    finally:
+        xlac._set_xla_all_numbers_special_scalars(scalars)
+        xlac._xla_set_mat_mul_precision(precision)
+
+
+def _compile(traced: Trace, matmul_precision: str) -> bytes | None:
+    """Compile the program of a trace, and return torch_xla's key of it."""
+    if not traced.roots:
+        return None
+    key = _warm_up(traced.roots, matmul_precision)
+    if _precisions[key] != matmul_precision:
+        # One more result gives the same graph at another precision a key of its own.
+        salt = torch.full((), float(_PRECISIONS.index(matmul_precision)), device=compat.device())
+        traced.roots.append(salt)
+        key = _warm_up(traced.roots, matmul_precision)
+    return key
+
+
+def _warm_up(roots: list[torch.Tensor], matmul_precision: str) -> bytes:
+    xlac = compat.xlac()
+    key: bytes = xlac._get_graph_hash(roots)
+    compiled_before = xlac._xla_counter_value("UncachedCompile")
+    # Looked up at call time: tools that watch compilation replace this entry.
+    xlac._xla_warm_up_cache(roots, [])
+    is_new = xlac._xla_counter_value("UncachedCompile") != compiled_before
+    # A program that was there and is not ours came from eager code or another backend, at torch_xla's own precision.
+    _precisions.setdefault(key, matmul_precision if is_new else "default")
+    return key
+
+
+def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot]) -> Run:
+    if key is None:
+        return lambda args: [_output(slot, args, []) for slot in outputs]
+    gather = _gather(inputs)
+    straight = all(s.kind == "root" for s in outputs) and [s.value for s in outputs] == list(range(len(outputs)))
+    xlac, count = compat.xlac(), len(outputs)
+    needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph
+
+    def run(args: Sequence[Any]) -> list[Any]:
+        values = gather(args)
+        pending = needs_work(values)
+        if True in pending:
+            waiting = [v for v, is_pending in zip(values, pending, strict=True) if is_pending]
+            xlac._xla_sync_multi(waiting, devices=[], wait=True, sync_xla_data=True)
+        results = run_cached(key, values)
+        return results[:count] if straight else [_output(slot, args, results) for slot in outputs]
+
+    return run
+
+
+def _gather(inputs: list[Slot]) -> Callable[[Sequence[Any]], list[Any]]:
+    if all(s.kind == "argument" for s in inputs):
+        order = [s.value for s in inputs]
+        if order == list(range(len(order))):
+            return lambda args: list(args[: len(order)])
+        return lambda args: [args[i] for i in order]
+
+    def gather(args: Sequence[Any]) -> list[Any]:
+        return [args[s.value] if s.kind == "argument" else next_seed() if s.kind == "seed" else s.value for s in inputs]
+
+    return gather
+
+
+def _output(slot: Slot, args: Sequence[Any], results: list[Any]) -> Any:
+    if slot.kind == "root":
+        return results[slot.value]
+    if slot.kind == "argument":
+        return args[slot.value]
+    # A caller may write into what it is given; the constant itself must not change.
+    return slot.value.clone() if slot.kind == "constant" else slot.value

@@ -1,0 +1,56 @@
+"""torch_xla's own bridge behind our protocol, for differential tests.
+
+What it gets wrong it gets wrong here too; the documentation lists it. Never the default.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo import compat
+from kp_dynamo.lowering.base import Executable, LoweringSpec
+from kp_dynamo.lowering.constants import device_constants
+
+
+class Stock:
+    """`torch_xla._dynamo.dynamo_bridge` as torch_xla 2.9 ships it. It traces with the arguments themselves."""
+
+    name = "stock"
+
+    def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
+        from torch_xla._dynamo.dynamo_bridge import extract_compiled_graph
+
+        start = time.perf_counter()
+        on_device = _move_to_device(gm)
+        compiled = extract_compiled_graph(on_device, tuple(_to_device(a) for a in args))
+
+        def run(values: Sequence[Any]) -> list[Any]:
+            results = compiled(*(_to_device(v) for v in values))
+            return list(results) if isinstance(results, (list, tuple)) else [results]
+
+        return Executable(run, num_programs=1, seconds={"xla": time.perf_counter() - start})
+
+
+def _to_device(value: Any) -> Any:
+    return value.to(compat.device()) if isinstance(value, torch.Tensor) else value
+
+
+def _move_to_device(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy of `gm` whose `device=` arguments and tensor attributes are on the XLA device."""
+    copy = fx.GraphModule(gm, fx.Graph())
+    copy.graph.output(copy.graph.graph_copy(gm.graph, {}))
+    for node in copy.graph.nodes:
+        node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _device_argument)  # type: ignore[misc, assignment]
+    for name, tensor in device_constants(gm).items():
+        setattr(copy, name, tensor)
+    copy.recompile()
+    return copy
+
+
+def _device_argument(value: Any) -> Any:
+    return compat.device() if isinstance(value, torch.device) else value

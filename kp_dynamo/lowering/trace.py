@@ -1,0 +1,145 @@
+"""Trace a graph with placeholder tensors and say what each program input and graph output is.
+
+The user's own tensors never take part, so a trace executes nothing, copies nothing and leaves
+pending work alone. torch_xla tells program inputs apart by tensor id, which an alias may relabel: ids are
+read again after the trace, and an input that is none of argument, seed or constant is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from kp_dynamo import compat
+from kp_dynamo.lowering.interpreter import XlaInterpreter, tracing
+
+Kind = Literal["argument", "seed", "constant", "root", "value"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One program input or graph output: an argument's or root's position, or the value itself."""
+
+    kind: Kind
+    value: Any = None
+
+
+@dataclass
+class Trace:
+    """A traced graph. Holds tensors without buffers: drop it before anything synchronises the device.
+
+    Attributes:
+        roots: The program's results, in order, each once.
+        inputs: One slot a program input.
+        outputs: One slot a graph output.
+        fallbacks: Nodes that XLA cannot lower; where there are any, the rest is of no use.
+        keep_alive: Placeholders, whose ids must stay taken until the program is compiled.
+    """
+
+    roots: list[torch.Tensor]
+    inputs: list[Slot]
+    outputs: list[Slot]
+    fallbacks: list[fx.Node]
+    keep_alive: list[Any] = field(repr=False)
+
+
+def trace(gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor]) -> Trace:
+    """Trace `gm` for the shapes of `args` (tensors; numbers are taken as they are)."""
+    placeholders = [_placeholder(a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
+    fallbacks: list[fx.Node] = []
+
+    def stand_in(node: fx.Node, node_args: Any, node_kwargs: Any) -> Any:
+        fallbacks.append(node)
+        return _stand_in(node.target, node_args, node_kwargs)
+
+    with tracing():
+        results = XlaInterpreter(gm, compat.device(), constants, stand_in).run(*placeholders)
+    flat = list(results) if isinstance(results, (list, tuple)) else [results]
+    if fallbacks:
+        return Trace([], [], [], fallbacks, [])
+    known = _known_ids(placeholders, constants)
+    roots: list[torch.Tensor] = []
+    outputs = _classify_outputs(flat, placeholders, known, roots)
+    return Trace(roots, _classify_inputs(roots, known), outputs, [], [placeholders, flat])
+
+
+def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    # torch_xla 2.9: a tensor that has a shape and no buffer; there is no public way to make one.
+    from torch_xla.core.xla_builder import create_placeholder_tensor
+
+    compat.xlac()
+    return create_placeholder_tensor(tuple(shape), dtype)  # type: ignore[no-any-return]
+
+
+def _stand_in(target: Any, args: Any, kwargs: Any) -> Any:
+    """Placeholders of the shapes that `target` would return."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def swap(convert: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+        return torch.utils._pytree.tree_map_only(torch.Tensor, convert, tree)
+
+    cpu = torch.device("cpu")
+    with FakeTensorMode():
+        fake = swap(lambda t: torch.empty(t.shape, dtype=t.dtype), (args, kwargs))
+        fake = torch.utils._pytree.tree_map_only(torch.device, lambda _: cpu, fake)
+        result = target(*fake[0], **fake[1])
+    return swap(lambda t: _placeholder(t.shape, t.dtype), result)
+
+
+def _known_ids(placeholders: list[Any], constants: dict[str, torch.Tensor]) -> dict[int, Slot]:
+    """Program-input id -> slot, under the ids that tensors carry after the trace."""
+    xlac = compat.xlac()
+    known = {xlac._get_seed_info_id(): Slot("seed")}
+    tensors = [(t, Slot("argument", i)) for i, t in enumerate(placeholders) if isinstance(t, torch.Tensor)]
+    for tensor, slot in [*tensors, *((t, Slot("constant", t)) for t in constants.values())]:
+        known[xlac._xla_get_tensor_id(tensor)] = slot
+        ids, _ = xlac._get_tensors_xla_device_data_node([tensor])
+        if len(ids) == 1:
+            known[ids[0]] = slot
+    return known
+
+
+def _classify_outputs(
+    results: list[Any], placeholders: list[Any], known: dict[int, Slot], roots: list[torch.Tensor]
+) -> list[Slot]:
+    xlac = compat.xlac()
+    argument_of = {id(t): Slot("argument", i) for i, t in enumerate(placeholders)}
+    seen: dict[str, int] = {}
+    slots = []
+    for result in results:
+        if not isinstance(result, torch.Tensor):
+            slots.append(Slot("value", result))
+        elif id(result) in argument_of:
+            slots.append(argument_of[id(result)])
+        elif not xlac._check_tensor_need_materialization([result])[0]:
+            slots.append(_without_work(result, known))
+        else:
+            root = seen.setdefault(xlac._unique_id_for_ir_and_data(result), len(roots))
+            if root == len(roots):
+                roots.append(result)
+            slots.append(Slot("root", root))
+    return slots
+
+
+def _without_work(result: torch.Tensor, known: dict[int, Slot]) -> Slot:
+    """An output that no program computes: an argument under another name, or a constant."""
+    ids, _ = compat.xlac()._get_tensors_xla_device_data_node([result])
+    return known.get(ids[0], Slot("constant", result)) if ids else Slot("constant", result)
+
+
+def _classify_inputs(roots: list[torch.Tensor], known: dict[int, Slot]) -> list[Slot]:
+    if not roots:
+        return []
+    ids, values = compat.xlac()._get_tensors_xla_device_data_node(roots)
+    slots = [known.get(i, Slot("constant", v) if i == _SCALAR_ID else None) for i, v in zip(ids, values, strict=True)]
+    assert None not in slots, "a program input is neither argument, seed nor constant"
+    assert sum(s is not None and s.kind == "seed" for s in slots) <= 1, "a program with more than one seed"
+    return slots  # type: ignore[return-value]
+
+
+# torch_xla 2.9 gives this id to numbers that it turns into read-only program inputs.
+_SCALAR_ID = -1
