@@ -1,0 +1,133 @@
+"""A bounded least-recently-used cache with statistics, safe to use from several threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypedDict, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+D = TypeVar("D")
+
+
+class CacheStats(TypedDict):
+    """Counters since the cache was made; `clear` does not reset them.
+
+    `hit_rate` is hits / (hits + misses), 0.0 before the first look-up.
+    """
+
+    size: int
+    max_size: int
+    hits: int
+    misses: int
+    hit_rate: float
+    evictions: int
+
+
+class LRUCache(Generic[K, V]):
+    """Keeps at most `max_size` entries; a new one over the bound pushes out the least recently used.
+
+    Args:
+        max_size: Bound on the number of entries, at least 1.
+        on_evict: Called with (key, value) of every entry the cache lets go, by its bound, `resize` or `clear`;
+            after the cache is consistent again and outside its lock, so that it may use the cache.
+
+    Raises:
+        ValueError: `max_size` is below 1.
+    """
+
+    def __init__(self, max_size: int, *, on_evict: Callable[[K, V], None] | None = None) -> None:
+        self._max_size = _checked_bound(max_size)
+        self._on_evict = on_evict
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        # Reentrant: a finalizer of a value may run at any allocation inside the lock and use the cache.
+        self._lock = threading.RLock()
+        self._hits = self._misses = self._evictions = 0
+
+    def get(self, key: K, default: D | None = None) -> V | D | None:
+        """The value of `key`, now the most recently used, or `default`; counts a hit or a miss."""
+        with self._lock:
+            if key not in self._entries:
+                self._misses += 1
+                return default
+            self._hits += 1
+            self._entries.move_to_end(key)
+            return self._entries[key]
+
+    def touch(self, key: K) -> bool:
+        """Marks `key` as recently used without counting; False if it is not there. For hot paths."""
+        with self._lock:
+            try:
+                self._entries.move_to_end(key)
+            except KeyError:
+                return False
+            return True
+
+    def set(self, key: K, value: V) -> None:
+        """Stores `value` as the most recently used; an earlier value of `key` is replaced, not evicted."""
+        with self._lock:
+            replaced = self._entries.pop(key, None)
+            self._entries[key] = value
+            gone = self._shrink()
+        del replaced  # its finalizer runs here, outside the lock
+        self._tell(gone)
+
+    def resize(self, max_size: int) -> None:
+        """Changes the bound; the least recently used entries over it are evicted."""
+        _checked_bound(max_size)
+        with self._lock:
+            self._max_size = max_size
+            gone = self._shrink()
+        self._tell(gone)
+
+    def clear(self) -> None:
+        """Lets every entry go. Not counted as evictions: nothing was over the bound."""
+        with self._lock:
+            gone = list(self._entries.items())
+            self._entries.clear()
+        self._tell(gone)
+
+    def keys(self) -> list[K]:
+        """A snapshot of the keys, least recently used first."""
+        with self._lock:
+            return list(self._entries)
+
+    def get_stats(self) -> CacheStats:
+        """The counters, all of one moment."""
+        with self._lock:
+            looked_up = self._hits + self._misses
+            return CacheStats(
+                size=len(self._entries),
+                max_size=self._max_size,
+                hits=self._hits,
+                misses=self._misses,
+                hit_rate=self._hits / looked_up if looked_up else 0.0,
+                evictions=self._evictions,
+            )
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: K) -> bool:
+        """Whether `key` is there; neither counts nor marks it as used."""
+        with self._lock:
+            return key in self._entries
+
+    def _shrink(self) -> list[tuple[K, V]]:
+        """Takes out what is over the bound, oldest first; call with the lock held."""
+        num_over = max(0, len(self._entries) - self._max_size)
+        self._evictions += num_over
+        return [self._entries.popitem(last=False) for _ in range(num_over)]
+
+    def _tell(self, gone: list[tuple[K, V]]) -> None:
+        if self._on_evict is not None:
+            for key, value in gone:
+                self._on_evict(key, value)
+
+
+def _checked_bound(max_size: int) -> int:
+    if max_size < 1:
+        raise ValueError(f"max_size is {max_size}; allowed: an int >= 1; use clear() to empty a cache")
+    return max_size

@@ -1,0 +1,158 @@
+"""A compile key made of named parts, and why a key missed: the nearest cached one and what differs.
+
+The parts, in the order a reader should hear of them, are of three kinds:
+
+* a record, that is a NamedTuple such as an input's (dtype, shape, stride, ...): compared field by field;
+* a tuple of anything, such as all inputs: compared place by place;
+* a text of one `name: type = op(arguments)` line per node, such as the graph: compared line by line;
+
+and anything else is compared by `==` and shown by `repr`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from os.path import commonprefix
+from typing import NamedTuple, cast
+
+Parts = tuple[tuple[str, object], ...]
+
+_NODE = re.compile(r"^.*? = (?P<op>[^\s(]+)\(")
+_MAX_SHOWN = 4
+_MAX_TEXT = 80
+_MAX_SAME = 24  # characters that two clipped texts show of what they share, before they part
+
+
+@dataclass(frozen=True, eq=False)
+class CompileKey:
+    """Everything that decides about a compiled program, in named parts.
+
+    The hash is taken once: a key with a long graph text is looked up on every compilation and touched
+    on every call. Parts compare by `==`, for which 1, 1.0 and True are one value: constants belong into
+    a part as text.
+    """
+
+    parts: Parts
+    _hash: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.parts))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CompileKey):
+            return NotImplemented
+        return self is other or (self._hash == other._hash and self.parts == other.parts)
+
+    def __reduce__(self) -> tuple[type[CompileKey], tuple[Parts]]:
+        """Hashes of strings differ between processes, so a copy takes its own."""
+        return CompileKey, (self.parts,)
+
+
+class _Difference(NamedTuple):
+    """One difference in words, and how many places (dims, fields, lines) it stands for."""
+
+    text: str
+    weight: int = 1
+
+
+def explain_miss(key: CompileKey, cached_keys: Iterable[CompileKey]) -> str:
+    """Names the difference between `key` and the nearest of `cached_keys`, one line, "cached -> new".
+
+    Compares whole graph texts: meant for a reader (a log line at debug level, `explain`), not for hot paths.
+    """
+    candidates = [list(_differences(key, cached)) for cached in cached_keys]
+    if not candidates:
+        return "the cache is empty"
+    nearest = min(candidates, key=lambda differences: sum(d.weight for d in differences))
+    if not nearest:
+        return "an equal entry is cached"
+    shown = "; ".join(difference.text for difference in nearest[:_MAX_SHOWN])
+    num_more = len(nearest) - _MAX_SHOWN
+    return f"{shown}; and {num_more} more" if num_more > 0 else shown
+
+
+def _differences(new: CompileKey, old: CompileKey) -> Iterator[_Difference]:
+    new_parts, old_parts = dict(new.parts), dict(old.parts)
+    for name in {**new_parts, **old_parts}:
+        if name in old_parts and name in new_parts:
+            yield from _between(name, old_parts[name], new_parts[name])
+        else:
+            yield _Difference(f"{name}: only in the {'new' if name in new_parts else 'cached'} key")
+
+
+def _between(where: str, old: object, new: object) -> Iterator[_Difference]:
+    """What differs between two values of one part; nothing if they are equal."""
+    if old == new and type(old) is type(new):
+        return
+    if isinstance(old, tuple) and isinstance(new, tuple) and type(old) is type(new):
+        yield from _between_records(where, old, new) if hasattr(old, "_fields") else _between_tuples(where, old, new)
+    elif isinstance(old, str) and isinstance(new, str) and "\n" in old + new:
+        yield _between_texts(where, old.splitlines(), new.splitlines())
+    else:
+        yield _Difference(f"{where}: {_against(str(old), str(new))}")
+
+
+def _between_records(where: str, old: tuple[object, ...], new: tuple[object, ...]) -> Iterator[_Difference]:
+    names = cast(tuple[str, ...], old._fields)  # type: ignore[attr-defined]  # the caller saw a NamedTuple
+    differing = {name: (was, now) for name, was, now in zip(names, old, new, strict=True) if was != now}
+    if "shape" in differing:
+        differing.pop("stride", None)  # another shape brings another stride
+    for name, (was, now) in differing.items():
+        if name == "shape" and isinstance(was, tuple) and isinstance(now, tuple):
+            yield from _between_shapes(where, was, now)
+        else:
+            yield _Difference(f"{where}, {name}: {_against(str(was), str(now))}")
+
+
+def _between_shapes(where: str, old: tuple[object, ...], new: tuple[object, ...]) -> Iterator[_Difference]:
+    if len(old) != len(new):
+        yield _Difference(f"{where}, rank: {len(old)} -> {len(new)}, shape {list(old)} -> {list(new)}")
+        return
+    for dim, (was, now) in enumerate(zip(old, new, strict=True)):
+        if was != now:
+            yield _Difference(f"{where}, dim {dim}: {was} -> {now}")
+
+
+def _between_tuples(where: str, old: tuple[object, ...], new: tuple[object, ...]) -> Iterator[_Difference]:
+    one = where.removesuffix("s")  # "inputs" holds "input 0", "input 1"
+    if len(old) != len(new):
+        yield _Difference(f"number of {where}: {len(old)} -> {len(new)}", abs(len(old) - len(new)))
+    for place, (was, now) in enumerate(zip(old, new, strict=False)):
+        yield from _between(f"{one} {place}", was, now)
+
+
+def _between_texts(where: str, old: list[str], new: list[str]) -> _Difference:
+    """The first line with another op, else the first that differs, and how many lines do."""
+    pairs = enumerate(zip_longest(old, new, fillvalue=""))
+    other = [(node, was, now) for node, (was, now) in pairs if was != now]
+    if not other:
+        return _Difference(f"{where}: line ends differ")
+    node, was, now = next((o for o in other if _op(o[1]) != _op(o[2])), other[0])
+    what = f"{_op(was)} -> {_op(now)}" if _op(was) != _op(now) else _against(was, now)
+    count = f" ({len(other)} of {max(len(old), len(new))} lines differ)" if len(other) > 1 else ""
+    return _Difference(f"{where}: node {node} {what}{count}", len(other))
+
+
+def _op(line: str) -> str:
+    """The op of a node's line, or the clipped line where it is no call."""
+    match = _NODE.match(line)
+    return match["op"] if match else _clipped(line.strip()) or "nothing"
+
+
+def _against(old: str, new: str) -> str:
+    """Two texts, cut so that the place where they part is seen."""
+    num_same = len(commonprefix([old, new]))
+    start = max(0, num_same - _MAX_SAME)
+    start = start if max(len(old), len(new)) > _MAX_TEXT else 0
+    dots = "..." if start else ""
+    return f"{dots}{_clipped(old[start:])} -> {dots}{_clipped(new[start:])}"
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
