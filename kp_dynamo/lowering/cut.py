@@ -17,6 +17,7 @@ from kp_dynamo import compat
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.program import Run, compile_program
+from kp_dynamo.telemetry import TELEMETRY
 
 
 def cut_around(gm: fx.GraphModule, on_cpu: set[fx.Node], matmul_precision: str) -> Pieces:
@@ -93,4 +94,15 @@ def _is_xla(node: fx.Node) -> bool:
 def _on_cpu(piece: fx.GraphModule, args: Sequence[Any]) -> Any:
     """Run a piece on the CPU. Its results stay there: a program takes CPU tensors as they are."""
     with torch.no_grad():
-        return piece(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), tuple(args)))
+        result = piece(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), tuple(args)))
+    moved = _num_bytes(args) + _num_bytes(result)
+    for node in piece.graph.nodes:
+        if node.op == "call_function" and not _is_pick(node):
+            TELEMETRY.count_fallback(str(node.target), moved)
+            moved = 0
+    return result
+
+
+def _num_bytes(tree: Any) -> int:
+    tensors = [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in tensors)

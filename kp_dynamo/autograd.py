@@ -1,0 +1,108 @@
+"""AOTAutograd: Dynamo's graph -> functional ATen graphs on CPU fake tensors -> one callable.
+
+Every graph is traced as if its tensors were on the CPU, wherever they are: ATen's CPU decompositions
+are the ones that eager is compared with, and torch_xla's own autograd kernels never take part.
+Only the lowering knows the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kp_dynamo.decompositions import decompositions
+from kp_dynamo.random_ops import save_random_results
+
+# (graph, number of results that the user sees, name of the graph) -> what runs it.
+CompileGraph = Callable[[fx.GraphModule, int, str], Callable[[list[Any]], list[Any]]]
+
+
+@dataclass(frozen=True)
+class GraphStages:
+    """What is done to the graphs that AOTAutograd makes.
+
+    Attributes:
+        transform: Edits a joint or an inference graph in place.
+        compile: Compiles a forward, backward or inference graph.
+    """
+
+    transform: Callable[[fx.GraphModule, str], None]
+    compile: CompileGraph
+
+
+def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphStages) -> Callable[..., Any]:
+    """Trace `gm` with AOTAutograd and compile what comes of it; takes and returns what `gm` does."""
+    num_returned: list[int] = []
+
+    def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
+        stages.transform(joint, "joint")
+        save_random_results(joint.graph)
+        num_returned.append(num_fwd_outputs)
+        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
+
+    def forward(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
+        return stages.compile(graph, num_returned[-1], "forward")
+
+    def backward(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
+        # Dynamo must not trace what runs a backward, nor the backward itself.
+        run = torch._dynamo.disable(stages.compile)(graph, _num_results(graph), "backward")
+        return _boxed(torch._dynamo.disable(run, reason="a compiled backward"))
+
+    def inference(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
+        stages.transform(graph, "inference")
+        return stages.compile(graph, _num_results(graph), "inference")
+
+    with _tracing_settings():
+        return aot_module_simplified(  # type: ignore[no-any-return]
+            gm,
+            list(inputs),
+            fw_compiler=forward,
+            bw_compiler=backward,
+            inference_compiler=inference,
+            partition_fn=partition,
+            decompositions=decompositions(),
+            # With symbolic shapes torch 2.9 asserts where mutations stay in the graph.
+            keep_inference_input_mutations=False,
+        )
+
+
+def _boxed(run: Any) -> Any:
+    run._boxed_call = True
+    return run
+
+
+@contextlib.contextmanager
+def _tracing_settings() -> Iterator[None]:
+    with (
+        # XLA keeps no buffer of ours to give away, and a donated one forbids retain_graph=True.
+        functorch_config.patch(donated_buffer=False),
+        # The math form is differentiated op by op; the CPU's fused kernels mean nothing to XLA.
+        sdpa_kernel(SDPBackend.MATH),
+        _without_mkldnn(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _without_mkldnn() -> Iterator[None]:
+    # As `torch.backends.mkldnn.flags` does, which warns of settings for Intel GPUs on its way (torch 2.9).
+    enabled = torch._C._get_mkldnn_enabled()  # type: ignore[attr-defined]
+    torch._C._set_mkldnn_enabled(False)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)  # type: ignore[attr-defined]
+
+
+def _num_results(gm: fx.GraphModule) -> int:
+    results = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+    return len(results) if isinstance(results, (list, tuple)) else 1

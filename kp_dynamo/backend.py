@@ -1,0 +1,76 @@
+"""`torch.compile(model, backend="kp_tpu", options={...})`: the way of a graph, top to bottom."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo import compat
+from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, XLACompilationError
+from kp_dynamo.options import CompileOptions
+
+
+def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, mode: str | None = None) -> Any:
+    """Compile a graph that Dynamo captured for the XLA device. Registered as a `torch.compile` backend.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: Its inputs: all on the CPU (then the backend places them) or all on the XLA device.
+        options: See `CompileOptions`.
+        mode: Only None or "default".
+
+    Returns:
+        A callable that takes and returns what `gm` does.
+
+    Raises:
+        TPUBackendError: Whatever stands in the way, as one of its subclasses; torch wraps it in
+            `BackendCompilerFailed`, where it is `.inner_exception`.
+    """
+    if mode not in (None, "default"):
+        raise TPUConfigurationError(
+            f"mode={mode!r} is one of inductor's. Allowed: mode='default'. Choose options={{'level': ...}} instead."
+        )
+    chosen = CompileOptions.from_dict(options)
+    compat.device()
+    # What needs torch_xla is imported once it is known to be there and to fit.
+    from kp_dynamo.capture import read_capture
+    from kp_dynamo.session import SESSION
+
+    if "cache_size" in chosen.given:
+        SESSION.resize(chosen.cache_size)
+    with _only_our_errors():
+        compiled = SESSION.compiled(read_capture(gm, example_inputs), chosen)
+    return torch._dynamo.disable(compiled, reason="a compiled graph")
+
+
+@contextlib.contextmanager
+def _only_our_errors() -> Iterator[None]:
+    """Let no foreign exception out: torch turns some of them into a silent graph break and eager execution."""
+    try:
+        yield
+    except TPUBackendError:
+        raise
+    except Exception as cause:
+        raise XLACompilationError(
+            f"the graph could not be compiled: {type(cause).__name__}: {cause}. "
+            "Keep the failing lines out of the compiled region with torch.compiler.disable."
+        ) from cause
+
+
+def cache_stats() -> dict[str, Any]:
+    """Statistics of the compile cache: programs (`size, max_size, hits, misses, hit_rate, evictions`), and the same
+    under "captures" for whole captures that were found before AOTAutograd."""
+    from kp_dynamo.session import SESSION
+
+    return {**SESSION.runtime.cache.get_stats(), "captures": dict(SESSION.captures.get_stats())}
+
+
+def clear_cache() -> None:
+    """Forget every compiled program and every copy on the device. Compiled functions in use compile again."""
+    from kp_dynamo.session import SESSION
+
+    SESSION.clear()

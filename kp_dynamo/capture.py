@@ -1,0 +1,109 @@
+"""What Dynamo captured, made ready: where the tensors are, what is returned on which device, its key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_node_safe
+
+from kp_dynamo.cpu_view import graph_on_cpu, inputs_on_cpu
+from kp_dynamo.exceptions import TPUDeviceError
+from kp_dynamo.graph_key import Uncacheable, graph_text, input_parts, mode_parts, shares_storage
+from kp_dynamo.key_diff import Parts
+from kp_dynamo.placement import placement_mode
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A Dynamo graph, seen as if it were on the CPU, and what is needed to call it where its tensors are.
+
+    Attributes:
+        gm: The graph, its device arguments naming the CPU.
+        inputs: Its inputs; XLA tensors stand as CPU fake tensors.
+        is_placed: The inputs are CPU tensors that the backend places.
+        moved_results: (position, device) of results that eager would return elsewhere than with the rest.
+        key: Text and input metadata that decide the whole compilation, or None where AOTAutograd adds guards
+            or looks at values, so that only its own graphs may be looked up.
+    """
+
+    gm: fx.GraphModule
+    inputs: list[Any]
+    is_placed: bool
+    moved_results: tuple[tuple[int, torch.device], ...]
+    key: Parts | None
+
+
+def read_capture(gm: fx.GraphModule, inputs: Sequence[Any]) -> Capture:
+    """Read what Dynamo captured.
+
+    Raises:
+        TPUDeviceError: Inputs on several devices, or on one that is neither the CPU nor XLA.
+    """
+    held = [*gm.parameters(), *gm.buffers()]
+    tensors = [x for x in [*held, *inputs] if isinstance(x, torch.Tensor)]
+    results = _result_devices(gm)
+    mode = placement_mode(tensors, default=next((d.type for _, d in results), "cpu"))
+    if mode == "xla" and held:
+        raise TPUDeviceError(
+            f"the captured graph holds {len(held)} tensors on the XLA device itself. Allowed: graphs that take them as "
+            "inputs. Leave torch._dynamo.config.inline_inbuilt_nn_modules at True."
+        )
+    moved = tuple((i, device) for i, device in results if device.type != mode)
+    key = _early_key(gm, inputs, moved) if not held else None
+    return Capture(graph_on_cpu(gm), inputs_on_cpu(inputs), mode == "cpu", moved, key)
+
+
+def _result_devices(gm: fx.GraphModule) -> list[tuple[int, torch.device]]:
+    returned = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+    values = [n.meta.get("example_value") if isinstance(n, fx.Node) else None for n in returned]
+    return [(i, v.device) for i, v in enumerate(values) if isinstance(v, torch.Tensor)]
+
+
+def _early_key(gm: fx.GraphModule, inputs: Sequence[Any], moved: object) -> Parts | None:
+    """The key for a look-up before AOTAutograd, where that is right: static shapes, plain tensors, no shared storage."""
+    if any(not _is_plain(x) for x in inputs) or shares_storage(inputs):
+        return None
+    try:
+        _check_safe(gm)
+        text = graph_text(gm)
+    except (Uncacheable, BypassAOTAutogradCache):
+        return None
+    modes = mode_parts()
+    if dict(modes)["saved tensor hooks"]:
+        return None
+    return (("graph", text), ("inputs", input_parts(inputs)), ("moved", str(moved)), *modes)
+
+
+def _is_plain(value: Any) -> bool:
+    """An ordinary tensor of static shape; numbers among the inputs mean symbolic shapes."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    context = torch._guards.TracingContext.try_get()
+    symbolic = context.tensor_to_context.get(value) if context is not None else None
+    sizes = getattr(symbolic, "dynamic_sizes", ())
+    return all(size is torch.fx.experimental.symbolic_shapes.DimDynamic.STATIC for size in sizes)
+
+
+def _check_safe(gm: fx.GraphModule) -> None:
+    for module in gm.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                check_node_safe(node)
+
+
+def with_moved_results(run: Callable[..., Any], moved: tuple[tuple[int, torch.device], ...]) -> Callable[..., Any]:
+    """`run`, with the results that belong elsewhere moved there (differentiably)."""
+    if not moved:
+        return run
+
+    def moving(*args: Any) -> list[Any]:
+        results = list(run(*args))
+        for position, device in moved:
+            results[position] = results[position].to(device)
+        return results
+
+    return moving

@@ -1,0 +1,163 @@
+"""A compiled graph as AOTAutograd calls it: place the arguments, run the program, bring results back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo.cache import LRUCache
+from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
+from kp_dynamo.lowering import Executable, Lowering, LoweringSpec
+from kp_dynamo.placement import Placement, to_host
+from kp_dynamo.telemetry import TELEMETRY
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class GraphContract:
+    """What the caller of a graph counts on.
+
+    Attributes:
+        key: Identity of the graph and of everything it is compiled under, without the shapes of a call;
+            None where it has no stable text: then it is shared with no other graph.
+        is_placed: Arguments are CPU tensors, and results go back to the CPU.
+        num_returned: How many results the user sees; the rest stays on the device, saved for the backward.
+    """
+
+    key: Parts | None
+    is_placed: bool
+    num_returned: int
+
+
+class Program:
+    """An entry of the compile cache. Eviction takes the executable; whoever holds the entry compiles again."""
+
+    __slots__ = ("executable", "key")
+
+    def __init__(self, key: CompileKey, executable: Executable) -> None:
+        self.key = key
+        self.executable: Executable | None = executable
+
+
+class CompiledGraph:
+    """One ATen graph, with a program for each set of shapes it was called with."""
+
+    _boxed_call = True
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        contract: GraphContract,
+        lowering: Lowering,
+        spec: LoweringSpec,
+        runtime: Runtime,
+    ) -> None:
+        self._gm, self._contract, self._lowering, self._spec, self._runtime = gm, contract, lowering, spec, runtime
+        self._programs: dict[object, Program] = {}
+        self._strides = _strides_of(gm)[: contract.num_returned]
+        values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
+        self._is_static = not any(_is_symbolic(v) for v in values)
+        if self._is_static:
+            self._program(values)
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        program = self._programs.get(None) if self._is_static else None
+        if program is None or program.executable is None:
+            program = self._program(args)
+        self._runtime.cache.touch(program.key)
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            with torch.profiler.record_function(f"kp_tpu::{self._spec.name}"):
+                return self._run(program, args)
+        return self._run(program, args)
+
+    def _run(self, program: Program, args: list[Any]) -> list[Any]:
+        executable, is_placed = program.executable, self._contract.is_placed
+        assert executable is not None
+        values = [self._place(a) for a in args] if is_placed else list(args)
+        args.clear()
+        results = executable.run(values)
+        if not is_placed:
+            return results
+        count = self._contract.num_returned
+        return to_host(results[:count], self._strides) + results[count:]
+
+    def _place(self, value: Any) -> Any:
+        return self._runtime.placement.place(value) if isinstance(value, torch.Tensor) else value
+
+    def _program(self, args: Sequence[Any]) -> Program:
+        """The program for the shapes of `args`: this graph's own, another equal graph's, or a new one."""
+        shapes = None if self._is_static else tuple(_shape_key(a) for a in args)
+        program = self._programs.get(shapes)
+        if program is not None and program.executable is not None:
+            return program
+        # A graph without a key of its own is told apart by its identity.
+        key = CompileKey((*(self._contract.key or (("graph", id(self)),)), ("shapes", shapes)))
+        program = self._look_up(key)
+        if program is None:
+            program = Program(key, self._compile(args))
+            self._runtime.cache.set(key, program)
+        self._programs[shapes] = program
+        return program
+
+    def _look_up(self, key: CompileKey) -> Program | None:
+        others = self._runtime.cache.keys() if logger.isEnabledFor(logging.DEBUG) else []
+        program = self._runtime.cache.get(key)
+        if program is None and others:
+            logger.debug("%s graph not in the cache; nearest entry: %s", self._spec.name, explain_miss(key, others))
+        return program
+
+    def _compile(self, args: Sequence[Any]) -> Executable:
+        executable = self._lowering.compile(self._gm, args, self._spec)
+        TELEMETRY.count("programs", executable.num_programs)
+        for stage, seconds in executable.seconds.items():
+            TELEMETRY.spent(stage, seconds)
+        for op, line in executable.fallbacks:
+            _warn_once(op, line)
+        return executable
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What all compiled graphs of a process share."""
+
+    cache: LRUCache[CompileKey, Program]
+    placement: Placement
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(s, torch.SymInt) for s in value.shape)
+    return not isinstance(value, torch.Tensor)
+
+
+def _shape_key(value: Any) -> object:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else (type(value), value)
+
+
+def _strides_of(gm: fx.GraphModule) -> list[tuple[int, ...] | None]:
+    """Strides that eager gives each result; None where they depend on the shapes of the call."""
+    results = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+    flat = results if isinstance(results, (list, tuple)) else [results]
+    return [_static_stride(r.meta.get("val")) if isinstance(r, fx.Node) else None for r in flat]
+
+
+def _static_stride(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, torch.Tensor) or any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride())):
+        return None
+    return value.stride() if torch._prims_common.is_non_overlapping_and_dense(value) else None
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn_once(op: str, line: str) -> None:
+    if (op, line) not in _warned:
+        _warned.add((op, line))
+        where = f" at {line}" if line else ""
+        logger.warning("%s%s has no XLA lowering and runs on the CPU, with a transfer each way every call", op, where)

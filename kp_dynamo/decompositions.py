@@ -1,0 +1,52 @@
+"""ATen operators that are taken apart before they reach torch_xla, because its own form is wrong or missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+
+from kp_dynamo import compat
+
+aten = torch.ops.aten
+
+# torch_xla 2.9 lowers these, and the result is wrong.
+_WRONG_IN_TORCH_XLA: list[Any] = [
+    # Updates the running variance with the biased variance of the batch.
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit_no_training,
+    aten.native_batch_norm_backward,
+    # Scales by a mask that carries a scale of its own.
+    aten.native_dropout_backward,
+]
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The table for AOTAutograd: what torch_xla gets wrong, and what it has no lowering for and torch can take apart."""
+    table: dict[Any, Callable[..., Any]] = {
+        op: decomposition for op, decomposition in core_aten_decompositions().items() if not _has_lowering(op)
+    }
+    table.update(get_decompositions(_WRONG_IN_TORCH_XLA))
+    table[aten.native_dropout.default] = _native_dropout
+    return table
+
+
+def _has_lowering(op: Any) -> bool:
+    compat.xlac()
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "XLA")
+
+
+def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """torch_xla 2.9 scales what is kept by 1/p; it should be 1/(1-p)."""
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    mask = torch.rand_like(x, dtype=torch.float32) >= p
+    return torch.where(mask, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype)), mask

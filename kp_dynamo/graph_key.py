@@ -1,0 +1,203 @@
+"""Canonical text of a graph and of the state it is compiled in: what makes two compilations the same.
+
+Names of nodes do not count; every operator, argument, constant, edge, shape, stride and dtype does,
+and so do the graphs inside higher-order operators. What has no stable text makes a graph uncacheable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from kp_dynamo import compat
+
+# Attributes up to this many bytes are in the key by their bytes; a graph that holds a larger one is not shared.
+MAX_CONSTANT_BYTES = 1 << 20
+
+
+class Uncacheable(Exception):
+    """A graph holds something without a stable text."""
+
+
+def graph_text(gm: fx.GraphModule) -> str:
+    """One line a node: `%3: float32[2, 3]/(3, 1) = aten.add.Tensor(%0, int:2)`.
+
+    Raises:
+        Uncacheable: A node holds an object that has no stable text.
+    """
+    number = {node: f"%{i}" for i, node in enumerate(gm.graph.nodes)}
+    return "\n".join(f"{number[node]}: {_node_text(gm, node, number)}" for node in gm.graph.nodes)
+
+
+def _node_text(gm: fx.GraphModule, node: fx.Node, number: dict[fx.Node, str]) -> str:
+    if node.op == "get_attr":
+        return f"= attribute({_attribute_text(gm, str(node.target))})"
+    # A placeholder's or output's name does not count; a method's or module's does.
+    target = node.op if node.op in ("placeholder", "output") else f"{_kind(node)}{_text(node.target, number)}"
+    arguments = ", ".join([_text(a, number) for a in node.args] + [f"{k}={_text(v, number)}" for k, v in node.kwargs.items()])
+    value = node.meta.get("val", node.meta.get("example_value"))
+    return f"{_value_text(value)} = {target}({arguments if node.op != 'placeholder' else ''})"
+
+
+def _kind(node: fx.Node) -> str:
+    return "" if node.op == "call_function" else f"{node.op}:"
+
+
+def _attribute_text(gm: fx.GraphModule, name: str) -> str:
+    value: Any = gm
+    for part in name.split("."):
+        value = getattr(value, part)
+    if isinstance(value, fx.GraphModule):
+        return "{" + graph_text(value) + "}"
+    if isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter):
+        return f"{tensor_text(value)} {_bytes_text(value)}"
+    raise Uncacheable(f"attribute {name} of type {type(value).__name__}")
+
+
+def _bytes_text(tensor: torch.Tensor) -> str:
+    if tensor.device.type != "cpu" or tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
+        raise Uncacheable(f"a constant on {tensor.device} with {tensor.numel()} elements")
+    data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def tensor_text(tensor: torch.Tensor) -> str:
+    """Dtype, shape, strides, layout and gradient of a tensor: all that compilation may depend on."""
+    if tensor.layout is not torch.strided:
+        return f"{tensor.dtype}[{list(tensor.shape)}] {tensor.layout}"
+    grad = " grad" if tensor.requires_grad else ""
+    return f"{tensor.dtype}{list(tensor.shape)}/{tensor.stride()}{grad}"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return tensor_text(value)
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(_value_text(v) for v in value)})"
+    return repr(value) if isinstance(value, _NUMBERS) else ""
+
+
+_NUMBERS = (int, float, complex, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+_PLAIN = (
+    *_NUMBERS, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format, torch.device,
+)  # fmt: skip
+
+
+def _text(value: Any, number: dict[fx.Node, str]) -> str:
+    if isinstance(value, fx.Node):
+        return number[value]
+    if isinstance(value, (list, tuple)):
+        return f"{type(value).__name__}({', '.join(_text(v, number) for v in value)})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k!r}: {_text(v, number)}" for k, v in value.items()) + "}"
+    if isinstance(value, slice):
+        return f"slice({_text([value.start, value.stop, value.step], number)})"
+    # `0.0` and `-0.0`, `1` and `True` are equal and mean different programs: the type goes with the text.
+    if isinstance(value, _PLAIN):
+        return f"{type(value).__name__}:{value!r}"
+    if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
+        return str(value)
+    if callable(value) and getattr(value, "__module__", None) and getattr(value, "__qualname__", "<").find("<") < 0:
+        return f"{value.__module__}.{value.__qualname__}"
+    if callable(value) and type(value).__name__ == "builtin_function_or_method":
+        return f"{getattr(value, '__module__', None)}.{value.__name__}"
+    raise Uncacheable(f"an argument of type {type(value).__name__}")
+
+
+class InputPart(NamedTuple):
+    """One graph input, as far as compilation may depend on it."""
+
+    dtype: str
+    shape: tuple[object, ...]
+    stride: tuple[object, ...]
+    requires_grad: bool
+    is_leaf: bool
+    device: str
+    layout: str
+    type: str
+    storage_group: int
+    storage_offset: object
+    flags: tuple[bool, bool, bool]
+
+
+def input_parts(inputs: Sequence[Any]) -> tuple[object, ...]:
+    """An `InputPart` a tensor; inputs that share a storage carry the number of the same group."""
+    groups: dict[object, int] = {}
+    return tuple(_input_part(x, groups) for x in inputs)
+
+
+def _input_part(value: Any, groups: dict[object, int]) -> object:
+    if not isinstance(value, torch.Tensor):
+        return (type(value).__name__, str(value))
+    strided = value.layout is torch.strided
+    return InputPart(
+        str(value.dtype),
+        tuple(value.shape),
+        value.stride() if strided else (),
+        value.requires_grad,
+        value.is_leaf,
+        value.device.type,
+        str(value.layout),
+        type(value).__name__,
+        groups.setdefault(_storage_of(value), len(groups)),
+        value.storage_offset() if strided else 0,
+        (value.is_conj(), value.is_neg(), value.is_inference()),
+    )
+
+
+def _storage_of(tensor: torch.Tensor) -> object:
+    # XLA tensors do not tell which storage they share.
+    is_known = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return tensor.untyped_storage()._cdata if is_known else ("tensor", id(tensor))
+
+
+def shares_storage(inputs: Sequence[Any]) -> bool:
+    """Whether two inputs are one tensor or views of one storage."""
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    return len({_storage_of(t) for t in tensors}) < len(tensors)
+
+
+def mode_parts() -> tuple[tuple[str, object], ...]:
+    """Process and thread state that changes what a graph means or how AOTAutograd treats it."""
+    from torch._functorch import config as functorch_config
+
+    autocast = tuple(
+        (device, torch.is_autocast_enabled(device), str(torch.get_autocast_dtype(device))) for device in ("cpu", "xla")
+    )
+    return (
+        ("grad", torch.is_grad_enabled()),
+        ("inference", torch.is_inference_mode_enabled()),
+        ("autocast", (*autocast, torch.is_autocast_cache_enabled())),
+        ("saved tensor hooks", torch._C._autograd._top_saved_tensors_default_hooks(True) is not None),
+        ("functorch level", str(torch._C._functorch.maybe_current_level())),
+        ("deterministic", torch.are_deterministic_algorithms_enabled()),
+        ("default dtype", str(torch.get_default_dtype())),
+        ("functorch config", functorch_config.get_hash().hex()),
+    )
+
+
+@cache
+def environment_parts() -> tuple[tuple[str, object], ...]:
+    """What is fixed for this process once the XLA client has started."""
+    names = ("torch", "torch_xla", "libtpu", "kp-tpu")
+    flags = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_USE_SPMD", "XLA_USE_BF16", "XLA_DOWNCAST_BF16")
+    return (
+        ("versions", tuple((name, _version(name)) for name in names)),
+        ("device kind", compat.device_kind()),
+        ("flags", tuple((name, os.environ.get(name, "")) for name in flags)),
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+

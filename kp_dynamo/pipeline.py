@@ -1,0 +1,112 @@
+"""Which passes run on a graph, in what order, and what happens around each of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+from torch import fx
+
+from kp_dynamo.exceptions import TPUConfigurationError, TPUOptimizationError
+from kp_dynamo.options import CompileOptions
+from kp_dynamo.passes.base import GraphPass, PassReport
+from kp_dynamo.telemetry import TELEMETRY
+
+logger = logging.getLogger(__name__)
+
+Pipeline = tuple[GraphPass, ...]
+
+
+def build_pipeline(options: CompileOptions) -> Pipeline:
+    """The passes for these options, top to bottom.
+
+    Raises:
+        TPUConfigurationError: `disable_passes` names a pass that there is not.
+    """
+    ours: list[GraphPass] = [
+        # The user's see what will be lowered.
+        *options.extra_passes,
+    ]
+    _check_disabled(options)
+    return tuple(p for p in ours if p.name not in options.disable_passes)
+
+
+def _check_disabled(options: CompileOptions) -> None:
+    names = {p.name for p in options.extra_passes}
+    unknown = sorted(set(options.disable_passes) - names)
+    if unknown:
+        raise TPUConfigurationError(f"disable_passes: there is no pass {unknown[0]!r}; allowed: {', '.join(sorted(names))}")
+
+
+def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions, graph_name: str) -> list[PassReport]:
+    """Run the passes on `gm` in place; lint, recompile, time, count and dump around each.
+
+    Raises:
+        TPUOptimizationError: A pass raised, or left a graph that is not well formed; names it and those before it.
+        XLACompilationError: A pass refused something and `strict` is set.
+    """
+    reports: list[PassReport] = []
+    start = time.perf_counter()
+    _dump(gm, options, f"{graph_name}.0.captured")
+    for number, graph_pass in enumerate(pipeline, start=1):
+        reports.append(_run_pass(gm, graph_pass, [r.name for r in reports]))
+        _dump(gm, options, f"{graph_name}.{number}.{graph_pass.name}")
+        TELEMETRY.passed(graph_name, reports[-1])
+        logger.debug("%s: %s rewrote %d, refused %s", graph_name, *_parts(reports[-1]))
+    TELEMETRY.spent("passes", time.perf_counter() - start)
+    _dump_reports(reports, options, graph_name)
+    if options.strict:
+        _raise_on_refusal(reports)
+    return reports
+
+
+def _parts(report: PassReport) -> tuple[str, int, object]:
+    return report.name, report.rewritten, list(report.refused)
+
+
+def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> PassReport:
+    try:
+        report = graph_pass(gm)
+        if not isinstance(report, PassReport):
+            raise TypeError(f"it returned {type(report).__name__}, not a PassReport")
+        gm.graph.lint()
+        gm.recompile()
+    except Exception as cause:
+        ran = f"after {', '.join(before)}" if before else "as the first pass"
+        raise TPUOptimizationError(
+            f"pass {graph_pass.name!r} failed, run {ran}: {type(cause).__name__}: {cause}. "
+            f'Take it out with options={{"disable_passes": ["{graph_pass.name}"]}}.'
+        ) from cause
+    return report
+
+
+def _raise_on_refusal(reports: list[PassReport]) -> None:
+    refused = [f"{r.name} refused {node}: {reason}" for r in reports for node, reason in r.refused]
+    if refused:
+        raise TPUOptimizationError(
+            f"strict=True and {len(refused)} place(s) were refused. {'; '.join(refused[:5])}. "
+            "Change these lines, disable the pass, or allow refusals with strict=False."
+        )
+
+
+def _dump(gm: fx.GraphModule, options: CompileOptions, stem: str) -> None:
+    if options.dump_dir is not None:
+        _write(options.dump_dir, f"{stem}.py", gm.print_readable(print_output=False))
+
+
+def _dump_reports(reports: list[PassReport], options: CompileOptions, graph_name: str) -> None:
+    if options.dump_dir is not None:
+        rows = [{"pass": r.name, "rewritten": r.rewritten, "refused": [list(x) for x in r.refused]} for r in reports]
+        _write(options.dump_dir, f"{graph_name}.report.json", json.dumps(rows, indent=1))
+
+
+def _write(folder: Path, name: str, text: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    except OSError as cause:
+        raise TPUConfigurationError(
+            f"dump_dir={str(folder)!r} cannot be written: {cause.strerror}. Name a folder that this user may write to."
+        ) from cause

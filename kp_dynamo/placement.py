@@ -1,0 +1,131 @@
+"""Tensors on the CPU and their copies on the XLA device.
+
+A copy of a parameter is made once, and again only when the parameter's *bytes* have changed. Version counters cannot
+tell: they do not move for `p.data.add_()`, `p.data = t`, a numpy write or a fused optimizer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+from torch.utils.weak import WeakIdKeyDictionary
+
+from kp_dynamo import compat
+from kp_dynamo.exceptions import TPUDeviceError
+
+logger = logging.getLogger(__name__)
+
+
+class _Copy(NamedTuple):
+    digest: tuple[object, ...]
+    on_device: torch.Tensor
+
+
+class Placement:
+    """Copies on the XLA device of CPU tensors that are seen again: parameters, buffers, repeated inputs.
+
+    A tensor seen for the first time that is no parameter is passed on as it is, and the program transfers it:
+    most inputs come once. Entries go when their CPU tensor does. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._copies: Any = WeakIdKeyDictionary()
+        self._seen: Any = WeakIdKeyDictionary()
+        self._lock = threading.Lock()
+        self._told = False
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor with the bytes of `tensor` that a program takes: a copy on the device, or `tensor` itself."""
+        if tensor.device.type == "xla":
+            return tensor
+        with self._lock:
+            if not isinstance(tensor, torch.nn.Parameter) and tensor not in self._seen:
+                self._seen[tensor] = True
+                return _plain(tensor)
+            known, digest = self._copies.get(tensor), digest_of(tensor)
+            if known is not None and known.digest == digest:
+                return known.on_device  # type: ignore[no-any-return]
+            copy = _Copy(digest, _plain(tensor).to(compat.device()))
+            self._copies[tensor] = copy
+        self._tell(tensor)
+        return copy.on_device
+
+    def clear(self) -> None:
+        """Drop every copy."""
+        with self._lock:
+            self._copies.clear()
+            self._seen.clear()
+
+    def _tell(self, tensor: torch.Tensor) -> None:
+        if not self._told:
+            self._told = True
+            logger.info(
+                "CPU tensors are copied to %s: parameters once and when their bytes change, inputs and outputs every "
+                "call. To avoid it, move model and inputs there once: model.to('xla').",
+                compat.device(),
+            )
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Values as stored: without autograd, pending conjugation or negation."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def digest_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Shape, strides, dtype and a 128-bit hash (XXH3) of the bytes of a dense CPU tensor."""
+    plain = _plain(tensor)
+    dense = plain if plain.is_contiguous() else _dense(plain)
+    data = dense.reshape(-1).view(torch.uint8).numpy()
+    return tuple(plain.shape), plain.stride(), plain.dtype, xxhash.xxh3_128_digest(data)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The storage of a permuted tensor in its own order, without a copy where it has no holes."""
+    if torch._debug_has_internal_overlap(tensor) == 0 and torch._prims_common.is_non_overlapping_and_dense(tensor):
+        return tensor.as_strided((tensor.numel(),), (1,))
+    return tensor.contiguous()
+
+
+def to_host(results: Sequence[Any], strides: Sequence[tuple[int, ...] | None]) -> list[Any]:
+    """Results on the CPU, fetched in one transfer, with the strides that eager would have given them."""
+    on_device = [r for r in results if isinstance(r, torch.Tensor) and r.device.type == "xla"]
+    # torch_xla 2.9: one synchronisation for all of them; `.cpu()` makes one each.
+    fetched = iter(compat.xlac()._xla_get_cpu_tensors(on_device) if on_device else [])
+    moved = [next(fetched) if isinstance(r, torch.Tensor) and r.device.type == "xla" else r for r in results]
+    return [_restride(r, s) if isinstance(r, torch.Tensor) else r for r, s in zip(moved, strides, strict=True)]
+
+
+def _restride(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
+    if stride is None or tensor.stride() == stride or tensor.numel() <= 1:
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+
+
+def placement_mode(tensors: Sequence[torch.Tensor], default: str) -> str:
+    """ "cpu" where inputs must be placed, "xla" where they are there already.
+
+    0-dim CPU tensors go with either, as they do in eager torch.
+
+    Raises:
+        TPUDeviceError: Tensors on both, or on a device that is neither.
+    """
+    foreign = [t for t in tensors if t.device.type not in ("cpu", "xla")]
+    on_cpu = [t for t in tensors if t.device.type == "cpu" and t.dim() > 0]
+    on_xla = [t for t in tensors if t.device.type == "xla"]
+    if foreign:
+        raise TPUDeviceError(
+            f"a graph input is on {foreign[0].device} (shape {tuple(foreign[0].shape)}). "
+            "Allowed: all on the CPU, or all on the XLA device. Move it with .to('cpu') or .to('xla')."
+        )
+    if on_cpu and on_xla:
+        raise TPUDeviceError(
+            f"{len(on_xla)} graph inputs are on {on_xla[0].device} and {len(on_cpu)} on the CPU "
+            f"(the first of these has shape {tuple(on_cpu[0].shape)}). "
+            "Allowed: all on the CPU, or all on the XLA device. Move model and inputs with .to('xla')."
+        )
+    return "xla" if on_xla else "cpu" if any(t.device.type == "cpu" for t in tensors) else default

@@ -1,0 +1,101 @@
+"""The state of the backend in one process: its caches, and how a capture is compiled with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo.autograd import GraphStages, trace_and_compile
+from kp_dynamo.cache import LRUCache
+from kp_dynamo.capture import Capture, with_moved_results
+from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
+from kp_dynamo.graph_key import Uncacheable, environment_parts, graph_text
+from kp_dynamo.key_diff import CompileKey, Parts
+from kp_dynamo.lowering import LoweringSpec, get_lowering
+from kp_dynamo.options import CompileOptions, resolve_matmul_precision
+from kp_dynamo.pipeline import Pipeline, build_pipeline, run_pipeline
+from kp_dynamo.placement import Placement
+from kp_dynamo.telemetry import TELEMETRY
+
+
+class Session:
+    """Programs by what they compute, and whole captures by what Dynamo saw."""
+
+    def __init__(self, cache_size: int = 100) -> None:
+        self.runtime = Runtime(LRUCache(cache_size, on_evict=_forget), Placement())
+        self.captures: LRUCache[CompileKey, Callable[..., Any]] = LRUCache(cache_size)
+
+    def resize(self, cache_size: int) -> None:
+        """Keep at most this many programs, and as many captures."""
+        self.runtime.cache.resize(cache_size)
+        self.captures.resize(cache_size)
+
+    def clear(self) -> None:
+        """Forget programs, captures and copies on the device; what is in use compiles again when called."""
+        self.captures.clear()
+        self.runtime.cache.clear()
+        self.runtime.placement.clear()
+
+    def compiled(self, capture: Capture, options: CompileOptions) -> Callable[..., Any]:
+        """What runs `capture`: from an equal capture, else through AOTAutograd."""
+        pipeline = build_pipeline(options)
+        conditions = _conditions(options, pipeline, capture.is_placed)
+        key = None if capture.key is None else CompileKey((*capture.key, *conditions))
+        run = self.captures.get(key) if key is not None else None
+        if run is None:
+            run = self._trace(capture, options, pipeline, conditions)
+            if key is not None:
+                self.captures.set(key, run)
+        return run
+
+    def _trace(
+        self, capture: Capture, options: CompileOptions, pipeline: Pipeline, conditions: Parts
+    ) -> Callable[..., Any]:
+        number = TELEMETRY.next_capture()
+        precision = _precision(options)
+
+        def transform(gm: fx.GraphModule, name: str) -> None:
+            run_pipeline(gm, pipeline, options, f"{number}.{name}")
+
+        def compile_graph(gm: fx.GraphModule, num_returned: int, name: str) -> CompiledGraph:
+            TELEMETRY.count("graphs")
+            spec = LoweringSpec(name, precision, options.strict)
+            contract = GraphContract(_graph_key(gm, conditions, num_returned), capture.is_placed, num_returned)
+            return CompiledGraph(gm, contract, get_lowering(options.lowering), spec, self.runtime)
+
+        start = time.perf_counter()
+        run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph))
+        TELEMETRY.spent("aot_and_below", time.perf_counter() - start)
+        return with_moved_results(run, capture.moved_results)
+
+
+def _forget(_: CompileKey, program: Program) -> None:
+    program.executable = None
+
+
+def _precision(options: CompileOptions) -> str:
+    return resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
+
+
+def _conditions(options: CompileOptions, pipeline: Pipeline, is_placed: bool) -> Parts:
+    return (
+        ("options", options.key()),
+        ("matmul precision", _precision(options)),
+        ("pipeline", repr(pipeline)),
+        ("placed", is_placed),
+        *environment_parts(),
+    )
+
+
+def _graph_key(gm: fx.GraphModule, conditions: Parts, num_returned: int) -> Parts | None:
+    try:
+        return (("graph", graph_text(gm)), ("returned", num_returned), *conditions)
+    except Uncacheable:
+        return None
+
+
+SESSION = Session()

@@ -1,0 +1,74 @@
+"""What the backend did in this process, as numbers a program can read."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from kp_dynamo.passes.base import PassReport
+
+
+@dataclass
+class Telemetry:
+    """Counters of one process; thread-safe through `record` and `count`."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    passes: list[tuple[str, PassReport]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a counter: "graphs", "programs", "aot_traces", ..."""
+        with self._lock:
+            self.counts[name] += by
+
+    def count_fallback(self, op: str, num_bytes: int) -> None:
+        """One run of `op` on the CPU, and the bytes that moved for it."""
+        with self._lock:
+            self.fallbacks[op] += 1
+            self.counts["fallback_bytes"] += num_bytes
+
+    def spent(self, stage: str, seconds: float) -> None:
+        """Add to the time of a stage: "aot", "passes", "trace", "xla"."""
+        with self._lock:
+            self.seconds[stage] += seconds
+
+    def passed(self, graph: str, report: PassReport) -> None:
+        """Keep what a pass did to a graph."""
+        with self._lock:
+            self.passes.append((graph, report))
+
+    def next_capture(self) -> int:
+        """The number of the next graph that goes through AOTAutograd, from 1."""
+        with self._lock:
+            self.counts["aot_traces"] += 1
+            return self.counts["aot_traces"]
+
+    def reset(self) -> None:
+        """Back to zero."""
+        with self._lock:
+            for kept in (self.counts, self.fallbacks, self.seconds, self.passes):
+                kept.clear()
+
+
+TELEMETRY = Telemetry()
+
+
+def snapshot() -> dict[str, Any]:
+    """Everything counted so far in this process, as plain values fit for JSON."""
+    with TELEMETRY._lock:
+        return {
+            "graphs": TELEMETRY.counts["graphs"],
+            "programs": TELEMETRY.counts["programs"],
+            "aot_traces": TELEMETRY.counts["aot_traces"],
+            "fallbacks": dict(TELEMETRY.fallbacks),
+            "fallback_bytes": TELEMETRY.counts["fallback_bytes"],
+            "seconds": {stage: round(value, 6) for stage, value in TELEMETRY.seconds.items()},
+            "passes": [
+                {"graph": graph, "name": r.name, "rewritten": r.rewritten, "refused": [list(x) for x in r.refused]}
+                for graph, r in TELEMETRY.passes
+            ],
+        }
