@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from os.path import commonprefix
 from typing import NamedTuple, cast
 
 Parts = tuple[tuple[str, object], ...]
@@ -147,7 +146,7 @@ def _op(line: str) -> str:
 
 def _against(old: str, new: str) -> str:
     """Two texts, cut so that the place where they part is seen."""
-    num_same = len(commonprefix([old, new]))
+    num_same = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), 0)
     start = max(0, num_same - _MAX_SAME)
     start = start if max(len(old), len(new)) > _MAX_TEXT else 0
     dots = "..." if start else ""

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from kp_dynamo import option_rules as rules
 from kp_dynamo.exceptions import TPUConfigurationError
@@ -129,7 +129,7 @@ class CompileOptions:
     """Soft budget of one compilation in seconds. None: no budget, XLA cannot be interrupted."""
 
     lowering: LoweringName = _option("openxla", rules.one_of(*get_args(LoweringName)))
-    """Our bridge onto XLA, or torch_xla's own ("stock"), which is silently wrong in known cases and there to compare."""
+    """Our bridge onto XLA, or torch_xla's own ("stock"): silently wrong in known cases, there to compare."""
 
     strict: bool = _option(False, rules.boolean())
     """Refusals, CPU fallbacks and graph surprises raise instead of warning. In the key: a program compiled without
@@ -140,7 +140,7 @@ class CompileOptions:
     )
     """Folder for graphs before and after each pass, keys and reports; made, or refused, when first written to."""
 
-    def __new__(cls, **given: object) -> CompileOptions:
+    def __new__(cls, **given: object) -> Self:
         """Sees the keys before the generated `__init__` does, which would call an unknown one a TypeError."""
         for key in given:
             _require_known(key)
