@@ -1,0 +1,65 @@
+# Every target sets itself up: the virtual environment is made once, and again when its inputs change.
+# One recipe at a time: the tests start an XLA client that takes all cores.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+STEPS  ?= 300
+PYTEST_ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test test-all check format bench zoo wheel clean
+
+help:
+	@echo "make demo      train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
+	@echo "make test      the test suite, at most 20 minutes on two cores"
+	@echo "make test-all  the slow tests too, and the wheel in an empty environment"
+	@echo "make check     ruff (lint and format) and mypy"
+	@echo "make bench     speed and memory against stock openxla and eager"
+	@echo "make zoo       the table of models: programs, graph breaks, fallbacks, errors"
+	@echo "make wheel     build dist/*.whl"
+	@echo "make clean     remove what was built; the virtual environment stays"
+
+setup: $(READY)
+
+$(READY): pyproject.toml setup.cfg constraints.txt
+	@echo "Setting up $(VENV): some minutes and 8 GB the first time"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tpu,test,bench]"
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python -m demo --steps $(STEPS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -m "slow or not slow" --timeout=3600 $(PYTEST_ARGS)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m bench
+
+zoo: $(READY)
+	$(BIN)/python -m tests.zoo
+
+wheel: $(READY)
+	rm -rf build  # setuptools would ship what an earlier build left there
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,30 @@
+"""What every test relies on: XLA on the CPU, no network, one seed, and no compiled code of an earlier test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+# Before anything imports torch_xla, which reads it once and otherwise asks the network for a TPU.
+os.environ.setdefault("PJRT_DEVICE", "CPU")
+# Models come from configurations with random weights; a test that would download something must fail.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _xla_client() -> None:
+    """Starts the XLA client before any backward on the CPU, after which torch 2.9 has no XLA backward left."""
+    import torch_xla
+
+    torch.ones(1, device=torch_xla.device())
+
+
+@pytest.fixture(autouse=True)
+def _fresh_start() -> Iterator[None]:
+    """Seeds torch, and makes Dynamo forget: its recompile limit counts over all tests of a process."""
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
