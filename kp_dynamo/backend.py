@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -12,6 +12,9 @@ from torch import fx
 from kp_dynamo import compat
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, XLACompilationError
 from kp_dynamo.options import CompileOptions
+
+if TYPE_CHECKING:
+    from kp_dynamo.session import Session
 
 
 def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, mode: str | None = None) -> Any:
@@ -37,13 +40,19 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
     chosen = CompileOptions.from_dict(options)
     compat.device()
     # What needs torch_xla is imported once it is known to be there and to fit.
-    from kp_dynamo.capture import read_capture
     from kp_dynamo.session import SESSION
 
     if "cache_size" in chosen.given:
         SESSION.resize(chosen.cache_size)
+    return compile_in(SESSION, gm, example_inputs, chosen)
+
+
+def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions) -> Any:
+    """What `kp_tpu` returns, compiled with the caches of `session`; the device has been started."""
+    from kp_dynamo.capture import read_capture
+
     with _only_our_errors():
-        compiled = SESSION.compiled(read_capture(gm, example_inputs), chosen)
+        compiled = session.compiled(read_capture(gm, example_inputs), options)
     return torch._dynamo.disable(compiled, reason="a compiled graph")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_node_safe
 
-from kp_dynamo.cpu_view import graph_on_cpu, inputs_on_cpu
+from kp_dynamo.cpu_view import inputs_on_cpu, name_the_cpu
 from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.graph_key import Uncacheable, graph_text, input_parts, mode_parts, shares_storage
 from kp_dynamo.key_diff import Parts
@@ -54,7 +54,8 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any]) -> Capture:
         )
     moved = tuple((i, device) for i, device in results if device.type != mode)
     key = _early_key(gm, inputs, moved) if not held else None
-    return Capture(graph_on_cpu(gm), inputs_on_cpu(inputs), mode == "cpu", moved, key)
+    name_the_cpu(gm)
+    return Capture(gm, inputs_on_cpu(inputs), mode == "cpu", moved, key)
 
 
 def _result_devices(gm: fx.GraphModule) -> list[tuple[int, torch.device]]:

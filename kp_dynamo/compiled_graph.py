@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.cache import LRUCache
+from kp_dynamo.events import Observe, ProgramReady, ignore
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import Executable, Lowering, LoweringSpec
 from kp_dynamo.placement import Placement, to_host
@@ -28,11 +29,13 @@ class GraphContract:
             None where it has no stable text: then it is shared with no other graph.
         is_placed: Arguments are CPU tensors, and results go back to the CPU.
         num_returned: How many results the user sees; the rest stays on the device, saved for the backward.
+        label: Its name in logs, dumps and reports: "1.forward".
     """
 
     key: Parts | None
     is_placed: bool
     num_returned: int
+    label: str
 
 
 class Program:
@@ -79,11 +82,13 @@ class CompiledGraph:
     def _run(self, program: Program, args: list[Any]) -> list[Any]:
         executable, is_placed = program.executable, self._contract.is_placed
         assert executable is not None
-        values = [self._place(a) for a in args] if is_placed else list(args)
+        if not is_placed:
+            results = executable.run(args)
+            args.clear()
+            return results
+        values = [self._place(a) for a in args]
         args.clear()
         results = executable.run(values)
-        if not is_placed:
-            return results
         count = self._contract.num_returned
         return to_host(results[:count], self._strides) + results[count:]
 
@@ -99,17 +104,26 @@ class CompiledGraph:
         # A graph without a key of its own is told apart by its identity.
         key = CompileKey((*(self._contract.key or (("graph", id(self)),)), ("shapes", shapes)))
         program = self._look_up(key)
+        is_hit = program is not None
         if program is None:
             program = Program(key, self._compile(args))
             self._runtime.cache.set(key, program)
         self._programs[shapes] = program
+        self._tell(program, is_hit)
         return program
+
+    def _tell(self, program: Program, is_hit: bool) -> None:
+        is_cacheable, executable = self._contract.key is not None, program.executable
+        if executable is not None:
+            self._runtime.observe(
+                ProgramReady(self._contract.label, self._gm, program.key, is_cacheable, is_hit, executable)
+            )
 
     def _look_up(self, key: CompileKey) -> Program | None:
         others = self._runtime.cache.keys() if logger.isEnabledFor(logging.DEBUG) else []
         program = self._runtime.cache.get(key)
         if program is None and others:
-            logger.debug("%s graph not in the cache; nearest entry: %s", self._spec.name, explain_miss(key, others))
+            logger.debug("%s not in the cache; nearest entry: %s", self._contract.label, explain_miss(key, others))
         return program
 
     def _compile(self, args: Sequence[Any]) -> Executable:
@@ -128,6 +142,7 @@ class Runtime:
 
     cache: LRUCache[CompileKey, Program]
     placement: Placement
+    observe: Observe = ignore
 
 
 def _is_symbolic(value: Any) -> bool:

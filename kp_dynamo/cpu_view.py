@@ -13,27 +13,22 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 _CPU = torch.device("cpu")
 
 
-def graph_on_cpu(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy of `gm` whose device arguments name the CPU; `gm` itself where none names another."""
-    if not any(_names_xla(node) for node in gm.graph.nodes):
-        return gm
-    copy = fx.GraphModule(gm, fx.Graph())
-    copy.graph.output(copy.graph.graph_copy(gm.graph, {}))
-    for node in copy.graph.nodes:
-        node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _to_cpu)  # type: ignore[misc, assignment]
-    copy.recompile()
-    return copy
+def name_the_cpu(gm: fx.GraphModule) -> None:
+    """Rewrite the device arguments of `gm`, and of the graphs inside it, from XLA to the CPU.
+
+    In place: AOTAutograd reads what Dynamo has hung on this very module and its nodes.
+    """
+    for module in gm.modules():
+        if isinstance(module, fx.GraphModule) and any([_rewrite_devices(node) for node in module.graph.nodes]):
+            module.recompile()
 
 
-def _names_xla(node: fx.Node) -> bool:
-    found = [False]
-
-    def look(value: Any) -> Any:
-        found[0] |= _is_xla(value)
-        return value
-
-    fx.node.map_aggregate((node.args, node.kwargs), look)
-    return found[0]
+def _rewrite_devices(node: fx.Node) -> bool:
+    args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), _to_cpu)  # type: ignore[misc]
+    is_changed = (args, kwargs) != (node.args, node.kwargs)
+    if is_changed:
+        node.args, node.kwargs = args, kwargs
+    return is_changed
 
 
 def _is_xla(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -13,6 +13,7 @@ from kp_dynamo.autograd import GraphStages, trace_and_compile
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture, with_moved_results
 from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
+from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
 from kp_dynamo.graph_key import Uncacheable, environment_parts, graph_text
 from kp_dynamo.key_diff import CompileKey, Parts
 from kp_dynamo.lowering import LoweringSpec, get_lowering
@@ -22,11 +23,24 @@ from kp_dynamo.placement import Placement
 from kp_dynamo.telemetry import TELEMETRY
 
 
-class Session:
-    """Programs by what they compute, and whole captures by what Dynamo saw."""
+class _Plan(NamedTuple):
+    """How a capture is compiled."""
 
-    def __init__(self, cache_size: int = 100) -> None:
-        self.runtime = Runtime(LRUCache(cache_size, on_evict=_forget), Placement())
+    options: CompileOptions
+    pipeline: Pipeline
+    conditions: Parts
+
+
+class Session:
+    """Programs by what they compute, and whole captures by what Dynamo saw.
+
+    Args:
+        cache_size: How many programs are kept, and how many captures.
+        observe: Told of every capture, transformed graph and program.
+    """
+
+    def __init__(self, cache_size: int = 100, observe: Observe = ignore) -> None:
+        self.runtime = Runtime(LRUCache(cache_size, on_evict=_forget), Placement(), observe)
         self.captures: LRUCache[CompileKey, Callable[..., Any]] = LRUCache(cache_size)
 
     def resize(self, cache_size: int) -> None:
@@ -43,33 +57,38 @@ class Session:
     def compiled(self, capture: Capture, options: CompileOptions) -> Callable[..., Any]:
         """What runs `capture`: from an equal capture, else through AOTAutograd."""
         pipeline = build_pipeline(options)
-        conditions = _conditions(options, pipeline, capture.is_placed)
+        plan = _Plan(options, pipeline, conditions := _conditions(options, pipeline, capture.is_placed))
         key = None if capture.key is None else CompileKey((*capture.key, *conditions))
         run = self.captures.get(key) if key is not None else None
-        if run is None:
-            run = self._trace(capture, options, pipeline, conditions)
-            if key is not None:
-                self.captures.set(key, run)
+        if run is not None:
+            self.runtime.observe(CaptureReady(None, key, 0.0))
+            return run
+        start, number = time.perf_counter(), TELEMETRY.next_capture()
+        run = self._trace(capture, plan, number)
+        if key is not None:
+            self.captures.set(key, run)
+        seconds = time.perf_counter() - start
+        TELEMETRY.spent("aot_and_below", seconds)
+        self.runtime.observe(CaptureReady(number, key, seconds))
         return run
 
-    def _trace(
-        self, capture: Capture, options: CompileOptions, pipeline: Pipeline, conditions: Parts
-    ) -> Callable[..., Any]:
-        number = TELEMETRY.next_capture()
+    def _trace(self, capture: Capture, plan: _Plan, number: int) -> Callable[..., Any]:
+        options, pipeline, conditions = plan
         precision = _precision(options)
 
         def transform(gm: fx.GraphModule, name: str) -> None:
-            run_pipeline(gm, pipeline, options, f"{number}.{name}")
+            start, label = time.perf_counter(), f"{number}.{name}"
+            reports = run_pipeline(gm, pipeline, options, label)
+            self.runtime.observe(GraphTransformed(label, tuple(reports), time.perf_counter() - start))
 
         def compile_graph(gm: fx.GraphModule, num_returned: int, name: str) -> CompiledGraph:
             TELEMETRY.count("graphs")
             spec = LoweringSpec(name, precision, options.strict)
-            contract = GraphContract(_graph_key(gm, conditions, num_returned), capture.is_placed, num_returned)
+            key = _graph_key(gm, conditions, num_returned)
+            contract = GraphContract(key, capture.is_placed, num_returned, f"{number}.{name}")
             return CompiledGraph(gm, contract, get_lowering(options.lowering), spec, self.runtime)
 
-        start = time.perf_counter()
         run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph))
-        TELEMETRY.spent("aot_and_below", time.perf_counter() - start)
         return with_moved_results(run, capture.moved_results)
 
 
