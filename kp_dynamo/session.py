@@ -57,7 +57,8 @@ class Session:
     def compiled(self, capture: Capture, options: CompileOptions) -> Callable[..., Any]:
         """What runs `capture`: from an equal capture, else through AOTAutograd."""
         pipeline = build_pipeline(options)
-        plan = _Plan(options, pipeline, conditions := _conditions(options, pipeline, capture.is_placed))
+        conditions = _conditions(options, pipeline, capture.is_placed)
+        plan = _Plan(options, pipeline, conditions)
         key = None if capture.key is None else CompileKey((*capture.key, *conditions))
         run = self.captures.get(key) if key is not None else None
         if run is not None:
