@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,13 +33,15 @@ class Executable:
         run: Takes the graph's arguments (XLA tensors; CPU tensors are transferred) and returns its outputs.
         num_programs: XLA programs behind it; more than one where operators run on the CPU in between.
         fallbacks: ATen operators that run on the CPU, each with the user's source line.
-        seconds: Time spent, by stage ("trace", "xla").
+        seconds: Time spent, by stage ("trace", "xla"); grows where parts are compiled at their first run.
+        moved_bytes: Bytes that moved between device and CPU so far, for each of `fallbacks`.
     """
 
     run: Any
     num_programs: int
     fallbacks: tuple[tuple[str, str], ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    moved_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 class Lowering(Protocol):

@@ -6,6 +6,7 @@ first stage of its kind that has all its inputs. One program a stage, so few pro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from kp_dynamo import compat
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.program import Run, compile_program
+from kp_dynamo.source_lines import source_line
 from kp_dynamo.telemetry import TELEMETRY
 
 
@@ -55,6 +57,8 @@ class Pieces:
         self._whole, self._precision = whole, matmul_precision
         self._runs: dict[str, Run] = {}
         self.num_programs = sum(_is_xla(node) for node in whole.graph.nodes)
+        self.seconds: dict[str, float] = {}
+        self.moved_bytes: Counter[tuple[str, str]] = Counter()
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         results = _Conductor(self._whole, self._run_piece).run(*args)
@@ -63,15 +67,33 @@ class Pieces:
 
     def _run_piece(self, node: fx.Node, piece: fx.GraphModule, args: Sequence[Any]) -> Any:
         if not _is_xla(node):
-            return _on_cpu(piece, args)
+            return self._on_cpu(piece, args)
         if node.name not in self._runs:
-            run, missing, _ = compile_program(piece, args, device_constants(piece), self._precision)
+            run, missing, seconds = compile_program(piece, args, device_constants(piece), self._precision)
             if run is None:
                 raise XLACompilationError(f"XLA lowered {missing[0].target} in one graph and not in a part of it")
             self._runs[node.name] = run
+            self._spent(seconds)
         results = self._runs[node.name](args)
         returned = next(n for n in piece.graph.nodes if n.op == "output").args[0]
         return results if isinstance(returned, (list, tuple)) else results[0]
+
+    def _spent(self, seconds: dict[str, float]) -> None:
+        for stage, value in seconds.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + value
+            TELEMETRY.spent(stage, value)
+
+    def _on_cpu(self, piece: fx.GraphModule, args: Sequence[Any]) -> Any:
+        """Run a piece on the CPU. Its results stay there: a program takes CPU tensors as they are."""
+        with torch.no_grad():
+            result = piece(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), tuple(args)))
+        moved = _num_bytes(args) + _num_bytes(result)
+        for node in piece.graph.nodes:
+            if node.op == "call_function" and not _is_pick(node):
+                TELEMETRY.count_fallback(str(node.target), moved)
+                self.moved_bytes[str(node.target), source_line(node)] += moved
+                moved = 0
+        return result
 
 
 class _Conductor(fx.Interpreter):
@@ -89,18 +111,6 @@ class _Conductor(fx.Interpreter):
 def _is_xla(node: fx.Node) -> bool:
     """split_module names a piece after its stage: submod_0, submod_1, ..."""
     return node.op == "call_module" and int(str(node.target).rsplit("_", 1)[1]) % 2 == 0
-
-
-def _on_cpu(piece: fx.GraphModule, args: Sequence[Any]) -> Any:
-    """Run a piece on the CPU. Its results stay there: a program takes CPU tensors as they are."""
-    with torch.no_grad():
-        result = piece(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), tuple(args)))
-    moved = _num_bytes(args) + _num_bytes(result)
-    for node in piece.graph.nodes:
-        if node.op == "call_function" and not _is_pick(node):
-            TELEMETRY.count_fallback(str(node.target), moved)
-            moved = 0
-    return result
 
 
 def _num_bytes(tree: Any) -> int:

@@ -34,7 +34,9 @@ class OpenXla:
             return Executable(run, num_programs=1, seconds=seconds)
         _check_runs_somewhere(missing, spec)
         pieces = cut_around(gm, set(missing), spec.matmul_precision)
-        return Executable(pieces, pieces.num_programs, tuple((str(n.target), source_line(n)) for n in missing))
+        pieces.seconds.update(seconds)
+        fallbacks = tuple((str(n.target), source_line(n)) for n in missing)
+        return Executable(pieces, pieces.num_programs, fallbacks, pieces.seconds, pieces.moved_bytes)
 
 
 def _check_runs_somewhere(missing: list[fx.Node], spec: LoweringSpec) -> None:

@@ -36,7 +36,7 @@ def compile_program(
         start = time.perf_counter()
         traced = trace(gm, args, constants)
         if traced.fallbacks:
-            return None, traced.fallbacks, {}
+            return None, traced.fallbacks, {"trace": time.perf_counter() - start}
         middle = time.perf_counter()
         key = _compile(traced, matmul_precision)
         seconds = {"trace": middle - start, "xla": time.perf_counter() - middle}
