@@ -12,6 +12,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
+from hypothesis import settings
+
+# A failure must repeat, and a machine that is busy must not fail a test: no random examples, no deadline.
+settings.register_profile("kp_dynamo", derandomize=True, deadline=None)
+settings.load_profile("kp_dynamo")
 
 
 @pytest.fixture(scope="session", autouse=True)
