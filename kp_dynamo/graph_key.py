@@ -64,7 +64,9 @@ def _attribute_text(gm: fx.GraphModule, name: str) -> str:
 def _bytes_text(tensor: torch.Tensor) -> str:
     if tensor.device.type != "cpu" or tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
         raise Uncacheable(f"a constant on {tensor.device} with {tensor.numel()} elements")
-    data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    # A fake mode is on while AOTAutograd compiles, and would refuse a constant, which is real.
+    with torch.utils._python_dispatch._disable_current_modes():
+        data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
