@@ -1,0 +1,167 @@
+"""The rooms of the package: who may import what, read from the sources and not from what happens to be loaded."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "kp_dynamo"
+
+# Room (a package stands for all that is in it): what it may import beside the standard library.
+MAY_IMPORT = {
+    "kp_dynamo.cache": (),
+    "kp_dynamo.exceptions": (),
+    "kp_dynamo.hardware": (),
+    "kp_dynamo.key_diff": (),
+    "kp_dynamo.option_rules": (),
+    "kp_dynamo.options": ("kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.option_rules"),
+    "kp_dynamo.versions": ("kp_dynamo.exceptions",),
+    "kp_dynamo.ops": ("torch", "kp_dynamo.ops"),
+    "kp_dynamo.passes": ("torch", "kp_dynamo.ops", "kp_dynamo.passes"),
+    # FX and ATen come in, a callable goes out: nothing of what made the graph.
+    "kp_dynamo.lowering": (
+        "torch",
+        "torch_xla",
+        "kp_dynamo.compat",
+        "kp_dynamo.exceptions",
+        "kp_dynamo.lowering",
+        "kp_dynamo.source_lines",
+        "kp_dynamo.telemetry",
+    ),
+}
+
+# What is guarded: the only rooms that may import it.
+ONLY_IMPORTED_BY = {
+    "torch_xla": ("kp_dynamo.lowering", "kp_dynamo.compat"),
+    "jax": ("kp_dynamo.aot",),
+    "jaxlib": ("kp_dynamo.aot",),
+    "libtpu": ("kp_dynamo.aot",),
+    "kp_dynamo.passes": ("kp_dynamo.passes", "kp_dynamo.pipeline"),
+    "passes": (),  # the link at the root is for readers
+    "tests": (),
+    "bench": (),
+    "demo": (),
+}
+
+# Exceptions to the guard: the words in which everybody speaks of passes, not the passes.
+SHARED_WORDS = ("kp_dynamo.passes.base",)
+
+# The index names everything, for type checkers only; what it loads is tested in test_package.py.
+INDEX = "kp_dynamo"
+
+# A pass may not depend on anything but its fields and the graph.
+NOT_IN_PASSES = ("os", "sys", "time", "datetime", "random", "logging", "torch._dynamo", "torch._functorch.config")
+
+
+def _module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imported(source: str) -> Iterator[str]:
+    """Dotted names of all imports, those inside functions and `import_module("...")` included."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the room; write them out"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and _called(node).endswith("import_module"):
+            yield from (a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
+
+
+def _called(node: ast.Call) -> str:
+    return ast.unparse(node.func)
+
+
+def _is_in(name: str, rooms: tuple[str, ...]) -> bool:
+    return any(name == room or name.startswith(f"{room}.") for room in rooms)
+
+
+def _is_allowed(module: str, name: str) -> bool:
+    is_guarded = (guard for guard in ONLY_IMPORTED_BY if _is_in(name, (guard,)) and not _is_in(name, SHARED_WORDS))
+    if any(not _is_in(module, ONLY_IMPORTED_BY[guard]) for guard in is_guarded):
+        return False
+    if _is_in(module, ("kp_dynamo.passes",)) and _is_in(name, NOT_IN_PASSES):
+        return False
+    allowed = next((MAY_IMPORT[room] for room in MAY_IMPORT if _is_in(module, (room,))), None)
+    is_standard = name.partition(".")[0] in sys.stdlib_module_names
+    return is_standard or allowed is None or _is_in(name, allowed)
+
+
+def _violations(module: str, source: str) -> list[str]:
+    return [name for name in _imported(source) if not _is_allowed(module, name)]
+
+
+SOURCES = {_module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@pytest.mark.parametrize("module", [module for module in SOURCES if module != INDEX])
+def test_a_module_keeps_to_its_room(module):
+    assert _violations(module, SOURCES[module].read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("kp_dynamo.cache", "import torch"),
+        ("kp_dynamo.options", "from torch import nn"),
+        ("kp_dynamo.options", "from kp_dynamo.passes.base import GraphPass"),
+        ("kp_dynamo.passes.cast_bf16", "def f():\n    import torch_xla"),
+        ("kp_dynamo.passes.cast_bf16", "from kp_dynamo import options"),
+        ("kp_dynamo.passes.cast_bf16", "import os"),
+        ("kp_dynamo.passes.cast_bf16", "import torch._dynamo.config"),
+        ("kp_dynamo.ops.linear_act", "from kp_dynamo.passes import base"),
+        ("kp_dynamo.ops.linear_act", "import torch_xla.core.xla_model as xm"),
+        ("kp_dynamo.lowering.openxla", "from kp_dynamo.pipeline import run_pipeline"),
+        ("kp_dynamo.session", "from kp_dynamo.passes.cast_bf16 import CastBf16"),
+        ("kp_dynamo.session", "import torch_xla"),
+        ("kp_dynamo.session", "import importlib; importlib.import_module('torch_xla.runtime')"),
+        ("kp_dynamo.backend", "import jax.numpy"),
+        ("kp_dynamo.pipeline", "from passes.base import GraphPass"),
+        ("kp_dynamo.pipeline", "from tests.graphs import graph_text"),
+    ],
+)
+def test_a_wrong_import_is_seen(module, source):
+    assert _violations(module, source)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("kp_dynamo.cache", "import threading"),
+        ("kp_dynamo.passes.cast_bf16", "import torch.fx\nfrom kp_dynamo.ops.linear_act import fits"),
+        ("kp_dynamo.pipeline", "from kp_dynamo.passes.cast_bf16 import CastBf16"),
+        ("kp_dynamo.telemetry", "from kp_dynamo.passes.base import PassReport"),
+        ("kp_dynamo.lowering.trace", "import torch_xla"),
+        ("kp_dynamo.compat", "import torch_xla.runtime"),
+    ],
+)
+def test_a_right_import_is_let_through(module, source):
+    assert _violations(module, source) == []
+
+
+def test_nothing_is_printed_outside_the_command_line():
+    command_lines = ("kp_dynamo.cli", "kp_dynamo.__main__")
+    printing = [
+        f"{module}:{node.lineno}"
+        for module, path in SOURCES.items()
+        if not _is_in(module, command_lines)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and _called(node) == "print"
+    ]
+    assert printing == []
+
+
+def test_nothing_imports_the_link_at_the_root():
+    sources = [path for folder in ("tests", "bench", "demo") for path in (ROOT / folder).rglob("*.py")]
+    assert ROOT / "tests" / "conftest.py" in sources
+    assert [p for p in sources for name in _imported(p.read_text()) if _is_in(name, ("passes",))] == []
+
+
+def test_passes_at_the_root_is_a_link():
+    link = ROOT / "passes"
+    assert link.is_symlink()
+    assert link.readlink() == Path("kp_dynamo/passes")
