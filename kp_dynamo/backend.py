@@ -52,7 +52,8 @@ def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[An
     from kp_dynamo.capture import read_capture
 
     with _only_our_errors():
-        compiled = session.compiled(read_capture(gm, example_inputs), options)
+        by_module = bool(options.keep_float32 or options.extra_passes)
+        compiled = session.compiled(read_capture(gm, example_inputs, with_modules=by_module), options)
     return torch._dynamo.disable(compiled, reason="a compiled graph")
 
 

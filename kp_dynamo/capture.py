@@ -37,8 +37,13 @@ class Capture:
     key: Parts | None
 
 
-def read_capture(gm: fx.GraphModule, inputs: Sequence[Any]) -> Capture:
+def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: bool) -> Capture:
     """Read what Dynamo captured.
+
+    Args:
+        gm: Dynamo's graph. Its device arguments are rewritten.
+        inputs: Its inputs.
+        with_modules: Whether passes look at the modules that nodes came from, so that these enter the key.
 
     Raises:
         TPUDeviceError: Inputs on several devices, or on one that is neither the CPU nor XLA.
@@ -53,7 +58,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any]) -> Capture:
             "inputs. Leave torch._dynamo.config.inline_inbuilt_nn_modules at True."
         )
     moved = tuple((i, device) for i, device in results if device.type != mode)
-    key = _early_key(gm, inputs, moved) if not held else None
+    key = _early_key(gm, inputs, moved, with_modules) if not held else None
     name_the_cpu(gm)
     return Capture(gm, inputs_on_cpu(inputs), mode == "cpu", moved, key)
 
@@ -64,13 +69,13 @@ def _result_devices(gm: fx.GraphModule) -> list[tuple[int, torch.device]]:
     return [(i, v.device) for i, v in enumerate(values) if isinstance(v, torch.Tensor)]
 
 
-def _early_key(gm: fx.GraphModule, inputs: Sequence[Any], moved: object) -> Parts | None:
+def _early_key(gm: fx.GraphModule, inputs: Sequence[Any], moved: object, with_modules: bool) -> Parts | None:
     """The key for a look-up before AOTAutograd, where that is right: static shapes, plain tensors, no shared storage."""
     if any(not _is_plain(x) for x in inputs) or shares_storage(inputs):
         return None
     try:
         _check_safe(gm)
-        text = graph_text(gm)
+        text = graph_text(gm, with_modules=with_modules)
     except (Uncacheable, BypassAOTAutogradCache):
         return None
     modes = mode_parts()

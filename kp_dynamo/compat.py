@@ -47,13 +47,22 @@ def load() -> ModuleType:
     return torch_xla
 
 
-def xlac() -> Any:
-    """torch_xla's C++ bindings (private in every version: there is no public entry to the bridge)."""
+def refuse_fork() -> None:
+    """Raise where the XLA client did not come along into this process.
+
+    Raises:
+        TPUDeviceError: This process was forked after the client had started.
+    """
     if _forked:
         raise TPUDeviceError(
             "this process was forked after the XLA client had started, and the client's threads did not come along. "
             'Start workers with multiprocessing.get_context("spawn") or fork before the first compiled call.'
         )
+
+
+def xlac() -> Any:
+    """torch_xla's C++ bindings (private in every version: there is no public entry to the bridge)."""
+    refuse_fork()
     return load()._XLAC
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from kp_dynamo import compat
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.events import Observe, ProgramReady, ignore
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
@@ -28,14 +30,15 @@ class GraphContract:
         key: Identity of the graph and of everything it is compiled under, without the shapes of a call;
             None where it has no stable text: then it is shared with no other graph.
         is_placed: Arguments are CPU tensors, and results go back to the CPU.
-        num_returned: How many results the user sees; the rest stays on the device, saved for the backward.
         label: Its name in logs, dumps and reports: "1.forward".
     """
 
     key: Parts | None
     is_placed: bool
-    num_returned: int
     label: str
+
+
+_numbers = itertools.count()
 
 
 class Program:
@@ -62,62 +65,64 @@ class CompiledGraph:
         runtime: Runtime,
     ) -> None:
         self._gm, self._contract, self._lowering, self._spec, self._runtime = gm, contract, lowering, spec, runtime
+        # A graph without a stable text is told apart by a number that no other graph ever gets.
+        self._key = contract.key or (("graph", f"number {next(_numbers)}"),)
         self._programs: dict[object, Program] = {}
-        self._strides = _strides_of(gm)[: contract.num_returned]
+        self._strides = _strides_of(gm)[: spec.num_returned]
         values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
         self._is_static = not any(_is_symbolic(v) for v in values)
         if self._is_static:
             self._program(values)
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        compat.refuse_fork()
         program = self._programs.get(None) if self._is_static else None
-        if program is None or program.executable is None:
-            program = self._program(args)
+        # Taken once: another thread may evict the program at any moment.
+        executable = program.executable if program is not None else None
+        if program is None or executable is None:
+            program, executable = self._program(args)
         self._runtime.cache.touch(program.key)
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             with torch.profiler.record_function(f"kp_tpu::{self._spec.name}"):
-                return self._run(program, args)
-        return self._run(program, args)
+                return self._run(executable, args)
+        return self._run(executable, args)
 
-    def _run(self, program: Program, args: list[Any]) -> list[Any]:
-        executable, is_placed = program.executable, self._contract.is_placed
-        assert executable is not None
-        if not is_placed:
+    def _run(self, executable: Executable, args: list[Any]) -> list[Any]:
+        if not self._contract.is_placed:
             results = executable.run(args)
             args.clear()
             return results
         values = [self._place(a) for a in args]
         args.clear()
         results = executable.run(values)
-        count = self._contract.num_returned
+        count = self._spec.num_returned
         return to_host(results[:count], self._strides) + results[count:]
 
     def _place(self, value: Any) -> Any:
         return self._runtime.placement.place(value) if isinstance(value, torch.Tensor) else value
 
-    def _program(self, args: Sequence[Any]) -> Program:
+    def _program(self, args: Sequence[Any]) -> tuple[Program, Executable]:
         """The program for the shapes of `args`: this graph's own, another equal graph's, or a new one."""
         shapes = None if self._is_static else tuple(_shape_key(a) for a in args)
         program = self._programs.get(shapes)
-        if program is not None and program.executable is not None:
-            return program
-        # A graph without a key of its own is told apart by its identity.
-        key = CompileKey((*(self._contract.key or (("graph", id(self)),)), ("shapes", shapes)))
+        executable = program.executable if program is not None else None
+        if program is not None and executable is not None:
+            return program, executable
+        key = CompileKey((*self._key, ("shapes", shapes)))
         program = self._look_up(key)
-        is_hit = program is not None
-        if program is None:
-            program = Program(key, self._compile(args))
+        executable = program.executable if program is not None else None
+        is_hit = executable is not None
+        if program is None or executable is None:
+            executable = self._compile(args)
+            program = Program(key, executable)
             self._runtime.cache.set(key, program)
         self._programs[shapes] = program
-        self._tell(program, is_hit)
-        return program
+        self._tell(key, executable, is_hit)
+        return program, executable
 
-    def _tell(self, program: Program, is_hit: bool) -> None:
-        is_cacheable, executable = self._contract.key is not None, program.executable
-        if executable is not None:
-            self._runtime.observe(
-                ProgramReady(self._contract.label, self._gm, program.key, is_cacheable, is_hit, executable)
-            )
+    def _tell(self, key: CompileKey, executable: Executable, is_hit: bool) -> None:
+        is_cacheable = self._contract.key is not None
+        self._runtime.observe(ProgramReady(self._contract.label, self._gm, key, is_cacheable, is_hit, executable))
 
     def _look_up(self, key: CompileKey) -> Program | None:
         others = self._runtime.cache.keys() if logger.isEnabledFor(logging.DEBUG) else []
@@ -165,7 +170,7 @@ def _strides_of(gm: fx.GraphModule) -> list[tuple[int, ...] | None]:
 def _static_stride(value: Any) -> tuple[int, ...] | None:
     if not isinstance(value, torch.Tensor) or any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride())):
         return None
-    return value.stride() if torch._prims_common.is_non_overlapping_and_dense(value) else None
+    return value.stride()
 
 
 _warned: set[tuple[str, str]] = set()

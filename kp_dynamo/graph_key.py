@@ -26,14 +26,20 @@ class Uncacheable(Exception):
     """A graph holds something without a stable text."""
 
 
-def graph_text(gm: fx.GraphModule) -> str:
+def graph_text(gm: fx.GraphModule, *, with_modules: bool = False) -> str:
     """One line a node: `%3: float32[2, 3]/(3, 1) = aten.add.Tensor(%0, int:2)`.
+
+    `with_modules` appends the module each node came from, for passes that look at it.
 
     Raises:
         Uncacheable: A node holds an object that has no stable text.
     """
     number = {node: f"%{i}" for i, node in enumerate(gm.graph.nodes)}
-    return "\n".join(f"{number[node]}: {_node_text(gm, node, number)}" for node in gm.graph.nodes)
+    lines = [f"{number[node]}: {_node_text(gm, node, number)}" for node in gm.graph.nodes]
+    if with_modules:
+        modules = [list(dict(node.meta.get("nn_module_stack") or {}).values()) for node in gm.graph.nodes]
+        lines = [f"{line} # {[path for path, _ in stack]}" for line, stack in zip(lines, modules, strict=True)]
+    return "\n".join(lines)
 
 
 def _node_text(gm: fx.GraphModule, node: fx.Node, number: dict[fx.Node, str]) -> str:

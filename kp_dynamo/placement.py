@@ -101,9 +101,24 @@ def to_host(results: Sequence[Any], strides: Sequence[tuple[int, ...] | None]) -
 
 
 def _restride(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
-    if stride is None or tensor.stride() == stride or tensor.numel() <= 1:
+    """`tensor` with the strides of eager: permuted, with holes, expanded. Other overlaps stay as they are."""
+    if stride is None or tensor.stride() == stride or tensor.numel() <= 1 or _overlaps(tensor.shape, stride):
         return tensor
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+    result = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
+    # Expanded dimensions hold one value: it is written once.
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)
+    result[once].copy_(tensor[once])
+    return result
+
+
+def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether two places share memory in another way than by an expanded dimension."""
+    reach = 0
+    for step, size in sorted((s, n) for s, n in zip(stride, shape, strict=True) if s != 0 and n > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
 
 
 def placement_mode(tensors: Sequence[torch.Tensor], default: str) -> str:

@@ -84,9 +84,9 @@ class Session:
 
         def compile_graph(gm: fx.GraphModule, num_returned: int, name: str) -> CompiledGraph:
             TELEMETRY.count("graphs")
-            spec = LoweringSpec(name, precision, options.strict)
+            spec = LoweringSpec(name, num_returned, precision, options.strict)
             key = _graph_key(gm, conditions, num_returned)
-            contract = GraphContract(key, capture.is_placed, num_returned, f"{number}.{name}")
+            contract = GraphContract(key, capture.is_placed, f"{number}.{name}")
             return CompiledGraph(gm, contract, get_lowering(options.lowering), spec, self.runtime)
 
         run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph))

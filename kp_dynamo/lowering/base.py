@@ -16,11 +16,14 @@ class LoweringSpec:
 
     Attributes:
         name: Name of the graph, for profilers and messages ("forward", "backward", "inference").
+        num_returned: Results that the caller sees. Those after it are saved for a backward, and may share memory
+            with an argument.
         matmul_precision: "default", "high" or "highest": passes over the MXU for a float32 product.
         strict: An operator that XLA lacks raises instead of running on the CPU.
     """
 
     name: str
+    num_returned: int
     matmul_precision: str
     strict: bool
 

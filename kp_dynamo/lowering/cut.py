@@ -6,8 +6,10 @@ first stage of its kind that has all its inputs. One program a stage, so few pro
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,17 +18,18 @@ from torch.fx.passes.split_module import split_module
 
 from kp_dynamo import compat
 from kp_dynamo.exceptions import XLACompilationError
+from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.program import Run, compile_program
 from kp_dynamo.source_lines import source_line
 from kp_dynamo.telemetry import TELEMETRY
 
 
-def cut_around(gm: fx.GraphModule, on_cpu: set[fx.Node], matmul_precision: str) -> Pieces:
+def cut_around(gm: fx.GraphModule, on_cpu: set[fx.Node], spec: LoweringSpec) -> Pieces:
     """Split `gm` so that the nodes `on_cpu` run there and all others in XLA programs."""
     stages = _stages(gm.graph, on_cpu)
     whole = split_module(gm, None, lambda node: stages[node], keep_original_order=False)  # type: ignore[arg-type]
-    return Pieces(whole, matmul_precision)
+    return Pieces(whole, spec)
 
 
 def _stages(graph: fx.Graph, on_cpu: set[fx.Node]) -> dict[fx.Node, int]:
@@ -53,8 +56,10 @@ class Pieces:
     The shapes are those the whole was compiled for: they follow from it alone.
     """
 
-    def __init__(self, whole: fx.GraphModule, matmul_precision: str) -> None:
-        self._whole, self._precision = whole, matmul_precision
+    def __init__(self, whole: fx.GraphModule, spec: LoweringSpec) -> None:
+        self._whole = whole
+        # What a piece hands on may be an argument of the whole: every result counts as returned.
+        self._spec = replace(spec, num_returned=sys.maxsize)
         self._runs: dict[str, Run] = {}
         self.num_programs = sum(_is_xla(node) for node in whole.graph.nodes)
         self.seconds: dict[str, float] = {}
@@ -69,7 +74,7 @@ class Pieces:
         if not _is_xla(node):
             return self._on_cpu(piece, args)
         if node.name not in self._runs:
-            run, missing, seconds = compile_program(piece, args, device_constants(piece), self._precision)
+            run, missing, seconds = compile_program(piece, args, device_constants(piece), self._spec)
             if run is None:
                 raise XLACompilationError(f"XLA lowered {missing[0].target} in one graph and not in a part of it")
             self._runs[node.name] = run

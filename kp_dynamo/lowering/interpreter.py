@@ -71,7 +71,6 @@ class XlaInterpreter(fx.Interpreter):
 def tracing() -> Iterator[None]:
     """The state in which a graph is traced: below autograd and autocast, which the graph already contains."""
     with (
-        torch.utils._python_dispatch._disable_current_modes(),
         torch._C._AutoDispatchBelowAutograd(),
         torch._C._DisableAutocast(),
         values_forbidden(),

@@ -29,11 +29,11 @@ class OpenXla:
     name = "openxla"
 
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
-        run, missing, seconds = compile_program(gm, args, device_constants(gm), spec.matmul_precision)
+        run, missing, seconds = compile_program(gm, args, device_constants(gm), spec)
         if run is not None:
             return Executable(run, num_programs=1, seconds=seconds)
         _check_runs_somewhere(missing, spec)
-        pieces = cut_around(gm, set(missing), spec.matmul_precision)
+        pieces = cut_around(gm, set(missing), spec)
         pieces.seconds.update(seconds)
         fallbacks = tuple((str(n.target), source_line(n)) for n in missing)
         return Executable(pieces, pieces.num_programs, fallbacks, pieces.seconds, pieces.moved_bytes)

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from kp_dynamo import compat
+from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.trace import Slot, Trace, trace
 
@@ -19,28 +21,47 @@ Run = Callable[[Sequence[Any]], list[Any]]
 
 # Tracing moves process-wide state of torch_xla (scalars, precision, seed): one graph at a time.
 LOCK = threading.RLock()
+_DROPPED = "Failed to get computation by hash"  # what torch_xla 2.9 says of it
 _PRECISIONS = ("default", "high", "highest")
 # Program key -> product precision it was compiled with: torch_xla 2.9 leaves the precision out of its key.
 _precisions: dict[bytes, str] = {}
 
 
 def compile_program(
-    gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], matmul_precision: str
+    gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], spec: LoweringSpec
 ) -> tuple[Run | None, list[fx.Node], dict[str, float]]:
     """Trace and compile `gm` for the shapes of `args`.
 
     Returns:
         How to run it, or None where nodes that XLA cannot lower (second) stand in the way; seconds by stage.
     """
-    with LOCK, _settings(matmul_precision), untouched_device_seed():
+    # AOTAutograd compiles under a fake mode, which would take the tensors made here for its own.
+    with LOCK, _disable_current_modes(), _settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
-        traced = trace(gm, args, constants)
+        traced = trace(gm, args, constants, spec.num_returned)
         if traced.fallbacks:
             return None, traced.fallbacks, {"trace": time.perf_counter() - start}
         middle = time.perf_counter()
-        key = _compile(traced, matmul_precision)
+        key = _compile(traced, spec.matmul_precision)
         seconds = {"trace": middle - start, "xla": time.perf_counter() - middle}
-        return _runner(key, traced.inputs, traced.outputs), [], seconds
+        run = _runner(key, traced.inputs, traced.outputs)
+    return _lasting(run, lambda again: compile_program(gm, again, constants, spec)[0]), [], seconds
+
+
+def _lasting(run: Run, compile_again: Callable[[Sequence[Any]], Run | None]) -> Run:
+    """`run`, compiled again where torch_xla has dropped the program from its own bounded cache."""
+
+    def lasting(args: Sequence[Any]) -> list[Any]:
+        nonlocal run
+        try:
+            return run(args)
+        except RuntimeError as error:
+            if _DROPPED not in str(error):
+                raise
+        run = compile_again(args)  # type: ignore[assignment]
+        return run(args)
+
+    return lasting
 
 
 @contextlib.contextmanager
@@ -127,5 +148,7 @@ def _output(slot: Slot, args: Sequence[Any], results: list[Any]) -> Any:
         return results[slot.value]
     if slot.kind == "argument":
         return args[slot.value]
+    if slot.kind == "copy":
+        return args[slot.value].clone()
     # A caller may write into what it is given; the constant itself must not change.
     return slot.value.clone() if slot.kind == "constant" else slot.value

@@ -17,12 +17,12 @@ from torch import fx
 from kp_dynamo import compat
 from kp_dynamo.lowering.interpreter import XlaInterpreter, tracing
 
-Kind = Literal["argument", "seed", "constant", "root", "value"]
+Kind = Literal["argument", "copy", "seed", "constant", "root", "value"]
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One program input or graph output: an argument's or root's position, or the value itself."""
+    """One program input or graph output: the position of an argument (itself, or a copy of it) or root, or a value."""
 
     kind: Kind
     value: Any = None
@@ -47,8 +47,13 @@ class Trace:
     keep_alive: list[Any] = field(repr=False)
 
 
-def trace(gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor]) -> Trace:
-    """Trace `gm` for the shapes of `args` (tensors; numbers are taken as they are)."""
+def trace(
+    gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], num_returned: int
+) -> Trace:
+    """Trace `gm` for the shapes of `args` (tensors; numbers are taken as they are).
+
+    Results from position `num_returned` on may share memory with an argument.
+    """
     placeholders = [_placeholder(a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
     fallbacks: list[fx.Node] = []
 
@@ -62,8 +67,7 @@ def trace(gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Te
     if fallbacks:
         return Trace([], [], [], fallbacks, [])
     known = _known_ids(placeholders, constants)
-    roots: list[torch.Tensor] = []
-    outputs = _classify_outputs(flat, placeholders, known, roots)
+    outputs, roots = _classify_outputs(flat, placeholders, known, num_returned)
     return Trace(roots, _classify_inputs(roots, known), outputs, [], [placeholders, flat])
 
 
@@ -104,42 +108,46 @@ def _known_ids(placeholders: list[Any], constants: dict[str, torch.Tensor]) -> d
 
 
 def _classify_outputs(
-    results: list[Any], placeholders: list[Any], known: dict[int, Slot], roots: list[torch.Tensor]
-) -> list[Slot]:
+    results: list[Any], placeholders: list[Any], known: dict[int, Slot], num_returned: int
+) -> tuple[list[Slot], list[torch.Tensor]]:
     xlac = compat.xlac()
     argument_of = {id(t): Slot("argument", i) for i, t in enumerate(placeholders)}
     seen: dict[str, int] = {}
-    slots = []
+    roots: list[torch.Tensor] = []
+    slots: list[Slot] = []
     for result in results:
         if not isinstance(result, torch.Tensor):
             slots.append(Slot("value", result))
         elif id(result) in argument_of:
             slots.append(argument_of[id(result)])
         elif not xlac._check_tensor_need_materialization([result])[0]:
-            slots.append(_without_work(result, known))
+            slots.append(_without_work(result, known, may_share=len(slots) >= num_returned))
         else:
             root = seen.setdefault(xlac._unique_id_for_ir_and_data(result), len(roots))
             if root == len(roots):
                 roots.append(result)
             slots.append(Slot("root", root))
-    return slots
+    return slots, roots
 
 
-def _without_work(result: torch.Tensor, known: dict[int, Slot]) -> Slot:
-    """An output that no program computes: an argument under another name, or a constant."""
+def _without_work(result: torch.Tensor, known: dict[int, Slot], may_share: bool) -> Slot:
+    """An output that no program computes: a constant, or a clone of an argument, whose memory a caller may write to."""
     ids, _ = compat.xlac()._get_tensors_xla_device_data_node([result])
-    return known.get(ids[0], Slot("constant", result)) if ids else Slot("constant", result)
+    slot = known.get(ids[0], Slot("constant", result)) if ids else Slot("constant", result)
+    return Slot("copy", slot.value) if slot.kind == "argument" and not may_share else slot
 
 
 def _classify_inputs(roots: list[torch.Tensor], known: dict[int, Slot]) -> list[Slot]:
     if not roots:
         return []
     ids, values = compat.xlac()._get_tensors_xla_device_data_node(roots)
-    slots = [known.get(i, Slot("constant", v) if i == _SCALAR_ID else None) for i, v in zip(ids, values, strict=True)]
-    assert None not in slots, "a program input is neither argument, seed nor constant"
-    assert sum(s is not None and s.kind == "seed" for s in slots) <= 1, "a program with more than one seed"
-    return slots  # type: ignore[return-value]
+    slots = [known.get(i) or _born_in_trace(value) for i, value in zip(ids, values, strict=True)]
+    assert sum(slot.kind == "seed" for slot in slots) <= 1, "a program with more than one seed"
+    return slots
 
 
-# torch_xla 2.9 gives this id to numbers that it turns into read-only program inputs.
-_SCALAR_ID = -1
+def _born_in_trace(value: torch.Tensor) -> Slot:
+    """A program input that was not there before the trace: a number that torch_xla has put into a buffer."""
+    has_buffer = "Data Handle: None" not in compat.xlac()._get_xla_tensor_debug_info(value)
+    assert has_buffer, "a program input is neither argument, seed nor constant"
+    return Slot("constant", value)
