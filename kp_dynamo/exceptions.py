@@ -49,7 +49,7 @@ class TPUMemoryPoolError(TPUMemoryError):
 
 
 class TPUCacheError(TPUBackendError):
-    """A cache was given a bound it cannot have, or could not be read or written."""
+    """A cache could not be read or written, or holds what it should not."""
 
 
 class TPUOptimizationError(TPUBackendError):
