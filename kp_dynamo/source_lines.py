@@ -7,12 +7,19 @@ import re
 from torch import fx
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+# Dynamo compiles what follows a graph break as a function of its own.
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 
 
 def source_line(node: fx.Node) -> str:
     """ "model.py:12 in forward" for the innermost frame of a node's stack trace; "" where it has none."""
     frames = _FRAME.findall(node.stack_trace or "")
-    return "{}:{} in {}".format(*frames[-1]) if frames else ""
+    return frame_line(*frames[-1]) if frames else ""
+
+
+def frame_line(filename: str, line: object, function: str) -> str:
+    """ "model.py:12 in forward", under the name that the user gave the function."""
+    return "{}:{} in {}".format(filename, line, _RESUMED.sub(r"\1", function))
 
 
 def user_line(node: fx.Node) -> str:
