@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from kp_dynamo import compat
+from kp_dynamo import compat, log
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, XLACompilationError
 from kp_dynamo.options import CompileOptions
 
@@ -51,6 +51,7 @@ def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[An
     """What `kp_tpu` returns, compiled with the caches of `session`; the device has been started."""
     from kp_dynamo.capture import read_capture
 
+    log.configure()
     with _only_our_errors():
         by_module = bool(options.keep_float32 or options.extra_passes)
         compiled = session.compiled(read_capture(gm, example_inputs, with_modules=by_module), options)

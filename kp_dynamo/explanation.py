@@ -41,11 +41,18 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
     compat.device()
     # What needs torch_xla is imported once it is known to be there and to fit.
     from kp_dynamo.backend import compile_in
+    from kp_dynamo.event_log import log_event
+    from kp_dynamo.events import Event
     from kp_dynamo.recorder import Recorder
     from kp_dynamo.session import SESSION, Session
 
     recorder = Recorder(SESSION.captures.keys(), SESSION.runtime.cache.keys())
-    session = Session(chosen.cache_size, observe=recorder)
+
+    def observe(event: Event) -> None:
+        log_event(event)
+        recorder(event)
+
+    session = Session(chosen.cache_size, observe=observe)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         return compile_in(session, gm, example_inputs, chosen)

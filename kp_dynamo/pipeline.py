@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from pathlib import Path
 
 from torch import fx
 
+from kp_dynamo import log
 from kp_dynamo.exceptions import TPUConfigurationError, TPUOptimizationError
 from kp_dynamo.options import CompileOptions
 from kp_dynamo.passes.base import GraphPass, PassReport
 from kp_dynamo.telemetry import TELEMETRY
-
-logger = logging.getLogger(__name__)
 
 Pipeline = tuple[GraphPass, ...]
 
@@ -41,7 +39,7 @@ def _check_disabled(options: CompileOptions) -> None:
 
 
 def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions, graph_name: str) -> list[PassReport]:
-    """Run the passes on `gm` in place; lint, recompile, time, count and dump around each.
+    """Run the passes on `gm` in place; lint, recompile, time, count, trace and dump around each.
 
     Raises:
         TPUOptimizationError: A pass raised, or left a graph that is not well formed; names it and those before it.
@@ -50,20 +48,17 @@ def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions
     reports: list[PassReport] = []
     start = time.perf_counter()
     _dump(gm, options, f"{graph_name}.0.captured")
+    log.trace_graph(gm, f"{graph_name}.before_passes")
     for number, graph_pass in enumerate(pipeline, start=1):
         reports.append(_run_pass(gm, graph_pass, [r.name for r in reports]))
         _dump(gm, options, f"{graph_name}.{number}.{graph_pass.name}")
         TELEMETRY.passed(graph_name, reports[-1])
-        logger.debug("%s: %s rewrote %d, refused %s", graph_name, *_parts(reports[-1]))
     TELEMETRY.spent("passes", time.perf_counter() - start)
+    log.trace_graph(gm, f"{graph_name}.after_passes")
     _dump_reports(reports, options, graph_name)
     if options.strict:
         _raise_on_refusal(reports)
     return reports
-
-
-def _parts(report: PassReport) -> tuple[str, int, object]:
-    return report.name, report.rewritten, list(report.refused)
 
 
 def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> PassReport:

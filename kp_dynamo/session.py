@@ -13,6 +13,7 @@ from kp_dynamo.autograd import GraphStages, trace_and_compile
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture, with_moved_results
 from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
+from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
 from kp_dynamo.graph_key import Uncacheable, environment_parts, graph_text
 from kp_dynamo.key_diff import CompileKey, Parts
@@ -118,4 +119,4 @@ def _graph_key(gm: fx.GraphModule, conditions: Parts, num_returned: int) -> Part
         return None
 
 
-SESSION = Session()
+SESSION = Session(observe=log_event)

@@ -1,0 +1,45 @@
+"""What a session tells, as log records; their `extra` fields make the JSON form."""
+
+from __future__ import annotations
+
+import logging
+
+from kp_dynamo.events import CaptureReady, Event, GraphTransformed, ProgramReady
+
+logger = logging.getLogger(__name__)
+
+
+def log_event(event: Event) -> None:
+    """Log one event: programs that were made at INFO, all else at DEBUG."""
+    match event:
+        case CaptureReady(number=None):
+            logger.debug(
+                "a capture equal to an earlier one: nothing is traced", extra={"event": "capture", "is_hit": True}
+            )
+        case CaptureReady():
+            logger.debug("capture %s took %.3f s", event.number, event.seconds, extra=_capture_fields(event))
+        case GraphTransformed():
+            _log_passes(event)
+        case ProgramReady():
+            _log_program(event)
+
+
+def _capture_fields(event: CaptureReady) -> dict[str, object]:
+    return {"event": "capture", "is_hit": False, "number": event.number, "seconds": event.seconds}
+
+
+def _log_passes(event: GraphTransformed) -> None:
+    for report in event.reports:
+        fields = {"graph": event.label, "pass": report.name, "rewritten": report.rewritten, "refused": report.refused}
+        text = "%s: %s rewrote %d, refused %s"
+        logger.debug(text, *fields.values(), extra={"event": "pass", **fields})
+
+
+def _log_program(event: ProgramReady) -> None:
+    programs, seconds = event.executable.num_programs, event.executable.seconds
+    fields = {"event": "program", "graph": event.label, "is_hit": event.is_hit, "programs": programs}
+    if event.is_hit:
+        logger.debug("%s: shares the program of an equal graph", event.label, extra=fields)
+    else:
+        spent = ", ".join(f"{stage} {value:.3f} s" for stage, value in seconds.items())
+        logger.info("%s: XLA programs: %d, %s", event.label, programs, spent, extra={**fields, "seconds": dict(seconds)})
