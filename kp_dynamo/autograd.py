@@ -45,11 +45,15 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
         stages.transform(joint, "joint")
-        save_random_results(joint.graph)
+        budget = functorch_config.activation_memory_budget
+        # At 0 torch 2.9 recomputes everything, whatever is tagged to be saved; just above, it looks.
+        least = _LEAST_BUDGET if save_random_results(joint.graph) else 0.0
         num_returned.append(num_fwd_outputs)
-        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
+        with functorch_config.patch(activation_memory_budget=max(budget, least)):
+            return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
 
     def forward(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
+        _donate_nothing()
         return stages.compile(graph, num_returned[-1], "forward")
 
     def backward(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
@@ -75,6 +79,16 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
         )
 
 
+_LEAST_BUDGET = 1e-9
+
+
+def _donate_nothing() -> None:
+    """Tell AOTAutograd that the backward reuses no saved tensor: where it does, torch forbids retain_graph=True."""
+    context = torch._guards.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
 def _boxed(run: Any) -> Any:
     run._boxed_call = True
     return run
@@ -83,8 +97,6 @@ def _boxed(run: Any) -> Any:
 @contextlib.contextmanager
 def _tracing_settings() -> Iterator[None]:
     with (
-        # XLA keeps no buffer of ours to give away, and a donated one forbids retain_graph=True.
-        functorch_config.patch(donated_buffer=False),
         # The math form is differentiated op by op; the CPU's fused kernels mean nothing to XLA.
         sdpa_kernel(SDPBackend.MATH),
         _without_mkldnn(),

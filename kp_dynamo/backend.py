@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from kp_dynamo import compat, log
-from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, XLACompilationError
+from kp_dynamo.boundary import only_our_errors
+from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.options import CompileOptions
 
 if TYPE_CHECKING:
@@ -52,24 +52,10 @@ def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[An
     from kp_dynamo.capture import read_capture
 
     log.configure()
-    with _only_our_errors():
+    with only_our_errors():
         by_module = bool(options.keep_float32 or options.extra_passes)
         compiled = session.compiled(read_capture(gm, example_inputs, with_modules=by_module), options)
     return torch._dynamo.disable(compiled, reason="a compiled graph")
-
-
-@contextlib.contextmanager
-def _only_our_errors() -> Iterator[None]:
-    """Let no foreign exception out: torch turns some of them into a silent graph break and eager execution."""
-    try:
-        yield
-    except TPUBackendError:
-        raise
-    except Exception as cause:
-        raise XLACompilationError(
-            f"the graph could not be compiled: {type(cause).__name__}: {cause}. "
-            "Keep the failing lines out of the compiled region with torch.compiler.disable."
-        ) from cause
 
 
 def cache_stats() -> dict[str, Any]:

@@ -10,8 +10,7 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_node_safe
 
-from kp_dynamo.cpu_view import inputs_on_cpu, name_the_cpu
-from kp_dynamo.exceptions import TPUDeviceError
+from kp_dynamo.cpu_view import inputs_on_cpu, lift_held_tensors, name_the_cpu
 from kp_dynamo.graph_key import Uncacheable, graph_text, input_parts, mode_parts, shares_storage
 from kp_dynamo.key_diff import Parts
 from kp_dynamo.placement import placement_mode
@@ -24,7 +23,8 @@ class Capture:
     Attributes:
         gm: The graph, its device arguments naming the CPU.
         inputs: Its inputs; XLA tensors stand as CPU fake tensors.
-        is_placed: The inputs are CPU tensors that the backend places.
+        mode: Where they really are: "cpu" (the backend places them) or "xla".
+        held: Tensors that Dynamo's graph held itself; first inputs now.
         moved_results: (position, device) of results that eager would return elsewhere than with the rest.
         key: Text and input metadata that decide the whole compilation, or None where AOTAutograd adds guards
             or looks at values, so that only its own graphs may be looked up.
@@ -32,7 +32,8 @@ class Capture:
 
     gm: fx.GraphModule
     inputs: list[Any]
-    is_placed: bool
+    mode: str
+    held: list[torch.Tensor]
     moved_results: tuple[tuple[int, torch.device], ...]
     key: Parts | None
 
@@ -52,15 +53,11 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     tensors = [x for x in [*held, *inputs] if isinstance(x, torch.Tensor)]
     results = _result_devices(gm)
     mode = placement_mode(tensors, default=next((d.type for _, d in results), "cpu"))
-    if mode == "xla" and held:
-        raise TPUDeviceError(
-            f"the captured graph holds {len(held)} tensors on the XLA device itself. Allowed: graphs that take them as "
-            "inputs. Leave torch._dynamo.config.inline_inbuilt_nn_modules at True."
-        )
     moved = tuple((i, device) for i, device in results if device.type != mode)
     key = _early_key(gm, inputs, moved, with_modules) if not held else None
-    name_the_cpu(gm)
-    return Capture(gm, inputs_on_cpu(inputs), mode == "cpu", moved, key)
+    name_the_cpu(gm, mode)
+    lifted = lift_held_tensors(gm) if mode == "xla" and held else []
+    return Capture(gm, inputs_on_cpu([*lifted, *inputs]), mode, lifted, moved, key)
 
 
 def _result_devices(gm: fx.GraphModule) -> list[tuple[int, torch.device]]:
@@ -101,15 +98,15 @@ def _check_safe(gm: fx.GraphModule) -> None:
                 check_node_safe(node)
 
 
-def with_moved_results(run: Callable[..., Any], moved: tuple[tuple[int, torch.device], ...]) -> Callable[..., Any]:
-    """`run`, with the results that belong elsewhere moved there (differentiably)."""
-    if not moved:
+def as_dynamo_calls_it(run: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
+    """`run`, given what the graph held, with the results that belong elsewhere moved there (differentiably)."""
+    if not capture.moved_results and not capture.held:
         return run
 
-    def moving(*args: Any) -> list[Any]:
-        results = list(run(*args))
-        for position, device in moved:
+    def called(*args: Any) -> list[Any]:
+        results = list(run(*capture.held, *args))
+        for position, device in capture.moved_results:
             results[position] = results[position].to(device)
         return results
 
-    return moving
+    return called

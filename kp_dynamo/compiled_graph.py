@@ -12,11 +12,13 @@ import torch
 from torch import fx
 
 from kp_dynamo import compat
+from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.events import Observe, ProgramReady, ignore
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import Executable, Lowering, LoweringSpec
-from kp_dynamo.placement import Placement, to_host
+from kp_dynamo.host_layout import Layout, to_host
+from kp_dynamo.placement import Placement
 from kp_dynamo.telemetry import TELEMETRY
 
 logger = logging.getLogger(__name__)
@@ -68,7 +70,7 @@ class CompiledGraph:
         # A graph without a stable text is told apart by a number that no other graph ever gets.
         self._key = contract.key or (("graph", f"number {next(_numbers)}"),)
         self._programs: dict[object, Program] = {}
-        self._strides = _strides_of(gm)[: spec.num_returned]
+        self._layouts = _layouts_of(gm)[: spec.num_returned]
         values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
         self._is_static = not any(_is_symbolic(v) for v in values)
         if self._is_static:
@@ -93,10 +95,12 @@ class CompiledGraph:
             args.clear()
             return results
         values = [self._place(a) for a in args]
+        # An argument that is saved for the backward goes back as the caller's own tensor: autograd watches it.
+        own = {id(value): argument for value, argument in zip(values, args, strict=True)}
         args.clear()
         results = executable.run(values)
         count = self._spec.num_returned
-        return to_host(results[:count], self._strides) + results[count:]
+        return to_host(results[:count], self._layouts) + [own.get(id(r), r) for r in results[count:]]
 
     def _place(self, value: Any) -> Any:
         return self._runtime.placement.place(value) if isinstance(value, torch.Tensor) else value
@@ -132,7 +136,8 @@ class CompiledGraph:
         return program
 
     def _compile(self, args: Sequence[Any]) -> Executable:
-        executable = self._lowering.compile(self._gm, args, self._spec)
+        with only_our_errors():
+            executable = self._lowering.compile(self._gm, args, self._spec)
         TELEMETRY.count("programs", executable.num_programs)
         for stage, seconds in executable.seconds.items():
             TELEMETRY.spent(stage, seconds)
@@ -160,17 +165,10 @@ def _shape_key(value: Any) -> object:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else (type(value), value)
 
 
-def _strides_of(gm: fx.GraphModule) -> list[tuple[int, ...] | None]:
-    """Strides that eager gives each result; None where they depend on the shapes of the call."""
+def _layouts_of(gm: fx.GraphModule) -> list[Layout | None]:
     results = next(n for n in gm.graph.nodes if n.op == "output").args[0]
     flat = results if isinstance(results, (list, tuple)) else [results]
-    return [_static_stride(r.meta.get("val")) if isinstance(r, fx.Node) else None for r in flat]
-
-
-def _static_stride(value: Any) -> tuple[int, ...] | None:
-    if not isinstance(value, torch.Tensor) or any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride())):
-        return None
-    return value.stride()
+    return [Layout.of(r.meta.get("val")) if isinstance(r, fx.Node) else None for r in flat]
 
 
 _warned: set[tuple[str, str]] = set()

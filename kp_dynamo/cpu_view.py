@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,25 +11,43 @@ from torch import fx
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from kp_dynamo.exceptions import TPUDeviceError
+
 _CPU = torch.device("cpu")
 
 
-def name_the_cpu(gm: fx.GraphModule) -> None:
+def name_the_cpu(gm: fx.GraphModule, mode: str) -> None:
     """Rewrite the device arguments of `gm`, and of the graphs inside it, from XLA to the CPU.
+
+    Autocast regions are for a kind of device. Where the tensors are on XLA (`mode`), a region for XLA is one for
+    the CPU now, and one for the CPU has no effect, as in eager.
 
     In place: AOTAutograd reads what Dynamo has hung on this very module and its nodes.
     """
     for module in gm.modules():
-        if isinstance(module, fx.GraphModule) and any([_rewrite_devices(node) for node in module.graph.nodes]):
+        if isinstance(module, fx.GraphModule) and any([_rewrite_devices(node, mode) for node in module.graph.nodes]):
             module.recompile()
 
 
-def _rewrite_devices(node: fx.Node) -> bool:
-    args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), _to_cpu)  # type: ignore[misc]
-    is_changed = (args, kwargs) != (node.args, node.kwargs)
-    if is_changed:
-        node.args, node.kwargs = args, kwargs
-    return is_changed
+@contextlib.contextmanager
+def surrounding_autocast(mode: str) -> Iterator[None]:
+    """The autocast state around the call, as it counts for tensors where `mode` says, put in force for the CPU."""
+    if mode == "cpu":
+        yield
+        return
+    enabled, dtype = torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla")
+    with torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=torch.is_autocast_cache_enabled()):
+        yield
+
+
+def _rewrite_devices(node: fx.Node, mode: str) -> bool:
+    before = node.args, node.kwargs
+    if node.target is torch.amp.autocast_mode._enter_autocast:
+        swapped = {"xla": "cpu", "cpu": "xla"} if mode == "xla" else {}
+        node.args = (swapped.get(str(node.args[0]), node.args[0]), *node.args[1:])
+    else:
+        node.args, node.kwargs = fx.node.map_aggregate(before, _to_cpu)  # type: ignore[misc, assignment]
+    return before != (node.args, node.kwargs)
 
 
 def _is_xla(value: Any) -> bool:
@@ -77,3 +96,37 @@ def _dynamo_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
         return mode.from_tensor(tensor, static_shapes=True)
     return mode.from_tensor(tensor, symbolic_context=symbolic, source=symbolic.tensor_source, trace=False)
 
+
+
+def lift_held_tensors(gm: fx.GraphModule) -> list[torch.Tensor]:
+    """Make first inputs of the tensors that `gm` holds as parameters and buffers (those of a compiled optimizer step).
+
+    In place. Returns the tensors, in the order of the new inputs.
+
+    Raises:
+        TPUDeviceError: `gm` calls whole modules, whose tensors are out of reach.
+    """
+    held = {**dict(gm.named_parameters()), **dict(gm.named_buffers())}
+    if any(node.op == "call_module" for node in gm.graph.nodes):
+        raise TPUDeviceError(
+            f"the captured graph calls modules that hold {len(held)} tensors on the XLA device. Allowed: graphs that "
+            "take them as inputs. Leave torch._dynamo.config.inline_inbuilt_nn_modules at True."
+        )
+    first = next(iter(gm.graph.nodes))
+    for name in held:
+        with gm.graph.inserting_before(first):
+            lifted = gm.graph.placeholder(name.replace(".", "_"))
+        # AOTAutograd wants to know where every input of Dynamo's graph comes from.
+        lifted._dynamo_source = gm._param_name_to_source[name]  # type: ignore[attr-defined, index]
+        for node in [n for n in gm.graph.nodes if n.op == "get_attr" and n.target == name]:
+            lifted.meta.update(node.meta)
+            node.replace_all_uses_with(lifted)
+            gm.graph.erase_node(node)
+        _delete_attribute(gm, name)
+    gm.recompile()
+    return list(held.values())
+
+
+def _delete_attribute(gm: fx.GraphModule, name: str) -> None:
+    path, _, last = name.rpartition(".")
+    delattr(gm.get_submodule(path), last)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -34,12 +34,30 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     }
     table.update(get_decompositions(_WRONG_IN_TORCH_XLA))
     table[aten.native_dropout.default] = _native_dropout
+    table[aten.abs.default] = _abs
+    # torch_xla 2.9 divides by the size of the dimension, also where that is 0, and takes the process with it.
+    table.update(get_decompositions([aten.roll]))
+    for op in (aten.index.Tensor, aten.index_put.default):
+        table[op] = partial(_with_equal_indices, op)
     return table
+
+
+def _with_equal_indices(op: Any, x: torch.Tensor, indices: Any, *rest: Any, **kwargs: Any) -> Any:
+    """torch_xla 2.9 concatenates the indices, and fails where int32 and int64 meet."""
+    kinds = {i.dtype for i in indices if i is not None}
+    if kinds != {torch.int32, torch.int64}:
+        return NotImplemented
+    return op(x, [None if i is None else i.long() for i in indices], *rest, **kwargs)
 
 
 def _has_lowering(op: Any) -> bool:
     compat.xlac()
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "XLA")
+
+
+def _abs(x: torch.Tensor) -> torch.Tensor:
+    """torch_xla 2.9 returns the modulus of complex numbers as complex numbers."""
+    return torch.hypot(x.real, x.imag) if x.is_complex() else NotImplemented
 
 
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -91,36 +91,6 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
-def to_host(results: Sequence[Any], strides: Sequence[tuple[int, ...] | None]) -> list[Any]:
-    """Results on the CPU, fetched in one transfer, with the strides that eager would have given them."""
-    on_device = [r for r in results if isinstance(r, torch.Tensor) and r.device.type == "xla"]
-    # torch_xla 2.9: one synchronisation for all of them; `.cpu()` makes one each.
-    fetched = iter(compat.xlac()._xla_get_cpu_tensors(on_device) if on_device else [])
-    moved = [next(fetched) if isinstance(r, torch.Tensor) and r.device.type == "xla" else r for r in results]
-    return [_restride(r, s) if isinstance(r, torch.Tensor) else r for r, s in zip(moved, strides, strict=True)]
-
-
-def _restride(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
-    """`tensor` with the strides of eager: permuted, with holes, expanded. Other overlaps stay as they are."""
-    if stride is None or tensor.stride() == stride or tensor.numel() <= 1 or _overlaps(tensor.shape, stride):
-        return tensor
-    result = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
-    # Expanded dimensions hold one value: it is written once.
-    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)
-    result[once].copy_(tensor[once])
-    return result
-
-
-def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether two places share memory in another way than by an expanded dimension."""
-    reach = 0
-    for step, size in sorted((s, n) for s, n in zip(stride, shape, strict=True) if s != 0 and n > 1):
-        if step <= reach:
-            return True
-        reach += step * (size - 1)
-    return False
-
-
 def placement_mode(tensors: Sequence[torch.Tensor], default: str) -> str:
     """ "cpu" where inputs must be placed, "xla" where they are there already.
 

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import hint_int
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kp_dynamo.passes.base import backward_nodes, tensor_of
 
 
-def save_random_results(graph: fx.Graph) -> None:
+def save_random_results(graph: fx.Graph) -> bool:
     """Tag the random nodes of a joint graph, and the smaller masks made of them, as saved and never recomputed.
 
     The partitioner would recompute them under `activation_memory_budget` < 1 and inside `torch.utils.checkpoint`.
+
+    Returns:
+        Whether there are any.
     """
-    backward = backward_nodes(graph)
+    backward, is_any = backward_nodes(graph), False
     for node in graph.nodes:
         if node in backward or not is_random(node):
             continue
+        is_any = True
         masks = [u for u in node.users if u not in backward and _num_bytes(u) < _num_bytes(node)]
         for saved in (node, *masks):
             saved.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return is_any
 
 
 def is_random(node: fx.Node) -> bool:
@@ -30,4 +36,4 @@ def is_random(node: fx.Node) -> bool:
 
 def _num_bytes(node: fx.Node) -> int:
     tensor = tensor_of(node)
-    return 0 if tensor is None else tensor.element_size() * int(torch.fx.experimental.symbolic_shapes.hint_int(tensor.numel(), fallback=1))
+    return 0 if tensor is None else tensor.element_size() * hint_int(tensor.numel(), fallback=1)

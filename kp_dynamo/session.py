@@ -11,10 +11,11 @@ from torch import fx
 
 from kp_dynamo.autograd import GraphStages, trace_and_compile
 from kp_dynamo.cache import LRUCache
-from kp_dynamo.capture import Capture, with_moved_results
+from kp_dynamo.capture import Capture, as_dynamo_calls_it
 from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
 from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
+from kp_dynamo.cpu_view import surrounding_autocast
 from kp_dynamo.graph_key import Uncacheable, environment_parts, graph_text
 from kp_dynamo.key_diff import CompileKey, Parts
 from kp_dynamo.lowering import LoweringSpec, get_lowering
@@ -58,7 +59,7 @@ class Session:
     def compiled(self, capture: Capture, options: CompileOptions) -> Callable[..., Any]:
         """What runs `capture`: from an equal capture, else through AOTAutograd."""
         pipeline = build_pipeline(options)
-        conditions = _conditions(options, pipeline, capture.is_placed)
+        conditions = _conditions(options, pipeline, capture.mode)
         plan = _Plan(options, pipeline, conditions)
         key = None if capture.key is None else CompileKey((*capture.key, *conditions))
         run = self.captures.get(key) if key is not None else None
@@ -87,11 +88,12 @@ class Session:
             TELEMETRY.count("graphs")
             spec = LoweringSpec(name, num_returned, precision, options.strict)
             key = _graph_key(gm, conditions, num_returned)
-            contract = GraphContract(key, capture.is_placed, f"{number}.{name}")
+            contract = GraphContract(key, capture.mode == "cpu", f"{number}.{name}")
             return CompiledGraph(gm, contract, get_lowering(options.lowering), spec, self.runtime)
 
-        run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph))
-        return with_moved_results(run, capture.moved_results)
+        with surrounding_autocast(capture.mode):
+            run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph))
+        return as_dynamo_calls_it(run, capture)
 
 
 def _forget(_: CompileKey, program: Program) -> None:
@@ -102,12 +104,12 @@ def _precision(options: CompileOptions) -> str:
     return resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
 
 
-def _conditions(options: CompileOptions, pipeline: Pipeline, is_placed: bool) -> Parts:
+def _conditions(options: CompileOptions, pipeline: Pipeline, mode: str) -> Parts:
     return (
         ("options", options.key()),
         ("matmul precision", _precision(options)),
         ("pipeline", repr(pipeline)),
-        ("placed", is_placed),
+        ("tensors on", mode),
         *environment_parts(),
     )
 

@@ -7,6 +7,7 @@ XLA device and tensor attributes become buffers on it.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from torch import fx
 
 from kp_dynamo.exceptions import XLACompilationError
-from kp_dynamo.lowering.fallback import NeedsValue, values_forbidden
+from kp_dynamo.lowering.fallback import values_forbidden
 from kp_dynamo.source_lines import user_line
+
+logger = logging.getLogger(__name__)
 
 
 class XlaInterpreter(fx.Interpreter):
@@ -50,9 +53,12 @@ class XlaInterpreter(fx.Interpreter):
             return self._higher_order(node, args, kwargs)
         args, kwargs = fx.node.map_aggregate((args, kwargs), self._on_device)  # type: ignore[misc, assignment]
         try:
-            return node.target(*args, **kwargs)  # type: ignore[operator]
-        except NeedsValue:
+            result = node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception as error:
+            # The operator ran on fake tensors before: what fails now is torch_xla's form of it.
+            logger.debug("%s cannot be lowered for these arguments: %s", node.target, error)
             return self._on_fallback(node, args, kwargs)
+        return result if _is_as_traced(node, result) else self._on_fallback(node, args, kwargs)
 
     def _on_device(self, value: Any) -> Any:
         return self._device if isinstance(value, torch.device) else value
@@ -65,6 +71,23 @@ class XlaInterpreter(fx.Interpreter):
             f"the higher-order operator {node.target} has no lowering to XLA here{user_line(node)}. "
             "Allowed: graphs of ATen operators. Write the region without it, or wrap it in torch.compiler.disable."
         )
+
+
+def _is_as_traced(node: fx.Node, result: Any) -> bool:
+    """Whether dtypes and ranks are those that ATen promises: torch_xla lowers some operators to something else."""
+    promised, given = node.meta.get("val"), result
+    if isinstance(promised, torch.Tensor):
+        promised, given = [promised], [result]
+    if not isinstance(promised, (list, tuple)) or not isinstance(given, (list, tuple)):
+        return True
+    pairs = [(p, g) for p, g in zip(promised, given, strict=True) if isinstance(p, torch.Tensor) and g is not None]
+    return all(p.dtype == g.dtype and _same_shape(p.shape, g.shape) for p, g in pairs)
+
+
+def _same_shape(promised: Any, given: Any) -> bool:
+    return len(promised) == len(given) and all(
+        isinstance(p, torch.SymInt) or p == g for p, g in zip(promised, given, strict=True)
+    )
 
 
 @contextlib.contextmanager
