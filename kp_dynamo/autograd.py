@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
+from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
-from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -66,7 +68,7 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
         return stages.compile(graph, _num_results(graph), "inference")
 
     with _tracing_settings():
-        return aot_module_simplified(  # type: ignore[no-any-return]
+        return aot_autograd.aot_module_simplified(  # type: ignore[no-any-return]
             gm,
             list(inputs),
             fw_compiler=forward,
@@ -97,11 +99,22 @@ def _boxed(run: Any) -> Any:
 @contextlib.contextmanager
 def _tracing_settings() -> Iterator[None]:
     with (
+        _backward_with_forward(),
         # The math form is differentiated op by op; the CPU's fused kernels mean nothing to XLA.
         sdpa_kernel(SDPBackend.MATH),
         _without_mkldnn(),
     ):
         yield
+
+
+def _backward_with_forward() -> contextlib.AbstractContextManager[Any]:
+    """Compile the backward with the forward: under Dynamo's lock, its errors where compile errors are expected.
+
+    torch 2.9 has the switch, and only its export entry sets it. Left to the first backward, two threads that train
+    at once fail in torch's own metrics.
+    """
+    prepare = partial(aot_autograd.prepare_aot_module_simplified, force_non_lazy_backward_lowering=True)
+    return mock.patch.object(aot_autograd, "prepare_aot_module_simplified", prepare)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -71,3 +72,8 @@ def clear_cache() -> None:
     from kp_dynamo.session import SESSION
 
     SESSION.clear()
+
+
+# Dynamo traces before it calls a backend: XLA tensors with symbolic sizes must be traceable by then.
+if "torch_xla" in sys.modules:
+    compat.mend_tracing()

@@ -56,7 +56,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     moved = tuple((i, device) for i, device in results if device.type != mode)
     key = _early_key(gm, inputs, moved, with_modules) if not held else None
     name_the_cpu(gm, mode)
-    lifted = lift_held_tensors(gm) if mode == "xla" and held else []
+    gm, lifted = lift_held_tensors(gm) if mode == "xla" and held else (gm, [])
     return Capture(gm, inputs_on_cpu([*lifted, *inputs]), mode, lifted, moved, key)
 
 
@@ -78,7 +78,7 @@ def _early_key(gm: fx.GraphModule, inputs: Sequence[Any], moved: object, with_mo
     modes = mode_parts()
     if dict(modes)["saved tensor hooks"]:
         return None
-    return (("graph", text), ("inputs", input_parts(inputs)), ("moved", str(moved)), *modes)
+    return (("inputs", input_parts(inputs)), ("graph", text), ("moved", str(moved)), *modes)
 
 
 def _is_plain(value: Any) -> bool:

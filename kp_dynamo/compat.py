@@ -44,7 +44,15 @@ def load() -> ModuleType:
         raise TPUNotAvailableError(f"torch_xla is installed but cannot be imported: {cause}") from cause
     finally:
         dynamo_config.automatic_dynamic_shapes = automatic
+    mend_tracing()
     return torch_xla
+
+
+def mend_tracing() -> None:
+    """Mend what keeps Dynamo from tracing on XLA tensors; torch_xla has been imported."""
+    from kp_dynamo.lowering.symbolic_layer_norm import install
+
+    install()
 
 
 def refuse_fork() -> None:

@@ -98,10 +98,11 @@ def _dynamo_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 
-def lift_held_tensors(gm: fx.GraphModule) -> list[torch.Tensor]:
+def lift_held_tensors(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Make first inputs of the tensors that `gm` holds as parameters and buffers (those of a compiled optimizer step).
 
-    In place. Returns the tensors, in the order of the new inputs.
+    Returns:
+        A copy of `gm` that takes them, and the tensors in the order of the new inputs.
 
     Raises:
         TPUDeviceError: `gm` calls whole modules, whose tensors are out of reach.
@@ -112,21 +113,26 @@ def lift_held_tensors(gm: fx.GraphModule) -> list[torch.Tensor]:
             f"the captured graph calls modules that hold {len(held)} tensors on the XLA device. Allowed: graphs that "
             "take them as inputs. Leave torch._dynamo.config.inline_inbuilt_nn_modules at True."
         )
-    first = next(iter(gm.graph.nodes))
-    for name in held:
-        with gm.graph.inserting_before(first):
-            lifted = gm.graph.placeholder(name.replace(".", "_"))
-        # AOTAutograd wants to know where every input of Dynamo's graph comes from.
-        lifted._dynamo_source = gm._param_name_to_source[name]  # type: ignore[attr-defined, index]
-        for node in [n for n in gm.graph.nodes if n.op == "get_attr" and n.target == name]:
-            lifted.meta.update(node.meta)
-            node.replace_all_uses_with(lifted)
-            gm.graph.erase_node(node)
-        _delete_attribute(gm, name)
-    gm.recompile()
-    return list(held.values())
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    lifted = {name: _input(graph, name.replace(".", "_"), gm._param_name_to_source[name]) for name in held}  # type: ignore[index, union-attr, operator]
+    for node in gm.graph.nodes:
+        if node.op == "get_attr" and node.target in lifted:
+            new[node] = lifted[str(node.target)]
+            new[node].meta.update(node.meta)
+        elif node.op == "placeholder":
+            new[node] = _input(graph, str(node.target), node._dynamo_source)  # type: ignore[attr-defined]
+            new[node].meta.update(node.meta)
+        else:
+            new[node] = graph.node_copy(node, new.__getitem__)
+    copy = fx.GraphModule(gm, graph)
+    copy.meta.update(gm.meta)
+    copy._param_name_to_source = {}  # type: ignore[assignment]
+    return copy, list(held.values())
 
 
-def _delete_attribute(gm: fx.GraphModule, name: str) -> None:
-    path, _, last = name.rpartition(".")
-    delattr(gm.get_submodule(path), last)
+def _input(graph: fx.Graph, name: str, source: Any) -> fx.Node:
+    node = graph.placeholder(name)
+    # AOTAutograd asks every input of Dynamo's graph where it comes from.
+    node._dynamo_source = source  # type: ignore[attr-defined]
+    return node

@@ -35,6 +35,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table.update(get_decompositions(_WRONG_IN_TORCH_XLA))
     table[aten.native_dropout.default] = _native_dropout
     table[aten.abs.default] = _abs
+    table[aten.hypot.default] = _hypot
     # torch_xla 2.9 divides by the size of the dimension, also where that is 0, and takes the process with it.
     table.update(get_decompositions([aten.roll]))
     for op in (aten.index.Tensor, aten.index_put.default):
@@ -57,7 +58,14 @@ def _has_lowering(op: Any) -> bool:
 
 def _abs(x: torch.Tensor) -> torch.Tensor:
     """torch_xla 2.9 returns the modulus of complex numbers as complex numbers."""
-    return torch.hypot(x.real, x.imag) if x.is_complex() else NotImplemented
+    return _hypot(x.real, x.imag) if x.is_complex() else NotImplemented
+
+
+def _hypot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """sqrt(a^2 + b^2) that overflows no earlier than its result."""
+    large, small = torch.maximum(a.abs(), b.abs()), torch.minimum(a.abs(), b.abs())
+    ratio = torch.where(large == 0, 0.0, small / large)
+    return torch.where(large.isinf(), large, large * (1 + ratio * ratio).sqrt())
 
 
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

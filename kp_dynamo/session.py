@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,12 +18,15 @@ from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
 from kp_dynamo.cpu_view import surrounding_autocast
 from kp_dynamo.graph_key import Uncacheable, environment_parts, graph_text
-from kp_dynamo.key_diff import CompileKey, Parts
+from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import LoweringSpec, get_lowering
 from kp_dynamo.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.pipeline import Pipeline, build_pipeline, run_pipeline
 from kp_dynamo.placement import Placement
 from kp_dynamo.telemetry import TELEMETRY
+
+
+logger = logging.getLogger(__name__)
 
 
 class _Plan(NamedTuple):
@@ -62,7 +66,7 @@ class Session:
         conditions = _conditions(options, pipeline, capture.mode)
         plan = _Plan(options, pipeline, conditions)
         key = None if capture.key is None else CompileKey((*capture.key, *conditions))
-        run = self.captures.get(key) if key is not None else None
+        run = self._look_up(key)
         if run is not None:
             self.runtime.observe(CaptureReady(None, key, 0.0))
             return run
@@ -73,6 +77,15 @@ class Session:
         seconds = time.perf_counter() - start
         TELEMETRY.spent("aot_and_below", seconds)
         self.runtime.observe(CaptureReady(number, key, seconds))
+        return run
+
+    def _look_up(self, key: CompileKey | None) -> Callable[..., Any] | None:
+        if key is None:
+            return None
+        others = self.captures.keys() if logger.isEnabledFor(logging.DEBUG) else []
+        run = self.captures.get(key)
+        if run is None and others:
+            logger.debug("a new capture; nearest entry: %s", explain_miss(key, others))
         return run
 
     def _trace(self, capture: Capture, plan: _Plan, number: int) -> Callable[..., Any]:
