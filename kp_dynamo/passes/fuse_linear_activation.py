@@ -1,0 +1,236 @@
+"""Fuse Linear, activation and gate into `kp::linear_act`: changes numerics, by rounding once instead of at each op.
+
+    before                                                   after
+    addmm: bf16[6, 8] = aten.addmm.default(b, x, w)          linear_act: bf16[6, 8] = kp.linear_act.default(
+    view: bf16[2, 3, 8] = aten.view.default(addmm, ...)          x, w, b, "gelu")
+    gelu: bf16[2, 3, 8] = aten.gelu.default(view)            view_1: bf16[2, 3, 8] = aten.view.default(linear_act, ...)
+
+Fires on
+
+1. aten.mm and aten.addmm (beta = alpha = 1), with a bias [N] in the addmm or added after views;
+2. followed by ReLU, GELU (erf or tanh), SiLU, Tanh or Sigmoid, as one op or spelled out (see `activations.py`);
+3. followed by a product with a value of the same shape (SiLU(gate) * up): the multiplier of the op. The multiplier
+   must be [M, N] before its view; otherwise the gate stays where it is and only the activation is fused;
+4. casts in between, and one after when nothing else reads the uncast result, become the `out_dtype`, if the compute
+   dtype of the op (float32; float64 for float64) holds every value of the cast's: never less accurate.
+
+In a joint graph the backward reads the pre-activation, or values on the way to the activation (the tanh of a spelled
+out GELU, the SiLU of a gated one). Then the op is `kp::linear_act_train`, and its second result is the
+pre-activation: saved in the dtype of the operands as before. Values on the way stay in the graph, computed from it and
+read by the backward only. So the partitioner recomputes them where the gradient is computed, in the same loop
+over the same data, and saves one tensor where it saved two (gelu_new: pre-activation and tanh). ReLU, Tanh and Sigmoid
+have their result read instead, and nothing else is saved.
+
+Refuses, with the reason, an activation of a product where
+
+5. the forward reads the pre-activation, or a value on the way, somewhere else, or it is an output of the graph: the op
+   would be computed beside the product, not instead of it;
+6. the backward reads the product without its bias, which the op does not return;
+7. dtypes are integer or complex, or the bias has another dtype than the product (the pre-activation would be saved
+   in fewer bits than the backward had);
+8. addmm scales, or adds something that is no bias.
+
+A convolution is never a match, nor a batched product: the op is a matrix product.
+
+What it is worth is measured in `ops/linear_act.py`: half the rounding error of a bfloat16 chain for GELU, no time.
+The new nodes carry the metadata of the product: whoever keeps a Linear in float32 by its module path keeps its op.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import extract_tensor_metadata
+
+from kp_dynamo.ops.linear_act import fits
+from kp_dynamo.passes.activations import activations_of, is_cast
+from kp_dynamo.passes.base import PassReport, backward_nodes, calls
+from kp_dynamo.passes.linear import PRODUCTS, VIEWS, Linear, fake, has_shape, linear_at, only_user
+
+aten = torch.ops.aten
+kp = torch.ops.kp
+
+
+@dataclass(frozen=True)
+class FuseLinearActivation:
+    """The pass; it has no options."""
+
+    @property
+    def name(self) -> str:
+        return "fuse_linear_activation"
+
+    def __call__(self, gm: fx.GraphModule) -> PassReport:
+        forward = forward_nodes(gm.graph)
+        rewritten, refused = 0, []
+        for product in calls(gm.graph, *PRODUCTS):
+            found = _match(linear_at(product, forward), forward) if product in forward else None
+            if isinstance(found, Match):
+                forward |= _rewrite(gm.graph, found)
+                rewritten += 1
+            elif found is not None:
+                refused.append((product.name, found))
+        return PassReport(self.name, rewritten, tuple(refused))
+
+
+@dataclass(frozen=True)
+class Match:
+    """A Linear that becomes our op.
+
+    Attributes:
+        activation: Its name in `kp::linear_act`.
+        root: The node that the op's result replaces.
+        inside: The nodes from the product to `root`, without `root`.
+        multiplier: The gate, [M, N], or None.
+    """
+
+    linear: Linear
+    activation: str
+    root: fx.Node
+    inside: frozenset[fx.Node]
+    multiplier: fx.Node | None = None
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether somebody (a backward) goes on reading what the op replaces."""
+        return any(user not in self.inside and user is not self.root for node in self.inside for user in node.users)
+
+    def grown(self, root: fx.Node, multiplier: fx.Node | None) -> Match:
+        return Match(self.linear, self.activation, root, self.inside | {self.root}, multiplier)
+
+
+def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that an output of the forward needs: the others, in a joint graph, only feed gradients."""
+    backward = backward_nodes(graph)
+    results = next(node for node in graph.nodes if node.op == "output").all_input_nodes
+    found: set[fx.Node] = set()
+    stack = [node for node in results if node not in backward]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += node.all_input_nodes
+    return found
+
+
+def _match(linear: Linear, forward: set[fx.Node]) -> Match | str | None:
+    """The match, or why there is none, or None where no activation follows."""
+    first_reason = None
+    for root, name, between in activations_of(linear.value, forward, fake(linear.input).dtype):
+        match = Match(linear, name, root, frozenset(between) | set(linear.chain))
+        reason = linear.problem or _conflict(match, forward)
+        if reason is None:
+            return _extended(match, forward)
+        first_reason = first_reason or reason
+    return first_reason
+
+
+def _conflict(match: Match, forward: set[fx.Node]) -> str | None:
+    for node in sorted(match.inside):
+        for user in sorted(set(node.users) - match.inside - {match.root}):
+            if user.op == "output":
+                return f"{node.name}, before the activation, is an output of the graph"
+            if user in forward:
+                return f"{node.name}, before the activation, is also read by {user.name}"
+            if node in match.linear.unbiased:
+                return f"the backward reads {node.name}, the product without its bias"
+    return None
+
+
+def _extended(match: Match, forward: set[fx.Node]) -> Match:
+    """The match with the gate and the cast that follow it, if any."""
+    while user := only_user(match.root, forward):
+        gate = _gate(user, match) if match.multiplier is None else None
+        is_last_cast = is_cast(user, match.linear.dtype) and len(match.root.users) == 1
+        if gate is None and not is_last_cast:
+            break
+        match = match.grown(user, gate or match.multiplier)
+    return match
+
+
+def _gate(user: fx.Node, match: Match) -> fx.Node | None:
+    """The other operand of a product with the activation, as [M, N]."""
+    others = [other for other in user.args if other is not match.root]
+    shape = fake(match.root).shape
+    if user.target != aten.mul.Tensor or len(others) != 1 or not has_shape(others[0], tuple(shape)):
+        return None
+    gate, size = others[0], tuple(fake(match.linear.chain[0]).shape)
+    if isinstance(gate, fx.Node) and gate.target in VIEWS and not has_shape(gate, size):
+        gate = gate.args[0]
+    is_gate = isinstance(gate, fx.Node) and has_shape(gate, size) and fits(fake(gate).dtype, match.linear.dtype)
+    return gate if is_gate else None  # type: ignore[return-value]
+
+
+def _rewrite(graph: fx.Graph, match: Match) -> set[fx.Node]:
+    """Put the op in; returns the new nodes that the forward needs."""
+    linear, before, is_saved = match.linear, match.linear.chain[0].prev, match.is_saved
+    dtype = fake(match.root).dtype
+    options = {"multiplier": match.multiplier, "out_dtype": dtype if dtype != linear.dtype else None}
+    options = {key: value for key, value in options.items() if value is not None}
+    arguments = (linear.input, linear.weight, linear.bias, match.activation)
+    add = _Adder(graph, match)
+    if is_saved:
+        both = add(kp.linear_act_train.default, *arguments, **options)
+        result, pre = add(operator.getitem, both, 0), add(operator.getitem, both, 1)
+        pre = add.viewed(pre, linear.chain[: linear.chain.index(linear.biased) + 1])
+        linear.biased.replace_all_uses_with(pre)
+        made = {both, result}
+    else:
+        result = pre = add(kp.linear_act.default, *arguments, **options)
+        made = {result}
+    viewed = add.viewed(result, linear.chain)
+    match.root.replace_all_uses_with(viewed)
+    last = match.root.prev
+    _erase_unused(graph, match)
+    if is_saved:
+        _move_readers(before.next, pre, last)
+    return made | {viewed}
+
+
+def _erase_unused(graph: fx.Graph, match: Match) -> None:
+    replaced = match.inside | {match.root}
+    views = {source for node in replaced for source in node.all_input_nodes if source.target in VIEWS}  # the gate's
+    for node in sorted(replaced | views, reverse=True):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _move_readers(node: fx.Node, pre: fx.Node, last: fx.Node) -> None:
+    """Put what needs the new pre-activation behind it: from `node` on, up to it."""
+    late: set[fx.Node] = set()
+    while node is not pre:
+        following = node.next
+        if any(source is pre or source in late for source in node.all_input_nodes):
+            late.add(node)
+            last.append(node)
+            last = node
+        node = following
+
+
+@dataclass(frozen=True)
+class _Adder:
+    """Adds nodes before the root of a match, with their fake values and the metadata of the product."""
+
+    graph: fx.Graph
+    match: Match
+
+    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        with self.graph.inserting_before(self.match.root):
+            node = self.graph.create_node("call_function", target, args, kwargs, name=target.__name__.split(".")[0])
+        node.meta = {k: v for k, v in self.match.linear.chain[0].meta.items() if k not in ("val", "tensor_meta")}
+        values = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
+        with torch.no_grad():
+            node.meta["val"] = target(*values[0], **values[1])
+        if isinstance(node.meta["val"], torch.Tensor):
+            # torch's default partitioner takes a node without it for a tuple
+            node.meta["tensor_meta"] = extract_tensor_metadata(node.meta["val"])
+        return node
+
+    def viewed(self, node: fx.Node, chain: tuple[fx.Node, ...]) -> fx.Node:
+        """`node`, [M, N], in the shape that the views of `chain` end in."""
+        views = [view for view in chain if view.target in VIEWS]
+        return self(aten.view.default, node, views[-1].args[1]) if views else node

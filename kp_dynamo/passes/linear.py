@@ -1,0 +1,113 @@
+"""Where an ATen graph computes a Linear: a matrix product, its bias, and the views and casts that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from kp_dynamo.passes.activations import is_cast
+from kp_dynamo.passes.base import tensor_of
+
+aten = torch.ops.aten
+
+PRODUCTS = (aten.mm.default, aten.addmm.default)
+VIEWS = (aten.view.default, aten._unsafe_view.default)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`input @ weight + bias`, [M, K] @ [K, N] + [N].
+
+    Attributes:
+        biased: The node that has the bias in it (the product itself for addmm and for no bias).
+        chain: The product and what follows it one by one (views, the bias, casts), as far as the forward has no
+            second user; the last is what an activation would read.
+        problem: Why it cannot become one op of ours, or None.
+    """
+
+    input: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    biased: fx.Node
+    chain: tuple[fx.Node, ...]
+    problem: str | None
+
+    @property
+    def value(self) -> fx.Node:
+        return self.chain[-1]
+
+    @property
+    def unbiased(self) -> tuple[fx.Node, ...]:
+        """The nodes that lack the bias."""
+        return self.chain[: self.chain.index(self.biased)]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return fake(self.input).dtype
+
+
+def linear_at(product: fx.Node, forward: set[fx.Node]) -> Linear:
+    """The Linear that begins at an aten.mm or aten.addmm; users outside of `forward` do not count."""
+    *addend, first, second = product.args
+    bias = addend[0] if addend else None
+    problem = _problem(product, bias)
+    chain, biased = [product], product
+    while user := only_user(chain[-1], forward):
+        added = _bias_added(user, chain[-1], product) if bias is None else None
+        if added is not None:
+            bias, biased = added, user
+            problem = problem or _mixed(product, added)
+        elif user.target not in VIEWS and not is_cast(user, fake(product).dtype):
+            break
+        chain.append(user)
+    return Linear(first, second, bias, biased, tuple(chain), problem)  # type: ignore[arg-type]
+
+
+def only_user(node: fx.Node, forward: set[fx.Node]) -> fx.Node | None:
+    """The one user of `node` in `forward`, or None where there are more, or none, or where it is an output."""
+    users = [user for user in node.users if user in forward or user.op == "output"]
+    return users[0] if len(users) == 1 and users[0].op != "output" else None
+
+
+def has_shape(node: object, shape: tuple[int | torch.SymInt, ...]) -> bool:
+    """Whether the node is a tensor of this shape; asks no new guard of a symbolic size."""
+    value = tensor_of(node)
+    if value is None or value.dim() != len(shape):
+        return False
+    return all(statically_known_true(a == b) for a, b in zip(value.shape, shape, strict=True))
+
+
+def fake(node: fx.Node) -> torch.Tensor:
+    value = tensor_of(node)
+    assert value is not None, f"{node} is a tensor"
+    return value
+
+
+def _bias_added(user: fx.Node, value: fx.Node, product: fx.Node) -> fx.Node | None:
+    columns = fake(product).shape[-1]
+    is_same_dtype = fake(value).dtype == fake(product).dtype  # a bias after a cast would be rounded with the product
+    if user.target != aten.add.Tensor or user.kwargs or not is_same_dtype:
+        return None
+    if not has_shape(value, (*fake(value).shape[:-1], columns)):
+        return None
+    others = [other for other in user.args if other is not value and has_shape(other, (columns,))]
+    return others[0] if len(others) == 1 else None  # type: ignore[return-value]
+
+
+def _problem(product: fx.Node, addend: object) -> str | None:
+    value = fake(product)
+    if not value.dtype.is_floating_point:
+        return f"{value.dtype} is no real floating-point dtype"
+    if any(scale != 1 for scale in product.kwargs.values()):
+        return "addmm with alpha or beta other than 1"
+    if addend is not None and not has_shape(addend, (value.shape[-1],)):
+        return "addmm with an addend that is no bias of shape [N]"
+    return None
+
+
+def _mixed(product: fx.Node, bias: fx.Node) -> str | None:
+    dtypes = fake(product).dtype, fake(bias).dtype
+    return f"mixed dtypes: product {dtypes[0]}, bias {dtypes[1]}" if dtypes[0] != dtypes[1] else None
