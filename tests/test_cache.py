@@ -1,6 +1,7 @@
 """The bounded cache: what it keeps, counts and tells, from one thread and from several."""
 
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -141,13 +142,21 @@ def test_a_value_may_use_the_cache_when_it_dies(let_go):
     assert type(cache.get("a")) is not _UsesTheCacheWhenItDies
 
 
+class _YieldingKey(int):
+    """Lets another thread run in the middle of every look-up, as a key with a Python hash may."""
+
+    def __hash__(self):
+        time.sleep(0)
+        return int.__hash__(self)
+
+
 def test_threads_lose_no_count_and_never_exceed_the_bound():
     gone = []
     cache = LRUCache(8, on_evict=lambda key, value: gone.append(key))
 
     def work(number):
         for turn in range(2000):
-            key = (number * 7 + turn) % 16
+            key = _YieldingKey((number * 7 + turn) % 16)
             cache.get(key)
             cache.set(key, turn)
             cache.touch(key)
