@@ -1,0 +1,48 @@
+"""What is known to go wrong, here or in the torch and torch_xla beneath, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KnownLimit:
+    """Something that does not work as a user would expect, and what to do instead."""
+
+    what: str
+    cure: str
+
+
+KNOWN_LIMITS = (
+    KnownLimit(
+        "Two XLA inputs that overlap in memory, one of them written to: the other keeps its old values, unnoticed.",
+        "Pass the base tensor and take the views inside the compiled function.",
+    ),
+    KnownLimit(
+        "Two CPU inputs that are disjoint views of one tensor, one of them written to: AOTAutograd fails an assertion.",
+        "Pass the base tensor and take the views inside the compiled function.",
+    ),
+    KnownLimit(
+        'module.to("xla") unties weights that two modules share, which then train apart.',
+        "Call torch.__future__.set_swap_module_params_on_conversion(True) before it.",
+    ),
+    KnownLimit(
+        "A backward on the CPU before the first use of the XLA device: torch then has no backward for XLA tensors "
+        '("device_ready_queues_" in an INTERNAL ASSERT).',
+        "Make one tensor on the device first: torch.ones(1, device=torch_xla.device()).",
+    ),
+    KnownLimit(
+        "torch_xla.manual_seed repeats random operators of eager XLA code, not those of compiled graphs.",
+        "torch.manual_seed repeats those of compiled graphs; set both where both are used.",
+    ),
+    KnownLimit(
+        "Every set of shapes is an XLA program of its own, with dynamic=True as well; after 8 of one function "
+        "(torch._dynamo.config.recompile_limit) Dynamo runs it eagerly.",
+        "Pad lengths to a few sizes before the call.",
+    ),
+    KnownLimit(
+        "Programs are compiled anew in every process: torch_xla 2.9 writes its persistent cache and cannot read it "
+        "(pytorch/xla#9094).",
+        "Keep the process alive; within it, equal graphs share a program.",
+    ),
+)

@@ -1,0 +1,52 @@
+"""`python -m kp_dynamo.self_test`: start the device and compile something tiny, telling each step as a line of JSON.
+
+`doctor` runs it in a process of its own: a device that hangs or dies takes only that process along, and the lines
+written before say how far it came.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+# Relative, with float32 products in full precision; two roundings apart is 1e-7.
+MAX_DIFFERENCE = 1e-5
+
+
+def main() -> None:
+    """Write {"device", "kind"} once the device is there, then {"difference", "allowed"} of compiled from eager."""
+    from kp_dynamo import compat
+
+    _tell(device=str(compat.device()), kind=compat.device_kind())
+    _tell(difference=compiled_against_eager(), allowed=MAX_DIFFERENCE)
+
+
+def compiled_against_eager() -> float:
+    """Norm of the difference over the norm, of the result and gradients of a small model together."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4)
+    )
+    inputs = torch.randn(8, 16)
+    options: dict[str, Any] = {"precision": "float32", "matmul_precision": "highest"}
+    compiled = _results(torch.compile(model, backend="kp_tpu", options=options), model, inputs)
+    eager = _results(model, model, inputs)
+    return float((compiled - eager).norm() / eager.norm())
+
+
+def _results(run: Any, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    result = run(inputs)
+    gradients = torch.autograd.grad(result.square().sum(), list(model.parameters()))
+    return torch.cat([t.detach().reshape(-1) for t in (result, *gradients)])
+
+
+def _tell(**fields: object) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
