@@ -10,6 +10,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from kp_dynamo import compat
+from kp_dynamo.pooling import avg_pool, avg_pool_backward
 
 aten = torch.ops.aten
 
@@ -38,6 +39,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.hypot.default] = _hypot
     # torch_xla 2.9 divides by the size of the dimension, also where that is 0, and takes the process with it.
     table.update(get_decompositions([aten.roll]))
+    table[aten.avg_pool2d.default] = table[aten.avg_pool3d.default] = avg_pool
+    table[aten.avg_pool2d_backward.default] = table[aten.avg_pool3d_backward.default] = avg_pool_backward
+    for op in (aten.cumsum.default, aten.cumprod.default):
+        table[op] = partial(_accumulated_in_int64, op)
     for op in (aten.index.Tensor, aten.index_put.default):
         table[op] = partial(_with_equal_indices, op)
     return table
@@ -54,6 +59,15 @@ def _with_equal_indices(op: Any, x: torch.Tensor, indices: Any, *rest: Any, **kw
 def _has_lowering(op: Any) -> bool:
     compat.xlac()
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "XLA")
+
+
+def _accumulated_in_int64(op: Any, x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """torch_xla 2.9 accumulates integers and booleans in their own dtype; ATen does in int64."""
+    if dtype is not None and dtype != x.dtype:
+        return op(x.to(dtype), dim)
+    if dtype is not None or x.dtype.is_floating_point or x.is_complex() or x.dtype == torch.int64:
+        return NotImplemented
+    return op(x.to(torch.int64), dim)
 
 
 def _abs(x: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,13 @@ from kp_dynamo import log
 from kp_dynamo.exceptions import TPUConfigurationError, TPUOptimizationError
 from kp_dynamo.options import CompileOptions
 from kp_dynamo.passes.base import GraphPass, PassReport
+from kp_dynamo.passes.fold_constants import FoldConstants
+from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.telemetry import TELEMETRY
 
 Pipeline = tuple[GraphPass, ...]
+
+OUR_PASSES = ("fold_constants", "fuse_linear_activation", "cast_bf16")
 
 
 def build_pipeline(options: CompileOptions) -> Pipeline:
@@ -24,6 +28,10 @@ def build_pipeline(options: CompileOptions) -> Pipeline:
         TPUConfigurationError: `disable_passes` names a pass that there is not.
     """
     ours: list[GraphPass] = [
+        # First, so that the others see numbers and not tensors that hold one.
+        FoldConstants(),
+        # Before the casts: it matches a product next to its activation.
+        *([FuseLinearActivation()] if options.fuse else []),
         # The user's see what will be lowered.
         *options.extra_passes,
     ]
@@ -32,7 +40,7 @@ def build_pipeline(options: CompileOptions) -> Pipeline:
 
 
 def _check_disabled(options: CompileOptions) -> None:
-    names = {p.name for p in options.extra_passes}
+    names = {*OUR_PASSES, *(p.name for p in options.extra_passes)}
     unknown = sorted(set(options.disable_passes) - names)
     if unknown:
         raise TPUConfigurationError(f"disable_passes: there is no pass {unknown[0]!r}; allowed: {', '.join(sorted(names))}")

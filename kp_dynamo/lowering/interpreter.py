@@ -58,6 +58,7 @@ class XlaInterpreter(fx.Interpreter):
             # The operator ran on fake tensors before: what fails now is torch_xla's form of it.
             logger.debug("%s cannot be lowered for these arguments: %s", node.target, error)
             return self._on_fallback(node, args, kwargs)
+        result = _widened(node, result)
         return result if _is_as_traced(node, result) else self._on_fallback(node, args, kwargs)
 
     def _on_device(self, value: Any) -> Any:
@@ -71,6 +72,20 @@ class XlaInterpreter(fx.Interpreter):
             f"the higher-order operator {node.target} has no lowering to XLA here{user_line(node)}. "
             "Allowed: graphs of ATen operators. Write the region without it, or wrap it in torch.compiler.disable."
         )
+
+
+def _widened(node: fx.Node, result: Any) -> Any:
+    """Indices as ATen gives them: torch_xla 2.9 leaves those of cummax, max_pool and others in XLA's int32."""
+
+    def widen(promised: Any, given: Any) -> Any:
+        is_index = isinstance(promised, torch.Tensor) and isinstance(given, torch.Tensor)
+        is_index = is_index and promised.dtype == torch.int64 and given.dtype == torch.int32
+        return given.to(torch.int64) if is_index else given
+
+    promised = node.meta.get("val")
+    if isinstance(result, (list, tuple)) and isinstance(promised, (list, tuple)) and len(result) == len(promised):
+        return tuple(widen(p, g) for p, g in zip(promised, result, strict=True))
+    return widen(promised, result)
 
 
 def _is_as_traced(node: fx.Node, result: Any) -> bool:
