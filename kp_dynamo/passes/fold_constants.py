@@ -1,0 +1,201 @@
+"""Fold CPU constants into the program: numerics stay as they are, bit by bit.
+
+    before                                                        after
+    _tensor_constant0: f32[] = attribute _tensor_constant0        mul: f32[4, 3] = aten.mul.Tensor(arg0_1, 2.0)
+    lift_fresh_copy: f32[] = aten.lift_fresh_copy.default(...)
+    mul: f32[4, 3] = aten.mul.Tensor(arg0_1, lift_fresh_copy)
+
+`torch.tensor(...)` in a model is a CPU tensor that the graph holds as an attribute and copies on each call. To a
+lowering that copy is an op on another device in the middle of the graph, which splits the program.
+
+1. A constant of equal elements (bit by bit: -0.0 is not 0.0) becomes aten.full, of any size and dtype.
+2. One that counts, such as [0, 2, 4], int32 or int64, becomes aten.arange.
+3. Any other stays an attribute, and the ops that copy or rename it (lift_fresh_copy, lift_fresh, alias, detach) go:
+   the lowering moves attributes onto the device as known constants.
+4. A cast of a constant of at most `max_cast_elements` is computed now; its result is a constant again.
+5. A 0-dim full or scalar_tensor becomes a Python number in the ops that have a form for one (`scalar_forms.py`), where
+   dtypes come out the same and the number is exact in the dtype of the result.
+6. alias and detach of what is no constant go as well: an ATen graph is differentiated already.
+
+Refuses, with the reason: a constant that a result of the graph shares memory with or that an op writes to (a call
+would change it for the next one); a parameter (its owner may change it); one whose value cannot be read (a
+subclass, not dense, not on the CPU); a cast that moves to another device or is too large. A result of the graph that
+is alias or detach of something stays: it must be a tensor object of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from kp_dynamo.passes.base import PassReport, calls
+from kp_dynamo.passes.insertion import insert_call, replace_node, set_value
+from kp_dynamo.passes.scalar_forms import use_scalars
+
+aten = torch.ops.aten
+
+COPIES = (aten.lift_fresh_copy.default, aten.lift_fresh.default)
+IDENTITIES = (aten.alias.default, aten.detach.default)
+
+
+@dataclass(frozen=True)
+class FoldConstants:
+    """The pass.
+
+    Attributes:
+        max_cast_elements: The largest constant whose casts are computed now. 4096 elements: what is larger costs
+            less as one cast in the program than as a second copy in the process.
+    """
+
+    max_cast_elements: int = 4096
+
+    @property
+    def name(self) -> str:
+        return "fold_constants"
+
+    def __call__(self, gm: fx.GraphModule) -> PassReport:
+        with torch.utils._python_dispatch._disable_current_modes():  # a fake mode refuses real tensors
+            folding = _Folding(gm, self.max_cast_elements)
+            for node in list(gm.graph.nodes):
+                folding.visit(node)
+        rewritten = folding.rewritten + _drop_identities(gm.graph) + use_scalars(gm.graph)
+        return PassReport(self.name, rewritten, tuple(folding.refused))
+
+
+class _Folding:
+    """One walk over a graph, which knows the constant that each node visited so far stands for."""
+
+    def __init__(self, gm: fx.GraphModule, max_cast_elements: int) -> None:
+        self.gm, self.max_cast_elements = gm, max_cast_elements
+        self.known: dict[fx.Node, torch.Tensor] = {}
+        self.rewritten = 0
+        self.refused: list[tuple[str, str]] = []
+
+    def visit(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            self._learn(node)
+        elif (value := self._constant(node)) is not None:
+            self._fold(node, value)
+
+    def _learn(self, node: fx.Node) -> None:
+        value: Any = reduce(getattr, str(node.target).split("."), self.gm)
+        if not isinstance(value, torch.Tensor):
+            return
+        problem = _unreadable(value)
+        if problem is None:
+            self.known[node] = value
+        elif any(user.target in COPIES for user in node.users):
+            self.refused.append((node.name, problem))
+
+    def _constant(self, node: fx.Node) -> torch.Tensor | None:
+        """The constant that a copy, another name or a cast of a constant stands for."""
+        source = node.args[0] if node.op == "call_function" and node.args else None
+        value = self.known.get(source) if isinstance(source, fx.Node) else None
+        if value is None:
+            return None
+        if node.target is aten._to_copy.default:
+            return self._cast(node, value)
+        is_attribute = isinstance(source, fx.Node) and source.op == "get_attr"
+        return value if is_attribute and node.target in COPIES + IDENTITIES else None
+
+    def _cast(self, node: fx.Node, value: torch.Tensor) -> torch.Tensor | None:
+        device = torch.device(node.kwargs.get("device") or "cpu")  # type: ignore[arg-type]
+        if device.type != "cpu":
+            self.refused.append((node.name, f"moves the constant to {device}"))
+        elif value.numel() > self.max_cast_elements and not _is_uniform(value):
+            limit = f"casts of up to {self.max_cast_elements} are computed now"
+            self.refused.append((node.name, f"a cast of {value.numel()} elements; {limit}"))
+        else:
+            cast: torch.Tensor = aten._to_copy.default(value, **node.kwargs)
+            return cast
+        return None
+
+    def _fold(self, node: fx.Node, value: torch.Tensor) -> None:
+        if generator := _generator(value):
+            made = self._generated(node, value, *generator)
+        elif problem := _sharing_problem(node):
+            self.refused.append((node.name, problem))
+            return
+        elif node.target is aten._to_copy.default:
+            made = self._attribute(node, value)
+        else:
+            made = node.args[0]  # type: ignore[assignment]  # the attribute itself
+        self.known[made] = value
+        replace_node(node, made)
+        self.rewritten += 1
+
+    def _generated(self, node: fx.Node, value: torch.Tensor, target: Any, args: tuple[Any, ...]) -> fx.Node:
+        options = {"dtype": value.dtype, "device": torch.device("cpu"), "pin_memory": False}
+        with self.gm.graph.inserting_before(node):
+            made = insert_call(self.gm.graph, target, args, options, like=node)
+        set_value(made, node.meta["val"])
+        return made
+
+    def _attribute(self, node: fx.Node, value: torch.Tensor) -> fx.Node:
+        name = f"{node.name}_constant"
+        while hasattr(self.gm, name):
+            name += "_"
+        self.gm.register_buffer(name, value)
+        with self.gm.graph.inserting_before(node):
+            made = self.gm.graph.get_attr(name)
+        made.meta = dict(node.meta)
+        return made
+
+
+def _unreadable(value: torch.Tensor) -> str | None:
+    if isinstance(value, nn.Parameter):
+        return "a parameter, which its owner may change"
+    if type(value) is not torch.Tensor or value.layout != torch.strided or value.is_quantized:
+        return f"its value cannot be read: {type(value).__name__}, {value.layout}"
+    if value.device.type != "cpu":
+        return f"on {value.device}, not on the CPU"
+    return None
+
+
+def _is_uniform(value: torch.Tensor) -> bool:
+    """Whether all elements have the same bits."""
+    rows = value.reshape(-1, 1).contiguous().view(torch.uint8)
+    return value.numel() > 0 and torch.equal(rows, rows[:1].expand_as(rows))
+
+
+def _generator(value: torch.Tensor) -> tuple[Any, tuple[Any, ...]] | None:
+    """The op and the arguments that make this constant out of nothing, or None."""
+    if _is_uniform(value):
+        return aten.full.default, (list(value.shape), value.reshape(-1)[0].item())
+    if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64) or value.numel() < 2:
+        return None
+    start, step = int(value[0]), int(value[1]) - int(value[0])
+    end = start + step * value.numel()
+    info = torch.iinfo(value.dtype)
+    is_counting = step != 0 and info.min <= end <= info.max
+    if is_counting and torch.equal(torch.arange(start, end, step, dtype=value.dtype), value):
+        return aten.arange.start_step, (start, end, step)
+    return None
+
+
+def _sharing_problem(node: fx.Node) -> str | None:
+    """Who could write to the constant behind `node` if it were no copy, or None."""
+    for user in node.users:
+        if user.op == "output":
+            return "a result of the graph, which the caller may change"
+        target = user.target
+        if not isinstance(target, torch._ops.OpOverload):
+            return f"{user.name} may write to it"
+        if target._schema.is_mutable:
+            return f"{user.name} writes to it"
+        if (target.is_view or target in COPIES) and (problem := _sharing_problem(user)):
+            return problem
+    return None
+
+
+def _drop_identities(graph: fx.Graph) -> int:
+    dropped = 0
+    for node in calls(graph, *IDENTITIES):
+        if not any(user.op == "output" for user in node.users):
+            replace_node(node, node.args[0])  # type: ignore[arg-type]
+            dropped += 1
+    return dropped

@@ -1,0 +1,59 @@
+"""How a pass puts a node into a graph: with a true value, and with the origin of what it replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import extract_tensor_metadata
+
+_OF_ONE_NODE = ("val", "tensor_meta", "original_aten", "from_node")
+
+
+def insert_call(
+    graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, like: fx.Node | None
+) -> fx.Node:
+    """Add a call at the graph's insertion point.
+
+    Its origin (stack trace, module stack, partitioner tag) is that of `like`, its `meta["val"]` what `target` makes
+    of the fake tensors of its arguments. A call without tensor arguments has no fake mode to run in: whoever
+    inserts one sets its value.
+    """
+    node = graph.call_function(target, args, dict(kwargs))
+    if like is not None:
+        node.meta = {key: value for key, value in like.meta.items() if key not in _OF_ONE_NODE}
+    if node.all_input_nodes:
+        set_value(node, run_on_fakes(node))
+    return node
+
+
+def run_on_fakes(node: fx.Node) -> Any:
+    """What a call makes of the fake tensors of its arguments."""
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda source: source.meta["val"])
+    with torch.no_grad():
+        return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target is a function
+
+
+def set_value(node: fx.Node, value: Any) -> None:
+    """Make `value` the value of a node, in both places that torch's partitioners read."""
+    node.meta["val"] = value
+    if isinstance(value, torch.Tensor):
+        node.meta["tensor_meta"] = extract_tensor_metadata(value)
+
+
+def replace_node(node: fx.Node, by: fx.Node) -> None:
+    """Let the users of `node` read `by`, and erase `node` and what only it needed (constants aside from inputs)."""
+    node.replace_all_uses_with(by)
+    erase_unused(node)
+
+
+def erase_unused(node: fx.Node) -> None:
+    """Erase a node without users, then its sources that have none left; inputs and what has effects stay."""
+    sources = node.all_input_nodes
+    if node.users or node.is_impure():
+        return
+    node.graph.erase_node(node)
+    for source in sources:
+        erase_unused(source)
