@@ -14,6 +14,7 @@ from typing import Any
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
 
 OK, FAILED, BAD_USAGE = 0, 1, 2
+REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,9 +106,8 @@ def _show(found: Any, as_json: bool) -> None:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    root = Path(__file__).resolve().parent.parent
-    if not (root / "bench" / "__main__.py").is_file():
+    if not (REPOSITORY / "bench" / "__main__.py").is_file():
         raise TPUConfigurationError(
             "the benchmarks are not part of the installed package; clone the repository and call it from there"
         )
-    return subprocess.run([sys.executable, "-m", "bench", *args.rest], cwd=root, check=False).returncode
+    return subprocess.run([sys.executable, "-m", "bench", *args.rest], cwd=REPOSITORY, check=False).returncode

@@ -21,6 +21,7 @@ Status = Literal["ok", "failed"]
 
 _DISTRIBUTIONS = ("kp_dynamo", "torch", "torch_xla", "libtpu", "jax", "jaxlib")
 _ON = {"CPU": ": there is no TPU here, or PJRT_DEVICE says so; compiled programs run on the processor, right but slow"}
+_SELF_TEST = (sys.executable, "-m", "kp_dynamo.self_test")
 _SILENCE = "Another process may hold the device, or PJRT_DEVICE may name one that is not there: CPU always is."
 _SETTINGS = ("PJRT_DEVICE", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "TORCH_LOGS", "KP_TPU_LOG")
 
@@ -98,7 +99,7 @@ def _check_registration() -> Check:
         return Check("registration", "ok", 'torch.compile finds backend="kp_tpu" without an import')
     found = f"found instead: {', '.join(sorted(homes))}" if homes else "there is no entry point of that name"
     return Check(
-        "registration", "failed", f'torch.compile does not find backend="kp_tpu": {found}; pip install kp_dynamo'
+        "registration", "failed", f'torch.compile does not find backend="kp_tpu": {found}; install the package with pip'
     )
 
 
@@ -120,12 +121,11 @@ def _check_device(timeout_s: float) -> Iterator[Check]:
 
 def _self_test(timeout_s: float) -> tuple[dict[str, Any], str]:
     """What `kp_dynamo.self_test` told, and why it did not tell more."""
-    command = [sys.executable, "-m", "kp_dynamo.self_test"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(_SELF_TEST, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as late:
         output = late.stdout.decode() if isinstance(late.stdout, bytes) else ""
-        return _told(output), f"nothing within {timeout_s:g} s. {_SILENCE}"
+        return _told(output), f"nothing{' more' if output else ''} within {timeout_s:g} s. {_SILENCE}"
     return _told(done.stdout), _problem(done)
 
 
