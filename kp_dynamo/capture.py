@@ -73,7 +73,7 @@ def _early_key(gm: fx.GraphModule, inputs: Sequence[Any], moved: object, with_mo
     try:
         _check_safe(gm)
         text = graph_text(gm, with_modules=with_modules)
-    except (Uncacheable, BypassAOTAutogradCache):
+    except (Uncacheable, BypassAOTAutogradCache, AttributeError):  # torch 2.9 does not foresee every kind of target
         return None
     modes = mode_parts()
     if dict(modes)["saved tensor hooks"]:

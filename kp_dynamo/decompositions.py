@@ -10,6 +10,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from kp_dynamo import compat
+from kp_dynamo.integer_division import div_mode, floor_divide
 from kp_dynamo.pooling import avg_pool, avg_pool_backward
 
 aten = torch.ops.aten
@@ -38,9 +39,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.abs.default] = _abs
     table[aten.hypot.default] = _hypot
     # torch_xla 2.9 divides by the size of the dimension, also where that is 0, and takes the process with it.
-    table.update(get_decompositions([aten.roll]))
+    # Its linspace is one of float32, whatever dtype is asked for.
+    table.update(get_decompositions([aten.roll, aten.linspace]))
     table[aten.avg_pool2d.default] = table[aten.avg_pool3d.default] = avg_pool
     table[aten.avg_pool2d_backward.default] = table[aten.avg_pool3d_backward.default] = avg_pool_backward
+    table[aten.floor_divide.default] = table[aten.floor_divide.Scalar] = floor_divide
+    table[aten.div.Tensor_mode] = table[aten.div.Scalar_mode] = div_mode
+    table[aten.randperm.default] = _randperm
     for op in (aten.cumsum.default, aten.cumprod.default):
         table[op] = partial(_accumulated_in_int64, op)
     for op in (aten.index.Tensor, aten.index_put.default):
@@ -68,6 +73,11 @@ def _accumulated_in_int64(op: Any, x: torch.Tensor, dim: int, *, dtype: torch.dt
     if dtype is not None or x.dtype.is_floating_point or x.is_complex() or x.dtype == torch.int64:
         return NotImplemented
     return op(x.to(torch.int64), dim)
+
+
+def _randperm(n: int, *, dtype: torch.dtype = torch.int64, **_: Any) -> torch.Tensor:
+    """torch_xla 2.9 shuffles with a generator that no seed reaches. Two of n draws of 53 bits are hardly ever equal."""
+    return torch.rand(n, dtype=torch.float64).argsort().to(dtype)
 
 
 def _abs(x: torch.Tensor) -> torch.Tensor:

@@ -52,6 +52,8 @@ class XlaInterpreter(fx.Interpreter):
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self._higher_order(node, args, kwargs)
         args, kwargs = fx.node.map_aggregate((args, kwargs), self._on_device)  # type: ignore[misc, assignment]
+        if _is_opaque(node.target):
+            return self._on_fallback(node, args, kwargs)
         try:
             result = node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception as error:
@@ -72,6 +74,13 @@ class XlaInterpreter(fx.Interpreter):
             f"the higher-order operator {node.target} has no lowering to XLA here{user_line(node)}. "
             "Allowed: graphs of ATen operators. Write the region without it, or wrap it in torch.compiler.disable."
         )
+
+
+def _is_opaque(target: Any) -> bool:
+    """An operator of the user's own without a kernel for XLA: its Python body must run, at every call."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims", "prim", "kp"):
+        return False
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "XLA")
 
 
 def _widened(node: fx.Node, result: Any) -> Any:
