@@ -1,0 +1,43 @@
+"""Torch's own operator samples through the backend: each right, or on the short list of refusals.
+
+`make test` checks every eighth operator, `make test-all` all of them. Each is checked in a child process, so
+that an operator that kills it is one failed test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sweep.known_failures import KNOWN_FAILURES, LONGEST
+from sweep.samples import ops
+from sweep.worker import Worker
+
+SLICE = 5
+
+
+def _parameters() -> list[object]:
+    names = list(ops())
+    return [pytest.param(n, marks=[pytest.mark.slow] if i % SLICE else []) for i, n in enumerate(names)]
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    worker = Worker("kp_tpu")
+    yield worker
+    worker.close()
+
+
+@pytest.mark.parametrize("name", _parameters())
+def test_operator_is_right_or_refused(name: str, worker: Worker) -> None:
+    outcome = worker.check(name)
+    if name in KNOWN_FAILURES:
+        assert outcome.status == "raises", f"{name} is on the list of refusals: {outcome}"
+        assert KNOWN_FAILURES[name].message in outcome.text
+    else:
+        assert outcome.status == "right", outcome.text
+
+
+def test_known_failures_are_few_and_exist() -> None:
+    assert len(KNOWN_FAILURES) <= LONGEST
+    assert set(KNOWN_FAILURES) <= set(ops())

@@ -1,0 +1,84 @@
+"""A process that checks operators, so that one that kills it is a result like any other.
+
+Run as `python -m sweep.worker SUBJECT`: reads an operator's name a line, answers with an outcome's JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+
+from sweep.check import SUBJECTS, Outcome, check
+
+_TESTS = Path(__file__).resolve().parents[1]
+
+
+class Worker:
+    """Checks operators in a child process, started when needed and again after it died."""
+
+    def __init__(self, subject: str, timeout_s: float = 120.0) -> None:
+        self._subject, self._timeout_s = subject, timeout_s
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: queue.Queue[str] = queue.Queue()
+
+    def check(self, name: str) -> Outcome:
+        """The outcome for one operator; "crash" when the process died over it or never answered."""
+        process = self._running()
+        assert process.stdin is not None
+        process.stdin.write(name + "\n")
+        process.stdin.flush()
+        try:
+            answer = self._answers.get(timeout=self._timeout_s)
+        except queue.Empty:
+            answer = ""
+        if answer:
+            return Outcome(**json.loads(answer))
+        code = self.close()
+        return Outcome(name, "crash", f"no answer in {self._timeout_s} s" if code == -9 else f"exit code {code}")
+
+    def close(self) -> int:
+        """End the process; its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        if process.poll() is None:
+            process.kill()
+        return process.wait()
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            command = [sys.executable, "-m", "sweep.worker", self._subject]
+            environment = {**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": str(_TESTS)}
+            self._process = subprocess.Popen(
+                command, env=environment, cwd=_TESTS.parent, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            self._answers = queue.Queue()
+            threading.Thread(target=_pump, args=(self._process, self._answers), daemon=True).start()
+        return self._process
+
+
+def _pump(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        answers.put(line)
+    process.wait()
+    answers.put("")
+
+
+def _serve(subject: str) -> None:
+    # What operators and XLA print themselves must not be read as an answer.
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            answers.write(json.dumps(asdict(check(line.strip(), SUBJECTS[subject]))) + "\n")
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

@@ -1,0 +1,172 @@
+"""Runs a model of the zoo eagerly and compiled, and says how far apart the results are.
+
+Errors are norms over the whole output and over all gradients together: a single parameter's true
+gradient may be zero (a key's bias), and its relative error then means nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils import _pytree as pytree
+from torch_xla.debug import metrics
+from zoo.models import Inputs, ZooModel
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How to run a model: the default is plain eager float32 on the CPU.
+
+    Attributes:
+        backend: Name of the torch.compile backend; None is eager.
+        options: The backend's options.
+        dtype: Dtype of parameters and of floating-point inputs.
+        device: Device of parameters and inputs.
+        autocast: Run the forward under torch.autocast("cpu", torch.bfloat16).
+    """
+
+    backend: str | None = None
+    options: tuple[tuple[str, object], ...] = ()
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    autocast: bool = False
+
+    def compiled(self, module: nn.Module) -> nn.Module:
+        """`module` through the backend, or itself where there is none."""
+        if self.backend is None:
+            return module
+        return torch.compile(module, backend=self.backend, options=dict(self.options) or None)
+
+
+EAGER = Setting()
+FLOAT64 = Setting(dtype=torch.float64)
+AUTOCAST = Setting(autocast=True)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a model gave, each part flattened to one float64 vector on the CPU.
+
+    Attributes:
+        outputs: Every floating-point output.
+        gradients: Gradients of all parameters and floating-point inputs; empty in inference.
+        buffers: Floating-point buffers after the run (running statistics).
+    """
+
+    outputs: torch.Tensor
+    gradients: torch.Tensor
+    buffers: torch.Tensor
+
+    def errors(self, reference: Result) -> dict[str, float]:
+        """Relative error of each part against `reference`, by name."""
+        parts = ("outputs", "gradients", "buffers")
+        return {part: relative_error(getattr(self, part), getattr(reference, part)) for part in parts}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one compiled run cost, read from torch's and torch_xla's own counters."""
+
+    graphs: int
+    graph_breaks: int
+    programs: int
+    fallbacks: tuple[str, ...]
+
+
+def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """|got - wanted| / |wanted|; the norm of `got` itself where the reference is zero."""
+    if got.shape != wanted.shape:
+        raise AssertionError(f"{got.numel()} values where the reference has {wanted.numel()}")
+    return float((got - wanted).norm() / wanted.norm()) if wanted.norm() > 0 else float(got.norm())
+
+
+def infer(model: ZooModel, setting: Setting = EAGER) -> Result:
+    """One forward in eval mode under no_grad."""
+    module, inputs = _prepare(model, setting)
+    with torch.no_grad():
+        outputs = _forward(module.eval(), inputs, setting)
+    return Result(_flat(outputs), _flat([]), _flat(module.buffers()))
+
+
+def train(model: ZooModel, setting: Setting = EAGER) -> Result:
+    """One forward and backward in train mode, the loss being a random projection of the outputs."""
+    module, inputs = _prepare(model, setting)
+    leaves = [tensor.requires_grad_() for tensor in _floating(inputs)]
+    outputs = _forward(module.train(), inputs, setting)
+    project(outputs).backward()
+    leaves += module.parameters()
+    gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    return Result(_flat(outputs), _flat(gradients), _flat(module.buffers()))
+
+
+RUNS: dict[str, Callable[..., Result]] = {"infer": infer, "train": train}
+
+
+def project(outputs: list[torch.Tensor]) -> torch.Tensor:
+    """The loss: a fixed random weight for each value, in float64 on the CPU so that it adds no error of its own."""
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(tuple(o.shape), generator=generator, dtype=torch.float64) for o in outputs]
+    return torch.stack([(o.cpu().double() * w).sum() for o, w in zip(outputs, weights, strict=True)]).sum()
+
+
+def counted(run: Callable[[], Result]) -> tuple[Result, Counts]:
+    """The result of `run`, from a Dynamo that has seen nothing, and what it cost."""
+    torch._dynamo.reset()
+    counters.clear()
+    metrics.clear_all()
+    result = run()
+    compiles = metrics.metric_data("CompileTime")
+    counts = Counts(
+        graphs=counters["stats"]["unique_graphs"],
+        graph_breaks=sum(counters["graph_break"].values()),
+        programs=compiles[0] if compiles else 0,
+        fallbacks=tuple(sorted(metrics.executed_fallback_ops())),
+    )
+    return result, counts
+
+
+def to_device(module: nn.Module, device: str) -> nn.Module:
+    """`module.to(device)` with tied weights still tied, which torch_xla's plain `.to("xla")` breaks."""
+    was_swapping = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return module.to(device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(was_swapping)
+
+
+def _prepare(model: ZooModel, setting: Setting) -> tuple[nn.Module, Inputs]:
+    module, inputs = model.make()
+    inputs = {k: (t.to(setting.dtype) if t.is_floating_point() else t).to(setting.device) for k, t in inputs.items()}
+    module = module.to(setting.dtype)
+    return (module if setting.device == "cpu" else to_device(module, setting.device)), inputs
+
+
+def _forward(module: nn.Module, inputs: Inputs, setting: Setting) -> list[torch.Tensor]:
+    with _default_dtype(setting.dtype), torch.autocast("cpu", torch.bfloat16, enabled=setting.autocast):
+        return _floating(setting.compiled(module)(**inputs))
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """CLIP makes its mask in the default dtype and fills it with the smallest number of its own."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _floating(tree: object) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    vectors = [t.detach().cpu().double().flatten() for t in tensors if t.is_floating_point()]
+    return torch.cat(vectors) if vectors else torch.zeros(0, dtype=torch.float64)

@@ -1,0 +1,164 @@
+"""The zoo: small models with random weights, built from the configurations of transformers and timm.
+
+Two layers and widths of 64 to 128, so that each compiles in seconds on two cores. Every dropout is
+off, because a random mask of the backend's own is no error (dropout has tests of its own).
+
+Legend: B batch, S sequence length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import timm
+import torch
+import transformers
+from torch import nn
+
+B, S, VOCAB = 2, 12, 97
+
+Inputs = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """One model of the zoo.
+
+    Attributes:
+        name: Name in tests and in the table.
+        build: Makes the module, in whatever state the current seed gives.
+        inputs: Makes its keyword arguments.
+        breaks: Whether its own source breaks Dynamo's graph (data-dependent routing).
+        quick: Whether `make test` holds it; `make test-all` holds every one.
+        seed: Seed of weights and inputs.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[], Inputs]
+    breaks: bool = False
+    quick: bool = False
+    seed: int = 0
+
+    def make(self) -> tuple[nn.Module, Inputs]:
+        """The module and its inputs: equal at each call, on the CPU, in float32."""
+        torch.manual_seed(self.seed)
+        module = self.build()
+        for child in module.modules():
+            if isinstance(child, nn.Dropout):
+                child.p = 0.0
+        return module, self.inputs()
+
+
+def _tokens(*, mask: bool = False) -> Inputs:
+    inputs = {"input_ids": torch.randint(3, VOCAB, (B, S))}
+    if mask:
+        inputs["attention_mask"] = (torch.arange(S) < torch.tensor([[S], [S - 4]])).long()
+    return inputs
+
+
+def _pixels(size: int, name: str = "pixel_values", batch: int = B) -> Inputs:
+    return {name: torch.randn(batch, 3, size, size)}
+
+
+def _decoder(kind: str, **more: object) -> nn.Module:
+    """A causal language model of the Llama family: grouped-query attention, gated MLP."""
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, attention_dropout=0.0, use_cache=False,
+        pad_token_id=0, **more,
+    )  # fmt: skip
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+def _encoder(kind: str) -> nn.Module:
+    """BERT or RoBERTa with the head of masked language modelling, tied to the embedding."""
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0,
+    )  # fmt: skip
+    return getattr(transformers, f"{kind}ForMaskedLM")(config)
+
+
+def _gpt2() -> nn.Module:
+    config = transformers.GPT2Config(
+        vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=64, use_cache=False,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def _t5() -> nn.Module:
+    config = transformers.T5Config(
+        vocab_size=VOCAB, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, dropout_rate=0.0, use_cache=False
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def _t5_inputs() -> Inputs:
+    return {**_tokens(mask=True), "decoder_input_ids": torch.randint(3, VOCAB, (B, S - 2))}
+
+
+def _vision(**more: object) -> dict[str, object]:
+    return dict(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, image_size=32,
+        patch_size=8, attention_dropout=0.0, **more,
+    )  # fmt: skip
+
+
+def _vit() -> nn.Module:
+    config = transformers.ViTConfig(**_vision(), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return transformers.ViTForImageClassification(config)
+
+
+def _clip() -> nn.Module:
+    text = dict(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64, attention_dropout=0.0, pad_token_id=0, bos_token_id=1, eos_token_id=VOCAB - 1,
+    )  # fmt: skip
+    config = transformers.CLIPConfig(text_config=text, vision_config=_vision(), projection_dim=64)
+    return transformers.CLIPModel(config)
+
+
+def _whisper() -> nn.Module:
+    config = transformers.WhisperConfig(
+        vocab_size=VOCAB, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128, num_mel_bins=16, max_source_positions=24,
+        max_target_positions=64, use_cache=False, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+def _whisper_inputs() -> Inputs:
+    return {"input_features": torch.randn(B, 16, 48), "decoder_input_ids": torch.randint(3, VOCAB, (B, S))}
+
+
+_TIMM_VIT = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4, num_classes=10)
+_TIMM_CONVNEXT = dict(depths=(1, 1, 2, 1), dims=(16, 32, 64, 128), num_classes=10)
+
+ZOO = (
+    ZooModel("llama", partial(_decoder, "Llama"), partial(_tokens, mask=True), quick=True),
+    ZooModel("qwen3", partial(_decoder, "Qwen3", head_dim=16), _tokens),
+    ZooModel("mistral", partial(_decoder, "Mistral", sliding_window=8), _tokens),
+    ZooModel("gpt2", _gpt2, _tokens),
+    ZooModel("bert", partial(_encoder, "Bert"), partial(_tokens, mask=True), quick=True),
+    ZooModel("roberta", partial(_encoder, "Roberta"), partial(_tokens, mask=True)),
+    ZooModel("t5", _t5, _t5_inputs, quick=True),
+    ZooModel("vit", _vit, partial(_pixels, 32)),
+    ZooModel("clip", _clip, lambda: {**_tokens(mask=True), **_pixels(32)}),
+    ZooModel("gemma2", partial(_decoder, "Gemma2", head_dim=16, sliding_window=8), _tokens),
+    ZooModel("mixtral", partial(_decoder, "Mixtral", num_local_experts=4), _tokens, breaks=True, quick=True),
+    ZooModel("whisper", _whisper, _whisper_inputs, breaks=True),
+    ZooModel(
+        "resnet18", partial(timm.create_model, "resnet18", num_classes=10), partial(_pixels, 64, "x", 4), quick=True
+    ),
+    ZooModel("convnext", partial(timm.models.convnext.ConvNeXt, **_TIMM_CONVNEXT), partial(_pixels, 64, "x")),
+    ZooModel(
+        "timm_vit", partial(timm.models.vision_transformer.VisionTransformer, **_TIMM_VIT), partial(_pixels, 32, "x")
+    ),
+)
+
+BY_NAME = {model.name: model for model in ZOO}

@@ -1,0 +1,60 @@
+"""Models of the zoo, compiled against eager: float32 to rounding, bf16 levels against autocast's own error."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from zoo.harness import AUTOCAST, EAGER, FLOAT64, RUNS, Result, Setting, counted
+from zoo.models import BY_NAME, ZOO
+
+LEVELS = ("conservative", "balanced", "aggressive")
+# Rounding of float32 through some forty layers; the models here show 1e-7 to 1e-6.
+FLOAT32_ERROR = 1e-5
+# Of the error that eager autocast makes itself.
+AUTOCAST_SHARE = 1.1
+
+MODELS = [pytest.param(m.name, marks=[] if m.quick else [pytest.mark.slow]) for m in ZOO]
+QUICK = [m.name for m in ZOO if m.quick]
+
+
+@cache
+def reference(name: str, run: str, setting: Setting) -> Result:
+    """Eager's result, computed once for all levels."""
+    return RUNS[run](BY_NAME[name], setting)
+
+
+def level(name: str) -> Setting:
+    return Setting(backend="kp_tpu", options=(("level", name),))
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("name", MODELS)
+def test_float32_is_eager_up_to_rounding(name: str, run: str) -> None:
+    setting = Setting(backend="kp_tpu", options=(("precision", "float32"),))
+    result, counts = counted(lambda: RUNS[run](BY_NAME[name], setting))
+    errors = result.errors(reference(name, run, EAGER))
+    assert max(errors.values()) <= FLOAT32_ERROR, errors
+    assert not counts.fallbacks
+    assert counts.graphs > 0
+    assert bool(counts.graph_breaks) <= BY_NAME[name].breaks, counts
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("level_name", LEVELS)
+@pytest.mark.parametrize("name", MODELS)
+def test_levels_err_no_more_than_autocast(name: str, level_name: str, run: str) -> None:
+    exact = reference(name, run, FLOAT64)
+    allowed = reference(name, run, AUTOCAST).errors(exact)
+    result, _ = counted(lambda: RUNS[run](BY_NAME[name], level(level_name)))
+    errors = result.errors(exact)
+    assert all(errors[part] <= AUTOCAST_SHARE * allowed[part] + FLOAT32_ERROR for part in errors), (errors, allowed)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("name", ["llama", "resnet18"])
+def test_float32_on_xla_tensors(name: str, run: str) -> None:
+    setting = Setting(backend="kp_tpu", options=(("precision", "float32"),), device="xla")
+    result, _ = counted(lambda: RUNS[run](BY_NAME[name], setting))
+    errors = result.errors(reference(name, run, EAGER))
+    assert max(errors.values()) <= FLOAT32_ERROR, errors
