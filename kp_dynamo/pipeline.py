@@ -12,8 +12,10 @@ from kp_dynamo import log
 from kp_dynamo.exceptions import TPUConfigurationError, TPUOptimizationError
 from kp_dynamo.options import CompileOptions
 from kp_dynamo.passes.base import GraphPass, PassReport
+from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
+from kp_dynamo.passes.keep_float32 import unknown_op_names
 from kp_dynamo.telemetry import TELEMETRY
 
 Pipeline = tuple[GraphPass, ...]
@@ -25,21 +27,28 @@ def build_pipeline(options: CompileOptions) -> Pipeline:
     """The passes for these options, top to bottom.
 
     Raises:
-        TPUConfigurationError: `disable_passes` names a pass that there is not.
+        TPUConfigurationError: `disable_passes` or `keep_float32` names what there is not.
     """
     ours: list[GraphPass] = [
         # First, so that the others see numbers and not tensors that hold one.
         FoldConstants(),
         # Before the casts: it matches a product next to its activation.
         *([FuseLinearActivation()] if options.fuse else []),
+        *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),
         # The user's see what will be lowered.
         *options.extra_passes,
     ]
-    _check_disabled(options)
+    _check_names(options)
     return tuple(p for p in ours if p.name not in options.disable_passes)
 
 
-def _check_disabled(options: CompileOptions) -> None:
+def _check_names(options: CompileOptions) -> None:
+    no_ops = unknown_op_names(options.keep_float32)
+    if no_ops:
+        raise TPUConfigurationError(
+            f"keep_float32: {no_ops[0]!r} is no ATen op; allowed: op names such as 'aten.mm' or 'aten.sum.dim_IntList', "
+            "and globs of module paths such as 'model.layers.*.mlp'"
+        )
     names = {*OUR_PASSES, *(p.name for p in options.extra_passes)}
     unknown = sorted(set(options.disable_passes) - names)
     if unknown:
