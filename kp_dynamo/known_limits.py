@@ -19,7 +19,8 @@ KNOWN_LIMITS = (
         "Pass the base tensor and take the views inside the compiled function.",
     ),
     KnownLimit(
-        "Two CPU inputs that are disjoint views of one tensor, one of them written to: AOTAutograd fails an assertion.",
+        "Two CPU inputs, one of them written to: torch compiles for the overlap in memory of the first call and guards "
+        "it with no backend. Another overlap later gives old values or fails an assertion.",
         "Pass the base tensor and take the views inside the compiled function.",
     ),
     KnownLimit(

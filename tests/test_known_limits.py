@@ -1,0 +1,131 @@
+"""Each known limit is still one: a test fails where something has been mended, and the limit is to be struck off."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch_xla
+
+from kp_dynamo.known_limits import KNOWN_LIMITS
+from kp_dynamo.telemetry import snapshot
+
+
+def limit(words):
+    """The one limit that says `words`; a test that names none is out of date."""
+    (found,) = [known for known in KNOWN_LIMITS if words in known.what]
+    return found
+
+
+def write_first_read_second(a, b):
+    a.add_(1)
+    return b * 2
+
+
+def write_views_of_base(base):
+    a, b = base[:2], base[1:3]
+    a.add_(1)
+    return b * 2
+
+
+def test_overlapping_xla_inputs_are_not_seen():
+    assert limit("Two XLA inputs that overlap").cure.startswith("Pass the base tensor")
+    base = torch.zeros(4, device=torch_xla.device())
+    compiled = torch.compile(write_first_read_second, backend="kp_tpu")
+    assert compiled(base[:2], base[1:3]).tolist() == [0, 0]  # eager: [2, 0]
+    base = torch.zeros(4, device=torch_xla.device())
+    assert torch.compile(write_views_of_base, backend="kp_tpu")(base).tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("backend", ["kp_tpu", "aot_eager"])
+def test_the_overlap_of_cpu_inputs_is_not_guarded(backend):
+    assert limit("Two CPU inputs, one of them written to").cure.startswith("Pass the base tensor")
+    compiled = torch.compile(write_first_read_second, backend=backend)
+    base = torch.zeros(4)
+    compiled(base[:2], torch.zeros(2))
+    assert compiled(base[:2], base[1:3]).tolist() == [2, 0]  # eager: [4, 0]
+    torch._dynamo.reset()
+    base = torch.zeros(4)
+    assert compiled(base[:2], base[1:3]).tolist() == [2, 0]
+    with pytest.raises(AssertionError):
+        compiled(base[:2], torch.zeros(2))
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(5, 4)
+        self.head = torch.nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def test_moving_a_module_unties_it():
+    assert "set_swap_module_params_on_conversion(True)" in limit("unties weights").cure
+    moved = Tied().to("xla")
+    assert moved.head.weight is not moved.embedding.weight
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        moved = Tied().to("xla")
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert moved.head.weight is moved.embedding.weight
+
+
+def test_each_seed_repeats_its_own_numbers():
+    assert "torch.manual_seed repeats those of compiled graphs" in limit("torch_xla.manual_seed").cure
+    device = torch_xla.device()
+    x = torch.ones(64, device=device)
+    compiled = torch.compile(lambda x: torch.rand_like(x), backend="kp_tpu")
+
+    def repeats(seed, draw):
+        seed(1)
+        first = draw().cpu()
+        seed(1)
+        return torch.equal(first, draw().cpu())
+
+    assert repeats(torch.manual_seed, lambda: compiled(x))
+    assert not repeats(torch_xla.manual_seed, lambda: compiled(x))
+    assert repeats(torch_xla.manual_seed, lambda: torch.rand(64, device=device))
+    assert not repeats(torch.manual_seed, lambda: torch.rand(64, device=device))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_every_shape_is_a_program(dynamic):
+    assert limit("Every set of shapes is an XLA program")
+    compiled = torch.compile(torch.sin, backend="kp_tpu", dynamic=dynamic)
+    before = snapshot()["programs"]
+    for length in (11, 12, 13):
+        compiled(torch.ones(length))
+    assert snapshot()["programs"] - before == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_over_dynamos_limit_a_function_runs_eagerly():
+    assert "recompile_limit" in limit("Every set of shapes").what
+    compiled = torch.compile(torch.cos, backend="kp_tpu", dynamic=False)
+    before = snapshot()["programs"]
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for length in (11, 12, 13):
+            compiled(torch.ones(length))
+    assert snapshot()["programs"] - before == 2
+
+
+EARLY_BACKWARD = """
+import torch
+torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+import torch_xla
+layer = torch.nn.Linear(2, 2).to("xla")
+torch.compile(layer, backend="kp_tpu")(torch.ones(1, 2, device="xla")).sum().backward()
+"""
+
+
+@pytest.mark.slow  # a process of its own
+def test_a_cpu_backward_before_the_first_use_of_the_device_spoils_xla_backwards():
+    assert "torch_xla.device()" in limit("A backward on the CPU before").cure
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY_BACKWARD], env={**os.environ, "PJRT_DEVICE": "CPU"}, capture_output=True, text=True
+    )
+    assert "device_ready_queues_" in done.stderr
+    cured = EARLY_BACKWARD.replace("import torch\n", "import torch, torch_xla\ntorch.ones(1, device='xla')\n", 1)
+    subprocess.run([sys.executable, "-c", cured], env={**os.environ, "PJRT_DEVICE": "CPU"}, check=True)
