@@ -16,10 +16,9 @@ Fires on
 
 In a joint graph the backward reads the pre-activation, or values on the way to the activation (the tanh of a spelled
 out GELU, the SiLU of a gated one). Then the op is `kp::linear_act_train`, and its second result is the
-pre-activation: saved in the dtype of the operands as before. Values on the way stay in the graph, computed from it and
-read by the backward only. So the partitioner recomputes them where the gradient is computed, in the same loop
-over the same data, and saves one tensor where it saved two (gelu_new: pre-activation and tanh). ReLU, Tanh and Sigmoid
-have their result read instead, and nothing else is saved.
+pre-activation: saved in the dtype of the operands, as without the pass. Values on the way stay in the graph, computed
+from it and read by the backward only: the partitioner puts these few pointwise ops where the gradient is computed, and
+saves no more than without the pass. The backward of ReLU, Tanh and Sigmoid reads their result, and nothing is added.
 
 Refuses, with the reason, an activation of a product where
 
@@ -32,7 +31,10 @@ Refuses, with the reason, an activation of a product where
 
 A convolution is never a match, nor a batched product: the op is a matrix product.
 
-What it is worth is measured in `ops/linear_act.py`: half the rounding error of a bfloat16 chain for GELU, no time.
+What it is worth is measured in `ops/linear_act.py`: rounding error, no time. A bfloat16 training step of 1024-4096-1024
+on 2048 rows, v5e compiler, cycles without and with: GELU 991,684 and 993,518 (a bfloat16 bias is widened), gated SiLU
+1,004,675 both; SiLU 957,876 and 993,518, because the partitioner then saves another value of the same size, in
+three dimensions, which the compiler schedules less well.
 The new nodes carry the metadata of the product: whoever keeps a Linear in float32 by its module path keeps its op.
 """
 
