@@ -1,0 +1,59 @@
+"""What is compared: eager, stock openxla, and kp_tpu with the options of a user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch_xla
+
+from bench.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run a model. `backend` None is eager on the CPU: on the XLA device eager is not a mode of its own."""
+
+    name: str
+    backend: str | Callable[..., Any] | None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_eager(self) -> bool:
+        return self.backend is None
+
+    def compiled(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        """`model` as this variant runs it."""
+        if self.is_eager:
+            return model
+        return torch.compile(model, backend=self.backend, options=self.options or None)
+
+    def device(self) -> torch.device:
+        """Where this variant runs: eager on the CPU, the others on the XLA device."""
+        return torch.device("cpu") if self.is_eager else torch_xla.device()
+
+    def placed(self, workload: Workload) -> Workload:
+        """The workload on this variant's device."""
+        placed = workload.on(self.device())
+        settle()
+        return placed
+
+
+def settle() -> None:
+    """Run what torch_xla has put off, so that no later measurement pays for it."""
+    torch_xla.sync(wait=True)
+
+
+def _forward_only(gm: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+    return gm.forward
+
+
+EAGER = Variant("eager", None)
+OPENXLA = Variant("openxla", "openxla")
+KP_TPU = Variant("kp_tpu", "kp_tpu")
+KP_TPU_FLOAT32 = Variant("kp_tpu float32", "kp_tpu", {"precision": "float32"})
+DYNAMO_ONLY = Variant("Dynamo alone", _forward_only)
+
+VARIANTS = {v.name: v for v in (EAGER, OPENXLA, KP_TPU, KP_TPU_FLOAT32, DYNAMO_ONLY)}
