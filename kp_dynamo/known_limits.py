@@ -24,21 +24,21 @@ KNOWN_LIMITS = (
         "Pass the base tensor and take the views inside the compiled function.",
     ),
     KnownLimit(
-        'module.to("xla") unties weights that two modules share, which then train apart.',
-        "Call torch.__future__.set_swap_module_params_on_conversion(True) before it.",
+        '`module.to("xla")` unties weights that two modules share, which then train apart.',
+        "Call `torch.__future__.set_swap_module_params_on_conversion(True)` before it.",
     ),
     KnownLimit(
         "A backward on the CPU before the first use of the XLA device: torch then has no backward for XLA tensors "
         '("device_ready_queues_" in an INTERNAL ASSERT).',
-        "Make one tensor on the device first: torch.ones(1, device=torch_xla.device()).",
+        "Make one tensor on the device first: `torch.ones(1, device=torch_xla.device())`.",
     ),
     KnownLimit(
-        "torch_xla.manual_seed repeats random operators of eager XLA code, not those of compiled graphs.",
-        "torch.manual_seed repeats those of compiled graphs; set both where both are used.",
+        "`torch_xla.manual_seed` repeats random operators of eager XLA code, not those of compiled graphs.",
+        "`torch.manual_seed` repeats those of compiled graphs; set both where both are used.",
     ),
     KnownLimit(
-        "Every set of shapes is an XLA program of its own, with dynamic=True as well; after 8 of one function "
-        "(torch._dynamo.config.recompile_limit) Dynamo runs it eagerly.",
+        "Every set of shapes is an XLA program of its own, with `dynamic=True` as well; after 8 of one function "
+        "(`torch._dynamo.config.recompile_limit`) Dynamo runs it eagerly.",
         "Pad lengths to a few sizes before the call.",
     ),
     KnownLimit(

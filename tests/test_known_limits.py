@@ -73,7 +73,7 @@ def test_moving_a_module_unties_it():
 
 
 def test_each_seed_repeats_its_own_numbers():
-    assert "torch.manual_seed repeats those of compiled graphs" in limit("torch_xla.manual_seed").cure
+    assert "`torch.manual_seed` repeats those of compiled graphs" in limit("torch_xla.manual_seed").cure
     device = torch_xla.device()
     x = torch.ones(64, device=device)
     compiled = torch.compile(lambda x: torch.rand_like(x), backend="kp_tpu")

@@ -1,0 +1,77 @@
+"""What docs/ says is what the code does: options, known limits, links, examples."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kp_dynamo.known_limits import KNOWN_LIMITS
+from kp_dynamo.options import LevelPreset, option_fields
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def page(name):
+    return (ROOT / "docs" / name).read_text()
+
+
+def documented_options():
+    rows = (line.strip("|").split(" | ") for line in page("options.md").splitlines() if re.match(r"\| `\w+`", line))
+    return {row[0].strip(" `"): row[1:] for row in rows}
+
+
+def default_text(option):
+    if option.name in LevelPreset.__dataclass_fields__:
+        return "by level"
+    return "[]" if option.default == () else repr(option.default)
+
+
+def test_every_option_is_documented_as_it_is():
+    expected = {f.name: (f.metadata["rule"].allowed, default_text(f)) for f in option_fields()}
+    assert {name: (row[0], row[1]) for name, row in documented_options().items()} == expected
+
+
+def test_options_without_effect_yet_are_marked():
+    marked = {name for name, row in documented_options().items() if "(not yet)" in row[2]}
+    assert marked == {f.name for f in option_fields() if f.metadata["is_inert"]}
+
+
+def test_the_known_limits_are_those_of_doctor():
+    _, _, limits = page("correctness.md").partition("## Known limits")
+    listed = [" ".join(item.split()) for item in limits.split("\n* ")[1:]]
+    assert listed == [f"{limit.what} *{limit.cure}*" for limit in KNOWN_LIMITS]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_and_paths_lead_somewhere(path):
+    text = path.read_text()
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+        linked = path.parent / target if target else path
+        assert linked.is_file(), target
+        headings = [
+            re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-")
+            for h in re.findall(r"^#+ (.*)", linked.read_text(), re.M)
+        ]
+        assert not anchor or anchor in headings
+    for named in re.findall(r"`((?:kp_dynamo|tests|docs)/[\w./]+)`", text):
+        assert (ROOT / named).exists(), named
+
+
+def test_the_files_of_the_architecture_exist():
+    rows = [line.split("|")[1] for line in page("architecture.md").splitlines() if line.startswith("| `")]
+    files = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(files) > 20
+    assert [name for name in files if not (ROOT / "kp_dynamo" / name).exists()] == []
+
+
+EXAMPLES = [
+    pytest.param(code, id=f"{path.stem}-{number}")
+    for path in PAGES
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.S))
+]
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_examples_run(code):
+    exec(code, {"__name__": "example"})
