@@ -11,9 +11,9 @@ to the dtype of `input`: what the backward of the activation needs.
 What it is worth: numerics, no time. This is the correctly rounded result (GELU: 1.67e-3 from float64, as the rounded
 float64 value is). The bfloat16 chain rounds the product, the sum with the bias and the activation; for pre-activations
 of unit variance, this error over the chain's, on XLA:CPU: GELU 0.47, SiLU 0.46, ReLU 0.71, Tanh 0.75, Sigmoid 0.92.
-(Eager on the CPU rounds once before the activation: 0.64, 0.63, 1, 0.87, 0.96.) For the v5e compiler both are one fusion
-around the product, equal to the cycle (153,692 for 2048 x 1024 x 4096; a bfloat16 bias adds the compiler's estimate of
-1,834 for widening it, a float32 bias does not, so keep biases in float32 where there is a choice).
+(Eager on the CPU rounds once before the activation: 0.64, 0.63, 1, 0.87, 0.96.) For the v5e compiler both are one
+fusion around the product, equal to the cycle (153,692 for 2048 x 1024 x 4096; a bfloat16 bias adds the compiler's
+estimate of 1,834 for widening it, a float32 bias does not, so keep biases in float32 where there is a choice).
 
 The operands are widened before the product. The v5e compiler folds the widening back into the product: one pass over
 the MXU with a float32 result, at torch_xla's matmul precision "highest" too (the same 155,526 cycles at "default",
