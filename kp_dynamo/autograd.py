@@ -54,21 +54,21 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
         with functorch_config.patch(activation_memory_budget=max(budget, least)):
             return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
 
-    def forward(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
+    def forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         _donate_nothing()
-        return stages.compile(graph, num_returned[-1], "forward")
+        return stages.compile(gm, num_returned[-1], "forward")
 
-    def backward(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
+    def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         # Dynamo must not trace what runs a backward, nor the backward itself.
-        run = torch._dynamo.disable(stages.compile)(graph, _num_results(graph), "backward")
+        run = torch._dynamo.disable(stages.compile)(gm, _num_results(gm), "backward")
         return _boxed(torch._dynamo.disable(run, reason="a compiled backward"))
 
-    def inference(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
-        stages.transform(graph, "inference")
-        return stages.compile(graph, _num_results(graph), "inference")
+    def inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        stages.transform(gm, "inference")
+        return stages.compile(gm, _num_results(gm), "inference")
 
     with _tracing_settings():
-        return aot_autograd.aot_module_simplified(  # type: ignore[no-any-return]
+        return aot_autograd.aot_module_simplified(
             gm,
             list(inputs),
             fw_compiler=forward,
@@ -120,12 +120,12 @@ def _backward_with_forward() -> contextlib.AbstractContextManager[Any]:
 @contextlib.contextmanager
 def _without_mkldnn() -> Iterator[None]:
     # As `torch.backends.mkldnn.flags` does, which warns of settings for Intel GPUs on its way (torch 2.9).
-    enabled = torch._C._get_mkldnn_enabled()  # type: ignore[attr-defined]
-    torch._C._set_mkldnn_enabled(False)  # type: ignore[attr-defined]
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(enabled)  # type: ignore[attr-defined]
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 def _num_results(gm: fx.GraphModule) -> int:

@@ -60,8 +60,10 @@ def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[An
 
 
 def cache_stats() -> dict[str, Any]:
-    """Statistics of the compile cache: programs (`size, max_size, hits, misses, hit_rate, evictions`), and the same
-    under "captures" for whole captures that were found before AOTAutograd."""
+    """Statistics of the compile cache: `size, max_size, hits, misses, hit_rate, evictions` of programs.
+
+    Under "captures" the same of whole captures, which are found before AOTAutograd.
+    """
     from kp_dynamo.session import SESSION
 
     return {**SESSION.runtime.cache.get_stats(), "captures": dict(SESSION.captures.get_stats())}

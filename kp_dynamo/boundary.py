@@ -5,7 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
 from kp_dynamo.exceptions import TPUBackendError, XLACompilationError
+
+_NEED_A_VALUE = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
 @contextlib.contextmanager
@@ -15,6 +20,11 @@ def only_our_errors() -> Iterator[None]:
         yield
     except TPUBackendError:
         raise
+    except _NEED_A_VALUE as cause:
+        raise XLACompilationError(
+            f"the value of a tensor decides a shape or a branch here, and a program has fixed ones: {cause}. "
+            "Compute that value outside the compiled region (torch.compiler.disable), or use a mask or a fixed size."
+        ) from cause
     except Exception as cause:
         raise XLACompilationError(
             f"the graph could not be compiled: {type(cause).__name__}: {cause}. "

@@ -67,7 +67,7 @@ def _result_devices(gm: fx.GraphModule) -> list[tuple[int, torch.device]]:
 
 
 def _early_key(gm: fx.GraphModule, inputs: Sequence[Any], moved: object, with_modules: bool) -> Parts | None:
-    """The key for a look-up before AOTAutograd, where that is right: static shapes, plain tensors, no shared storage."""
+    """The key for a look-up before AOTAutograd, if that is right: static shapes, plain tensors, no shared storage."""
     if any(not _is_plain(x) for x in inputs) or shares_storage(inputs):
         return None
     try:

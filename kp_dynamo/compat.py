@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,8 @@ def load() -> ModuleType:
     """Import torch_xla and return it, leaving torch's own settings as they were.
 
     Raises:
-        TPUNotAvailableError: torch_xla is missing, does not fit torch, or cannot be imported.
+        TPUNotAvailableError: torch_xla is missing or cannot be imported.
+        TPUConfigurationError: It does not fit torch.
     """
     check_versions()
     import torch._dynamo.config as dynamo_config
@@ -39,7 +41,7 @@ def load() -> ModuleType:
     if "PJRT_DEVICE" not in os.environ and not os.path.exists("/dev/accel0") and not os.path.exists("/dev/vfio/0"):
         os.environ["PJRT_DEVICE"] = "CPU"
     try:
-        import torch_xla
+        torch_xla = importlib.import_module("torch_xla")
     except (ImportError, OSError) as cause:
         raise TPUNotAvailableError(f"torch_xla is installed but cannot be imported: {cause}") from cause
     finally:

@@ -15,9 +15,9 @@ from kp_dynamo import compat
 from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.events import Observe, ProgramReady, ignore
+from kp_dynamo.host_layout import Layout, to_host
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import Executable, Lowering, LoweringSpec
-from kp_dynamo.host_layout import Layout, to_host
 from kp_dynamo.placement import Placement
 from kp_dynamo.telemetry import TELEMETRY
 
@@ -91,7 +91,7 @@ class CompiledGraph:
 
     def _run(self, executable: Executable, args: list[Any]) -> list[Any]:
         if not self._contract.is_placed:
-            results = executable.run(args)
+            results: list[Any] = executable.run(args)
             args.clear()
             return results
         values = [self._place(a) for a in args]

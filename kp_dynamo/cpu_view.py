@@ -25,8 +25,10 @@ def name_the_cpu(gm: fx.GraphModule, mode: str) -> None:
     In place: AOTAutograd reads what Dynamo has hung on this very module and its nodes.
     """
     for module in gm.modules():
-        if isinstance(module, fx.GraphModule) and any([_rewrite_devices(node, mode) for node in module.graph.nodes]):
-            module.recompile()
+        if isinstance(module, fx.GraphModule):
+            changed = [_rewrite_devices(node, mode) for node in module.graph.nodes]
+            if any(changed):
+                module.recompile()
 
 
 @contextlib.contextmanager
@@ -46,7 +48,7 @@ def _rewrite_devices(node: fx.Node, mode: str) -> bool:
         swapped = {"xla": "cpu", "cpu": "xla"} if mode == "xla" else {}
         node.args = (swapped.get(str(node.args[0]), node.args[0]), *node.args[1:])
     else:
-        node.args, node.kwargs = fx.node.map_aggregate(before, _to_cpu)  # type: ignore[misc, assignment]
+        node.args, node.kwargs = fx.node.map_aggregate(before, _to_cpu)
     return before != (node.args, node.kwargs)
 
 
@@ -97,7 +99,6 @@ def _dynamo_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     return mode.from_tensor(tensor, symbolic_context=symbolic, source=symbolic.tensor_source, trace=False)
 
 
-
 def lift_held_tensors(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Make first inputs of the tensors that `gm` holds as parameters and buffers (those of a compiled optimizer step).
 
@@ -115,13 +116,14 @@ def lift_held_tensors(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Te
         )
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
-    lifted = {name: _input(graph, name.replace(".", "_"), gm._param_name_to_source[name]) for name in held}  # type: ignore[index, union-attr, operator]
+    sources: Any = gm._param_name_to_source
+    lifted = {name: _input(graph, name.replace(".", "_"), sources[name]) for name in held}
     for node in gm.graph.nodes:
         if node.op == "get_attr" and node.target in lifted:
             new[node] = lifted[str(node.target)]
             new[node].meta.update(node.meta)
         elif node.op == "placeholder":
-            new[node] = _input(graph, str(node.target), node._dynamo_source)  # type: ignore[attr-defined]
+            new[node] = _input(graph, str(node.target), node._dynamo_source)
             new[node].meta.update(node.meta)
         else:
             new[node] = graph.node_copy(node, new.__getitem__)
@@ -134,5 +136,5 @@ def lift_held_tensors(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Te
 def _input(graph: fx.Graph, name: str, source: Any) -> fx.Node:
     node = graph.placeholder(name)
     # AOTAutograd asks every input of Dynamo's graph where it comes from.
-    node._dynamo_source = source  # type: ignore[attr-defined]
+    node._dynamo_source = source
     return node

@@ -30,7 +30,7 @@ _WRONG_IN_TORCH_XLA: list[Any] = [
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The table for AOTAutograd: what torch_xla gets wrong, and what it has no lowering for and torch can take apart."""
+    """For AOTAutograd: what torch_xla gets wrong, and what it has no lowering for and torch can take apart."""
     table: dict[Any, Callable[..., Any]] = {
         op: decomposition for op, decomposition in core_aten_decompositions().items() if not _has_lowering(op)
     }

@@ -42,4 +42,6 @@ def _log_program(event: ProgramReady) -> None:
         logger.debug("%s: shares the program of an equal graph", event.label, extra=fields)
     else:
         spent = ", ".join(f"{stage} {value:.3f} s" for stage, value in seconds.items())
-        logger.info("%s: XLA programs: %d, %s", event.label, programs, spent, extra={**fields, "seconds": dict(seconds)})
+        logger.info(
+            "%s: XLA programs: %d, %s", event.label, programs, spent, extra={**fields, "seconds": dict(seconds)}
+        )

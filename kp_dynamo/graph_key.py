@@ -47,7 +47,9 @@ def _node_text(gm: fx.GraphModule, node: fx.Node, number: dict[fx.Node, str]) ->
         return f"= attribute({_attribute_text(gm, str(node.target))})"
     # A placeholder's or output's name does not count; a method's or module's does.
     target = node.op if node.op in ("placeholder", "output") else f"{_kind(node)}{_text(node.target, number)}"
-    arguments = ", ".join([_text(a, number) for a in node.args] + [f"{k}={_text(v, number)}" for k, v in node.kwargs.items()])
+    arguments = ", ".join(
+        [_text(a, number) for a in node.args] + [f"{k}={_text(v, number)}" for k, v in node.kwargs.items()]
+    )
     value = node.meta.get("val", node.meta.get("example_value"))
     return f"{_value_text(value)} = {target}({arguments if node.op != 'placeholder' else ''})"
 
@@ -72,7 +74,7 @@ def _bytes_text(tensor: torch.Tensor) -> str:
         raise Uncacheable(f"a constant on {tensor.device} with {tensor.numel()} elements")
     # A fake mode is on while AOTAutograd compiles, and would refuse a constant, which is real.
     with torch.utils._python_dispatch._disable_current_modes():
-        data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+        data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -208,4 +210,3 @@ def _version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return ""
-

@@ -46,13 +46,15 @@ def _check_names(options: CompileOptions) -> None:
     no_ops = unknown_op_names(options.keep_float32)
     if no_ops:
         raise TPUConfigurationError(
-            f"keep_float32: {no_ops[0]!r} is no ATen op; allowed: op names such as 'aten.mm' or 'aten.sum.dim_IntList', "
-            "and globs of module paths such as 'model.layers.*.mlp'"
+            f"keep_float32: {no_ops[0]!r} is no ATen op; allowed: op names such as 'aten.mm', and "
+            "globs of module paths such as 'model.layers.*.mlp'"
         )
     names = {*OUR_PASSES, *(p.name for p in options.extra_passes)}
     unknown = sorted(set(options.disable_passes) - names)
     if unknown:
-        raise TPUConfigurationError(f"disable_passes: there is no pass {unknown[0]!r}; allowed: {', '.join(sorted(names))}")
+        raise TPUConfigurationError(
+            f"disable_passes: there is no pass {unknown[0]!r}; allowed: {', '.join(sorted(names))}"
+        )
 
 
 def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions, graph_name: str) -> list[PassReport]:

@@ -1,7 +1,8 @@
 """Average pooling in the one form that torch_xla 2.9 lowers right: windows that lie wholly inside their input.
 
-With `ceil_mode`, `count_include_pad=False` or `divisor_override` its own form divides by the wrong count. Here the input is
-padded, the windows are averaged, and the average is corrected by (window size) / (what ATen divides by), a constant map.
+With `ceil_mode`, `count_include_pad=False` or `divisor_override` its own form divides by the wrong count. Here the
+input is padded, the windows are averaged, and the average is corrected by (window size) / (what ATen divides by), a
+constant map.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class _Axis:
         return [float(min(end, self.size) - max(start, 0)) for start, end in zip(starts, ends, strict=True)]
 
 
-def _axes(x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil: bool) -> list[_Axis]:
+def _axes(
+    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil: bool
+) -> list[_Axis]:
     dims = len(kernel)
     every = [list(v) * dims if len(v) == 1 else list(v) for v in (kernel, stride or kernel, padding)]
     return [_axis(int(size), k, s, p, ceil) for size, k, s, p in zip(x.shape[-dims:], *every, strict=True)]

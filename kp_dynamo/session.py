@@ -14,9 +14,9 @@ from kp_dynamo.autograd import GraphStages, trace_and_compile
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture, as_dynamo_calls_it
 from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
+from kp_dynamo.cpu_view import surrounding_autocast
 from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
-from kp_dynamo.cpu_view import surrounding_autocast
 from kp_dynamo.graph_key import Uncacheable, environment_parts, graph_text
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import LoweringSpec, get_lowering
@@ -24,7 +24,6 @@ from kp_dynamo.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.pipeline import Pipeline, build_pipeline, run_pipeline
 from kp_dynamo.placement import Placement
 from kp_dynamo.telemetry import TELEMETRY
-
 
 logger = logging.getLogger(__name__)
 

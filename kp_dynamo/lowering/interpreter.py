@@ -51,12 +51,12 @@ class XlaInterpreter(fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self._higher_order(node, args, kwargs)
-        args, kwargs = fx.node.map_aggregate((args, kwargs), self._on_device)  # type: ignore[misc, assignment]
+        args, kwargs = fx.node.map_aggregate((args, kwargs), self._on_device)
         if _is_opaque(node.target):
             return self._on_fallback(node, args, kwargs)
         try:
             result = node.target(*args, **kwargs)  # type: ignore[operator]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # The operator ran on fake tensors before: what fails now is torch_xla's form of it.
             logger.debug("%s cannot be lowered for these arguments: %s", node.target, error)
             return self._on_fallback(node, args, kwargs)

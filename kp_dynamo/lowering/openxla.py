@@ -29,6 +29,7 @@ class OpenXla:
     name = "openxla"
 
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
+        _check_layouts(gm)
         run, missing, seconds = compile_program(gm, args, device_constants(gm), spec)
         if run is not None:
             return Executable(run, num_programs=1, seconds=seconds)
@@ -37,6 +38,16 @@ class OpenXla:
         pieces.seconds.update(seconds)
         fallbacks = tuple((str(n.target), source_line(n)) for n in missing)
         return Executable(pieces, pieces.num_programs, fallbacks, pieces.seconds, pieces.moved_bytes)
+
+
+def _check_layouts(gm: fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            raise XLACompilationError(
+                f"{node.target} gives a tensor of layout {value.layout}{user_line(node)}, which XLA does not have. "
+                "Allowed: torch.strided. Keep sparse tensors out of the compiled region with torch.compiler.disable."
+            )
 
 
 def _check_runs_somewhere(missing: list[fx.Node], spec: LoweringSpec) -> None:

@@ -122,7 +122,7 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot]) -> Run:
         if True in pending:
             waiting = [v for v, is_pending in zip(values, pending, strict=True) if is_pending]
             xlac._xla_sync_multi(waiting, devices=[], wait=True, sync_xla_data=True)
-        results = run_cached(key, values)
+        results: list[Any] = run_cached(key, values)
         if straight:
             return results if len(results) == count else results[:count]
         return [_output(slot, args, results) for slot in outputs]

@@ -45,7 +45,7 @@ def _move_to_device(gm: fx.GraphModule) -> fx.GraphModule:
     copy = fx.GraphModule(gm, fx.Graph())
     copy.graph.output(copy.graph.graph_copy(gm.graph, {}))
     for node in copy.graph.nodes:
-        node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _device_argument)  # type: ignore[misc, assignment]
+        node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _device_argument)
     for name, tensor in device_constants(gm).items():
         setattr(copy, name, tensor)
     copy.recompile()

@@ -19,7 +19,7 @@ import torch
 def install() -> torch.library.Library:
     """Override the kernel, once; torch_xla must have been imported."""
     library = torch.library.Library("aten", "IMPL")
-    kernel = torch.library.get_kernel("aten::native_layer_norm", "AutogradXLA")  # type: ignore[attr-defined]
+    kernel = torch.library.get_kernel("aten::native_layer_norm", "AutogradXLA")
 
     def layer_norm(keyset: Any, x: torch.Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
         if any(isinstance(size, torch.SymInt) for size in x.shape):
@@ -36,7 +36,7 @@ def install() -> torch.library.Library:
 def _definition(
     x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x [..., *shape] -> (normalised, scaled and shifted, mean, reciprocal standard deviation), statistics in float32."""
+    """x [..., *shape] -> (normalised, scaled and shifted; mean; reciprocal deviation), statistics in float32."""
     dims = tuple(range(x.dim() - len(shape), x.dim()))
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     mean = wide.mean(dims, keepdim=True)

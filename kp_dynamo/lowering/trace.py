@@ -47,9 +47,7 @@ class Trace:
     keep_alive: list[Any] = field(repr=False)
 
 
-def trace(
-    gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], num_returned: int
-) -> Trace:
+def trace(gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], num_returned: int) -> Trace:
     """Trace `gm` for the shapes of `args` (tensors; numbers are taken as they are).
 
     Results from position `num_returned` on may share memory with an argument.
