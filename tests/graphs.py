@@ -15,7 +15,9 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def trace_inference(fn: Callable[..., object], *args: torch.Tensor, decompositions: dict | None = None) -> fx.GraphModule:
+def trace_inference(
+    fn: Callable[..., object], *args: torch.Tensor, decompositions: dict | None = None
+) -> fx.GraphModule:
     """The functional ATen graph of `fn(*args)` under no_grad."""
     captured: list[fx.GraphModule] = []
 

@@ -151,7 +151,9 @@ def _linear(g: _Growing) -> None:
     first = g.pick(lambda v: _is_float(v) and v.dim() > 0)
     if first is not None:
         inner = g.values[first].shape[-1]
-        g.add(torch.nn.functional.linear, first, g.pick(lambda v: _is_float(v) and v.dim() == 2 and v.shape[1] == inner))
+        g.add(
+            torch.nn.functional.linear, first, g.pick(lambda v: _is_float(v) and v.dim() == 2 and v.shape[1] == inner)
+        )
 
 
 def _join(g: _Growing) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
-from random_graphs import RandomGraph, random_graphs
 from torch import fx
+
+from tests.random_graphs import RandomGraph, random_graphs
 
 _SAFETY = 6.0
 _DRAWS = 4

@@ -5,7 +5,6 @@ What it gets wrong it gets wrong here too; the documentation lists it. Never the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import fx
 from kp_dynamo import compat
 from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.constants import device_constants
+from kp_dynamo.lowering.program import LOCK
 
 
 class Stock:
@@ -23,17 +23,25 @@ class Stock:
     name = "stock"
 
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
+        return Executable(_StockRun(gm), num_programs=1)
+
+
+class _StockRun:
+    """Compiles at the first run: the bridge wants the arguments themselves, and runs the graph on them to look at it."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self._gm = gm
+        self._compiled: Any = None
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
         from torch_xla._dynamo.dynamo_bridge import extract_compiled_graph
 
-        start = time.perf_counter()
-        on_device = _move_to_device(gm)
-        compiled = extract_compiled_graph(on_device, tuple(_to_device(a) for a in args))
-
-        def run(values: Sequence[Any]) -> list[Any]:
-            results = compiled(*(_to_device(v) for v in values))
-            return list(results) if isinstance(results, (list, tuple)) else [results]
-
-        return Executable(run, num_programs=1, seconds={"xla": time.perf_counter() - start})
+        on_device = tuple(_to_device(v) for v in values)
+        if self._compiled is None:
+            with LOCK, torch.no_grad():
+                self._compiled = extract_compiled_graph(_move_to_device(self._gm), on_device)
+        results = self._compiled(*on_device)
+        return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def _to_device(value: Any) -> Any:

@@ -62,7 +62,7 @@ class FoldConstants:
             folding = _Folding(gm, self.max_cast_elements)
             for node in list(gm.graph.nodes):
                 folding.visit(node)
-        rewritten = folding.rewritten + _drop_identities(gm.graph) + use_scalars(gm.graph)
+            rewritten = folding.rewritten + _drop_identities(gm.graph) + use_scalars(gm.graph)
         return PassReport(self.name, rewritten, tuple(folding.refused))
 
 

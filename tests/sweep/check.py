@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from sweep.compare import mismatch, shape_mismatch, statistics_mismatch
-from sweep.properties import ONLY_SHAPES, RANDOM, UP_TO_SIGN
-from sweep.samples import Call, calls
+import torch_xla  # noqa: F401 - makes the device "xla" known, which openxla's arguments are on
 from torch._dynamo.utils import counters
+
+from tests.sweep.compare import mismatch, shape_mismatch, statistics_mismatch
+from tests.sweep.properties import ONLY_SHAPES, RANDOM, UP_TO_SIGN
+from tests.sweep.samples import Call, calls
 
 Status = Literal["right", "wrong", "raises", "crash"]
 

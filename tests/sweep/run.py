@@ -1,4 +1,4 @@
-"""Sweep all operators through a backend and count: `PYTHONPATH=tests python -m sweep.run kp_tpu --json FILE`."""
+"""Sweep all operators through a backend and count: `python -m tests.sweep.run kp_tpu --json FILE`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from sweep.check import SUBJECTS, Outcome
-from sweep.samples import ops
-from sweep.worker import Worker
 from tqdm import tqdm
+
+from tests.sweep.check import SUBJECTS, Outcome
+from tests.sweep.samples import ops
+from tests.sweep.worker import Worker
 
 
 def sweep(subject: str, names: list[str]) -> Iterator[Outcome]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sweep.known_failures import KNOWN_FAILURES, LONGEST
-from sweep.samples import ops
-from sweep.worker import Worker
+
+from tests.sweep.known_failures import KNOWN_FAILURES, LONGEST
+from tests.sweep.samples import ops
+from tests.sweep.worker import Worker
 
 SLICE = 5
 

@@ -1,6 +1,6 @@
 """A process that checks operators, so that one that kills it is a result like any other.
 
-Run as `python -m sweep.worker SUBJECT`: reads an operator's name a line, answers with an outcome's JSON.
+Run as `python -m tests.sweep.worker SUBJECT`: reads an operator's name a line, answers with an outcome's JSON.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 
-from sweep.check import SUBJECTS, Outcome, check
+from tests.sweep.check import SUBJECTS, Outcome, check
 
-_TESTS = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Worker:
@@ -53,10 +53,10 @@ class Worker:
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
-            command = [sys.executable, "-m", "sweep.worker", self._subject]
-            environment = {**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": str(_TESTS)}
+            command = [sys.executable, "-m", "tests.sweep.worker", self._subject]
+            environment = {**os.environ, "PJRT_DEVICE": "CPU"}
             self._process = subprocess.Popen(
-                command, env=environment, cwd=_TESTS.parent, text=True,
+                command, env=environment, cwd=_ROOT, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             self._answers = queue.Queue()

@@ -15,7 +15,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 from torch_xla.debug import metrics
-from zoo.models import Inputs, ZooModel
+
+import kp_dynamo
+from kp_dynamo.telemetry import TELEMETRY
+from tests.zoo.models import Inputs, ZooModel
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Counts:
-    """What one compiled run cost, read from torch's and torch_xla's own counters."""
+    """What one compiled run cost, by torch's and torch_xla's own counters; fallbacks by ours too."""
 
     graphs: int
     graph_breaks: int
@@ -104,6 +107,21 @@ def train(model: ZooModel, setting: Setting = EAGER) -> Result:
     return Result(_flat(outputs), _flat(gradients), _flat(module.buffers()))
 
 
+def steps(model: ZooModel, setting: Setting = EAGER, num_steps: int = 3) -> tuple[torch.Tensor, bool]:
+    """Losses of a few steps of SGD on the sum of squared outputs, and whether input and output embedding are one."""
+    module, inputs = _prepare(model, setting)
+    compiled = setting.compiled(module.train())
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        loss = _floating(compiled(**inputs))[0].square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().cpu())
+    return torch.stack(losses), module.get_input_embeddings().weight is module.get_output_embeddings().weight
+
+
 RUNS: dict[str, Callable[..., Result]] = {"infer": infer, "train": train}
 
 
@@ -115,17 +133,19 @@ def project(outputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def counted(run: Callable[[], Result]) -> tuple[Result, Counts]:
-    """The result of `run`, from a Dynamo that has seen nothing, and what it cost."""
+    """The result of `run`, from a Dynamo and a compile cache that have seen nothing, and what it cost."""
     torch._dynamo.reset()
+    kp_dynamo.clear_cache()
     counters.clear()
     metrics.clear_all()
+    TELEMETRY.reset()
     result = run()
     compiles = metrics.metric_data("CompileTime")
     counts = Counts(
         graphs=counters["stats"]["unique_graphs"],
         graph_breaks=sum(counters["graph_break"].values()),
         programs=compiles[0] if compiles else 0,
-        fallbacks=tuple(sorted(metrics.executed_fallback_ops())),
+        fallbacks=tuple(sorted({*metrics.executed_fallback_ops(), *TELEMETRY.fallbacks})),
     )
     return result, counts
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from zoo.harness import AUTOCAST, EAGER, FLOAT64, RUNS, Result, Setting, counted
-from zoo.models import BY_NAME, ZOO
+import torch
+
+from tests.zoo.harness import AUTOCAST, EAGER, FLOAT64, RUNS, Result, Setting, counted, steps
+from tests.zoo.models import BY_NAME, ZOO
 
 LEVELS = ("conservative", "balanced", "aggressive")
 # Rounding of float32 through some forty layers; the models here show 1e-7 to 1e-6.
@@ -58,3 +60,13 @@ def test_float32_on_xla_tensors(name: str, run: str) -> None:
     result, _ = counted(lambda: RUNS[run](BY_NAME[name], setting))
     errors = result.errors(reference(name, run, EAGER))
     assert max(errors.values()) <= FLOAT32_ERROR, errors
+
+
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("t5", marks=pytest.mark.slow)])
+def test_tied_weights_stay_tied_and_train(name: str, device: str) -> None:
+    """A copy of a tied weight would get half of its gradient, and each half would go its own way."""
+    wanted, _ = steps(BY_NAME[name], EAGER)
+    got, tied = steps(BY_NAME[name], Setting("kp_tpu", (("precision", "float32"),), device=device))
+    assert tied
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=0)
