@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_node_safe
 
+from kp_dynamo import compat
 from kp_dynamo.cpu_view import inputs_on_cpu, lift_held_tensors, name_the_cpu
 from kp_dynamo.graph_key import Uncacheable, graph_text, input_parts, mode_parts, shares_storage
 from kp_dynamo.key_diff import Parts
@@ -53,6 +54,8 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     tensors = [x for x in [*held, *inputs] if isinstance(x, torch.Tensor)]
     results = _result_devices(gm)
     mode = placement_mode(tensors, default=next((d.type for _, d in results), "cpu"))
+    if mode == "xla" and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        compat.require_backward()
     moved = tuple((i, device) for i, device in results if device.type != mode)
     key = _early_key(gm, inputs, moved, with_modules) if not held else None
     name_the_cpu(gm, mode)

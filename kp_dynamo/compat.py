@@ -94,6 +94,27 @@ def device() -> torch.device:
         ) from cause
 
 
+@functools.cache
+def require_backward() -> None:
+    """Raise where autograd cannot reach XLA tensors any more.
+
+    torch starts its autograd threads with the first backward, one a device that is there by then; a device that comes
+    later gets none.
+
+    Raises:
+        TPUDeviceError: A backward ran on the CPU before the XLA device was first used.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        probe = torch.ones(1, device=device(), requires_grad=True)
+        try:
+            probe.sum().backward()
+        except RuntimeError as cause:
+            raise TPUDeviceError(
+                "a backward ran on the CPU before the XLA device was first used, and torch has no autograd thread for "
+                "XLA now. Use the device once at the start of the process: torch.ones(1, device=torch_xla.device())."
+            ) from cause
+
+
 def device_kind() -> str:
     """ "CPU", "TPU" or what PJRT calls the device."""
     load()

@@ -27,7 +27,7 @@ class Stock:
 
 
 class _StockRun:
-    """Compiles at the first run: the bridge wants the arguments themselves, and runs the graph on them to look at it."""
+    """Compiles at the first run: the bridge wants the arguments themselves, and runs the graph on them to see it."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self._gm = gm
