@@ -27,12 +27,17 @@ _WRONG_IN_TORCH_XLA: list[Any] = [
     aten.native_dropout_backward,
 ]
 
+# Moves without a kernel of their own for XLA, whose form in C++ is as good and quicker to trace.
+_MOVES = {aten.transpose.int, aten.squeeze.default, aten.squeeze.dim, aten.unbind.int, aten.split.Tensor}
+
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """For AOTAutograd: what torch_xla gets wrong, and what it has no lowering for and torch can take apart."""
     table: dict[Any, Callable[..., Any]] = {
-        op: decomposition for op, decomposition in core_aten_decompositions().items() if not _has_lowering(op)
+        op: decomposition
+        for op, decomposition in core_aten_decompositions().items()
+        if op not in _MOVES and not _has_lowering(op)
     }
     table.update(get_decompositions(_WRONG_IN_TORCH_XLA))
     table[aten.native_dropout.default] = _native_dropout
