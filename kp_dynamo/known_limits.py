@@ -28,8 +28,8 @@ KNOWN_LIMITS = (
         "Call `torch.__future__.set_swap_module_params_on_conversion(True)` before it.",
     ),
     KnownLimit(
-        "A backward on the CPU before the first use of the XLA device leaves torch without one for XLA tensors; training "
-        "graphs on them are then refused.",
+        "A backward on the CPU before the first use of the XLA device leaves torch without one for XLA tensors; "
+        "training graphs on them are then refused.",
         "Make one tensor on the device first: `torch.ones(1, device=torch_xla.device())`.",
     ),
     KnownLimit(
