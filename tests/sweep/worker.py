@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.sweep.check import SUBJECTS, Outcome, check
 
+_START_TIMEOUT_S = 600.0
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -61,6 +62,8 @@ class Worker:
             )  # fmt: skip
             self._answers = queue.Queue()
             threading.Thread(target=_pump, args=(self._process, self._answers), daemon=True).start()
+            # Imports take long on a busy machine, and are no operator's time.
+            self._answers.get(timeout=_START_TIMEOUT_S)
         return self._process
 
 
@@ -76,6 +79,7 @@ def _serve(subject: str) -> None:
     # What operators and XLA print themselves must not be read as an answer.
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(2, 1)
+        answers.write("ready\n")
         for line in sys.stdin:
             answers.write(json.dumps(asdict(check(line.strip(), SUBJECTS[subject]))) + "\n")
 

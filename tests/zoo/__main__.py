@@ -1,0 +1,104 @@
+"""Measure the zoo and write docs/zoo.md: `python -m tests.zoo [model ...]`.
+
+Each row is one model, in inference or in a training step: graphs and graph breaks of Dynamo, XLA programs,
+operators that ran on the CPU, and errors as norms over the whole output and over all gradients together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ.setdefault("PJRT_DEVICE", "CPU")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+import torch_xla
+from tqdm import tqdm
+
+from tests.zoo.harness import AUTOCAST, EAGER, FLOAT64, RUNS, Result, Setting, counted
+from tests.zoo.models import BY_NAME, ZOO, ZooModel
+
+LEVELS = ("conservative", "balanced", "aggressive")
+FLOAT32 = Setting(backend="kp_tpu", options=(("precision", "float32"),))
+_FILE = Path(__file__).resolve().parents[2] / "docs" / "zoo.md"
+
+_PREAMBLE = """\
+# The zoo
+
+Models from their configurations with random weights (two layers, width 64 to 128), compiled with
+`backend="kp_tpu"` and compared with eager, in inference and in one training step (loss: a random projection
+of the outputs). Written by `make zoo`: {versions}, {platform}.
+
+* *float32*: error of `precision="float32"` against eager float32. At most 1e-5 is asked for.
+* *autocast*: error of eager `torch.autocast("cpu", torch.bfloat16)` against eager float64.
+* the levels: error against eager float64, as a multiple of autocast's. At most 1.1 is asked for.
+
+An error is |difference| / |reference|, over all outputs and, in training, over all gradients together
+(outputs / gradients). Graphs and graph breaks are Dynamo's, programs are what XLA compiled, fallbacks are
+operators that ran on the CPU, all at `precision="float32"`.
+"""
+
+
+def main() -> None:
+    """Measure the models named on the command line, or all, and write the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="model", help=f"among {', '.join(BY_NAME)}; default: all")
+    names = parser.parse_args().models
+    torch.ones(1, device=torch_xla.device())  # before any backward on the CPU, after which XLA has none
+    models = [BY_NAME[name] for name in names] or list(ZOO)
+    pairs = [(model, run) for model in models for run in RUNS]
+    table = "\n".join(_lines([_row(model, run) for model, run in tqdm(pairs, desc="zoo", file=sys.stderr)]))
+    sys.stdout.write(table + "\n")
+    if not names:
+        versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "torch_xla", "transformers", "timm"))
+        _FILE.write_text(_PREAMBLE.format(versions=versions, platform="XLA:CPU") + "\n" + table + "\n")
+
+
+def _row(model: ZooModel, run: str) -> dict[str, str]:
+    exact = RUNS[run](model, FLOAT64)
+    autocast = RUNS[run](model, AUTOCAST).errors(exact)
+    result, counts = counted(lambda: RUNS[run](model, FLOAT32))
+    row = {
+        "model": model.name,
+        "run": run,
+        "graphs": str(counts.graphs),
+        "breaks": str(counts.graph_breaks),
+        "programs": str(counts.programs),
+        "fallbacks": ", ".join(counts.fallbacks) or "none",
+        "float32": _cell(_parts(result, run, RUNS[run](model, EAGER)), ".1e"),
+        "autocast": _cell([autocast[part] for part in _names(run)], ".1e"),
+    }
+    for level in LEVELS:
+        leveled, _ = counted(lambda level=level: RUNS[run](model, Setting("kp_tpu", (("level", level),))))
+        shares = [e / autocast[p] for e, p in zip(_parts(leveled, run, exact), _names(run), strict=True)]
+        row[level] = _cell(shares, ".2f")
+    return row
+
+
+def _names(run: str) -> tuple[str, ...]:
+    return ("outputs",) if run == "infer" else ("outputs", "gradients")
+
+
+def _parts(result: Result, run: str, reference: Result) -> list[float]:
+    errors = result.errors(reference)
+    return [errors[name] for name in _names(run)]
+
+
+def _cell(numbers: list[float], form: str) -> str:
+    return " / ".join(format(number, form) for number in numbers)
+
+
+def _lines(rows: list[dict[str, str]]) -> Iterator[str]:
+    yield "| " + " | ".join(rows[0]) + " |"
+    yield "|" + "---|" * len(rows[0])
+    for row in rows:
+        yield "| " + " | ".join(row.values()) + " |"
+
+
+if __name__ == "__main__":
+    main()
