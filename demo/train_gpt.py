@@ -37,15 +37,8 @@ def main() -> int:
         return 1
     _train_on(training)
     _write_text(training)
-    speeds = speed.measure(corpus)
-    print(
-        "What the backend did\n", summary.what_the_backend_did(telemetry.snapshot(), kp_dynamo.cache_stats()), sep="\n"
-    )
-    print(
-        f"\nA training step, medians of {speed.NUM_ROUNDS} in turns\n", summary.speed_table(speeds, OURS.name), sep="\n"
-    )
-    summary.draw_losses(training.losses, losses[EAGER.name], PICTURE)
-    print(f"\nThe loss curve is in {PICTURE}. All of it took {time.perf_counter() - start:.0f} s.")
+    _report(training, losses[EAGER.name])
+    print(f"All of it took {time.perf_counter() - start:.0f} s.")
     return 0
 
 
@@ -93,6 +86,16 @@ def _write_text(training: Training) -> None:
         f"{generation.held_out_loss(reader, training.corpus):.2f} nats per byte on text it has not seen. It writes:\n"
     )
     print(generation.generate(reader, generation.PROMPT, NUM_WRITTEN), end="\n\n")
+
+
+def _report(training: Training, eager_losses: list[float]) -> None:
+    speeds = speed.measure(training.corpus)
+    print("What the backend did\n")
+    print(summary.what_was_done(telemetry.snapshot(), kp_dynamo.cache_stats()))
+    print(f"\nA training step, medians of {speed.NUM_ROUNDS} in turns\n")
+    print(summary.speed_table(speeds, OURS.name))
+    summary.draw_losses(training.losses, eager_losses, PICTURE)
+    print(f"\nThe loss curve is in {PICTURE}.", end=" ")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""The parts of the demo that decide: its data, its schedule, and whether training agrees with eager."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from demo import agreement, training
+from demo.generation import Reader
+from demo.model import Gpt
+from demo.text import Corpus, batch_at, read_corpus
+
+EAGER_LOSSES = [5.5, 5.0, 4.5]
+
+
+def losses_of(ours: list[float]) -> dict[str, list[float]]:
+    """Losses with a rounding of 1e-6 in float32 and of 1e-3 in bfloat16; `ours` at the default level."""
+    return {
+        "eager": EAGER_LOSSES,
+        "eager float64": [loss - 1e-6 for loss in EAGER_LOSSES],
+        "eager autocast": [loss + 1e-3 for loss in EAGER_LOSSES],
+        "kp_tpu float32": EAGER_LOSSES,
+        "kp_tpu": ours,
+    }
+
+
+def test_losses_within_rounding_agree():
+    assert all(v.is_met for v in agreement.verdicts(losses_of([5.501, 5.001, 4.499])))
+
+
+def test_training_that_stands_still_disagrees():
+    float32, default = agreement.verdicts(losses_of([5.5, 5.5, 5.5]))
+    assert float32.is_met
+    assert not default.is_met
+    assert default.difference == 1.0
+
+
+def test_a_loss_that_is_not_a_number_disagrees():
+    assert not agreement.verdicts(losses_of([5.5, math.nan, 4.5]))[1].is_met
+
+
+def test_batches_depend_on_their_number_only():
+    text = torch.arange(1000)
+    tokens, targets = batch_at(text, 3, num_rows=2, context=16)
+    assert tokens.shape == (2, 16)
+    assert torch.equal(targets, tokens + 1)
+    assert torch.equal(batch_at(text, 3, 2, 16)[0], tokens)
+    assert not torch.equal(batch_at(text, 4, 2, 16)[0], tokens)
+
+
+def test_the_corpus_is_there_and_a_tenth_of_it_is_held_out():
+    corpus = read_corpus()
+    share = len(corpus.held_out) / (len(corpus.train) + len(corpus.held_out))
+    assert corpus.num_files > 40
+    assert abs(share - 0.1) < 0.001
+
+
+def test_the_learning_rate_rises_and_falls_to_the_end():
+    rates = [training.learning_rate(step, 300) for step in range(300)]
+    assert rates[0] == training.PEAK_RATE / training.NUM_WARM_UP
+    assert max(rates) == rates[50] == training.PEAK_RATE
+    assert 0 < rates[-1] < training.PEAK_RATE / 100
+
+
+def test_what_is_padded_does_not_change_what_is_read():
+    torch.manual_seed(0)
+    eager = training.Training(agreement.EAGER, Corpus(torch.zeros(0), torch.zeros(0), 0), num_steps=1)
+    tokens = torch.arange(9)
+    with torch.no_grad():
+        expected = eager.model(tokens[None])[0]
+    # Float32 sums over other lengths: some units in the last place of logits around one.
+    torch.testing.assert_close(Reader(eager).logits(tokens), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_model_does_not_look_ahead():
+    torch.manual_seed(0)
+    model, tokens = Gpt(num_layers=1, width=64), torch.randint(256, (1, 12))
+    changed = tokens.clone()
+    changed[0, 8:] = 0
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens)[0, :8], model(changed)[0, :8])
