@@ -196,7 +196,7 @@ def mode_parts() -> tuple[tuple[str, object], ...]:
 @cache
 def environment_parts() -> tuple[tuple[str, object], ...]:
     """What is fixed for this process once the XLA client has started."""
-    names = ("torch", "torch_xla", "libtpu", "kp-tpu")
+    names = ("torch", "torch_xla", "libtpu", "kp_dynamo")
     flags = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_USE_SPMD", "XLA_USE_BF16", "XLA_DOWNCAST_BF16")
     return (
         ("versions", tuple((name, _version(name)) for name in names)),

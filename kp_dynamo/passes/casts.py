@@ -1,0 +1,159 @@
+"""The bfloat16 and the float32 form of each value of a graph: every cast once, none that undoes another."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._prims_common import is_non_overlapping_and_dense
+
+from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.passes.insertion import insert_call, run_on_fakes, set_value
+from kp_dynamo.passes.sensitive_ops import PARTS, VIEWS, users_behind
+
+aten = torch.ops.aten
+
+
+def is_float32(node: object) -> bool:
+    value = tensor_of(node)
+    return value is not None and value.dtype == torch.float32
+
+
+def is_bfloat16(node: object) -> bool:
+    value = tensor_of(node)
+    return value is not None and value.dtype == torch.bfloat16
+
+
+def is_narrowing(node: fx.Node) -> bool:
+    """Whether `node` is a cast from float32 to bfloat16 and nothing else."""
+    return _is_plain_cast(node) and is_float32(node.args[0]) and is_bfloat16(node)
+
+
+def is_widening(node: fx.Node) -> bool:
+    """Whether `node` is a cast from bfloat16 to float32 and nothing else."""
+    return _is_plain_cast(node) and is_bfloat16(node.args[0]) and is_float32(node)
+
+
+def origins(node: fx.Node) -> Iterator[fx.Node]:
+    """The values that `node` is views, parts and joints of."""
+    # What is neither a tensor nor a list of parts is a symbolic size, or an op of which getitem takes a result.
+    sources = [s for s in node.all_input_nodes if tensor_of(s) is not None or s.target in VIEWS + PARTS]
+    if node.target not in VIEWS + PARTS or not sources:
+        yield node
+        return
+    for source in sources:
+        yield from origins(source)
+
+
+class Casts:
+    """Casts of one graph, met or added while a pass walks it in order.
+
+    Whoever reads a value in float32 goes on reading the node that stands for it; after `narrow_result` that node is a
+    widening of the bfloat16 one. `narrow` gives the bfloat16 form: of views and of exact values (widened ones) by
+    going back before the widening, of others by a cast, which is placed before the views.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.num_removed = 0
+        self._narrow: dict[fx.Node, fx.Node] = {}  # float32 node -> its bfloat16 form
+        self._wide: dict[fx.Node, fx.Node] = {}  # bfloat16 node -> its widening
+        self._exact: set[fx.Node] = set()  # widenings
+        self._born: set[fx.Node] = set()  # those of them that this pass has added
+
+    def meet(self, node: fx.Node) -> None:
+        """Take note of a cast of the graph, or let its users read the value that is there already.
+
+        A result of the graph keeps its cast: it would become an alias of an input or of another result.
+        """
+        source = node.args[0]
+        assert isinstance(source, fx.Node), "the caller has seen a cast of a tensor"
+        is_result = any(user.op == "output" for user in users_behind(node, VIEWS + PARTS))
+        known = self._wide.get(source) if is_widening(node) else self._narrow.get(source)
+        if known is None and is_narrowing(node) and self.is_exact(source) and not is_result:
+            known = self.narrow(source, before=node)
+        if known is not None and not is_result:
+            node.replace_all_uses_with(known)
+            self.num_removed += 1
+        elif is_widening(node):
+            self._note_widening(source, node)
+        else:
+            self._narrow.setdefault(source, node)
+
+    def is_exact(self, node: fx.Node) -> bool:
+        """Whether bfloat16 holds the value of a float32 node: it is a widened one."""
+        return all(origin in self._exact for origin in origins(node))
+
+    def is_born(self, node: fx.Node) -> bool:
+        """Whether the value comes out of an op that this pass has put into bfloat16."""
+        return all(origin in self._born for origin in origins(node))
+
+    def narrow(self, node: fx.Node, before: fx.Node) -> fx.Node:
+        """The bfloat16 form of a float32 node; what it takes is added before `before`, a later node."""
+        if node not in self._narrow:
+            self._narrow[node] = self._narrowed(node, before)
+        return self._narrow[node]
+
+    def rounded(self, node: fx.Node, before: fx.Node) -> fx.Node:
+        """The float32 form of the bfloat16 form: float32 with the bits of bfloat16."""
+        narrow = self.narrow(node, before)
+        if narrow not in self._wide:
+            with self.graph.inserting_before(before):
+                self._note_widening(narrow, self._cast(narrow, torch.float32, like=before))
+        return self._wide[narrow]
+
+    def narrow_result(self, node: fx.Node) -> None:
+        """After a change of its operands: compute the fake value of `node` anew, and widen what is bfloat16 now."""
+        was_float32 = is_float32(node)
+        set_value(node, run_on_fakes(node))
+        if was_float32 and is_bfloat16(node):
+            with self.graph.inserting_after(node):
+                wide = self._cast(node, torch.float32, like=node)
+            node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
+            self._note_widening(node, wide)
+            self._born.add(wide)
+        elif not isinstance(node.meta["val"], torch.Tensor):
+            for user in [user for user in node.users if user.target is operator.getitem]:
+                self.narrow_result(user)
+
+    def _narrowed(self, node: fx.Node, before: fx.Node) -> fx.Node:
+        if not self._casts_commute(node):
+            with self.graph.inserting_before(before):
+                return self._cast(node, torch.bfloat16, like=node if node.op == "call_function" else before)
+        sources = {source: self.narrow(source, before) for source in node.all_input_nodes if _is_data(source)}
+        args = fx.map_arg(node.args, lambda source: sources.get(source, source))
+        with self.graph.inserting_before(before):
+            return insert_call(self.graph, node.target, args, node.kwargs, like=node)
+
+    def _casts_commute(self, node: fx.Node) -> bool:
+        """Whether a cast may be placed before `node`, at no more cost."""
+        if node.target not in VIEWS:
+            return node.target in PARTS and self.is_exact(node)
+        source = tensor_of(next(origins(node)))
+        # A cast makes a tensor dense, of which a view of gaps or overlaps may be impossible.
+        return source is None or self.is_exact(node) or is_non_overlapping_and_dense(source)
+
+    def _cast(self, node: fx.Node, dtype: torch.dtype, like: fx.Node) -> fx.Node:
+        return insert_call(self.graph, aten._to_copy.default, (node,), {"dtype": dtype}, like=like)
+
+    def _note_widening(self, narrow: fx.Node, wide: fx.Node) -> None:
+        self._wide.setdefault(narrow, wide)
+        self._narrow[wide] = narrow
+        self._exact.add(wide)
+
+
+def _is_data(node: fx.Node) -> bool:
+    return is_float32(node) or node.target in VIEWS + PARTS
+
+
+def _is_plain_cast(node: fx.Node) -> bool:
+    if node.target is not aten._to_copy.default:
+        return False
+    plain: dict[str, tuple[Any, ...]] = {
+        "layout": (None, torch.strided), "device": (None, torch.device("cpu")), "pin_memory": (None, False),
+        "non_blocking": (None, False), "memory_format": (None, torch.preserve_format),
+    }  # fmt: skip
+    return all(key == "dtype" or value in plain[key] for key, value in node.kwargs.items())

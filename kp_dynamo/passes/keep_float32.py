@@ -1,0 +1,92 @@
+"""What the user keeps in float32: ATen op names ("aten.mm") and globs of module paths ("model.layers.*.mlp")."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+import torch
+from torch import fx
+
+import kp_dynamo.ops.linear_act  # noqa: F401  # registers kp::linear_act, a name like any other
+
+_NAMESPACES = ("aten", "kp", "prims")
+# Ops that a graph holds in another form: what the user calls, or what was fused, and what is there to be cast.
+_FORMS: dict[str, tuple[str, ...]] = {
+    "linear": ("mm", "addmm", "linear_act", "linear_act_train"),
+    "matmul": ("mm", "bmm"),
+    "einsum": ("mm", "bmm"),
+    "scaled_dot_product_attention": ("bmm", "baddbmm"),
+    "mm": ("linear_act", "linear_act_train"),
+    "addmm": ("linear_act", "linear_act_train"),
+    "linear_act": ("linear_act_train",),
+    "convolution": ("convolution_backward",),
+    **{f"conv{dims}d": ("convolution", "convolution_backward") for dims in (1, 2, 3)},
+}
+# Parts of Dynamo's source expressions that are no part of a module's path.
+_NOT_IN_PATHS = ("_modules", "_orig_mod")
+
+
+@dataclass(frozen=True)
+class KeepFloat32:
+    """Tells why a node is kept.
+
+    A name without dots may be both an op and a module ("linear"): it keeps both, as too much float32 is only slow.
+    """
+
+    names: tuple[str, ...]
+
+    def reason(self, node: fx.Node) -> str | None:
+        """Why `node` stays in float32, or None; a backward node follows the module of its forward."""
+        ops = _names_of(node.target) if isinstance(node.target, torch._ops.OpOverload) else ()
+        for name in self.names:
+            if _bare(name) in ops or any(fnmatchcase(path, name) for path in module_paths(node)):
+                return f"kept in float32 by {name!r}"
+        return None
+
+
+def unknown_op_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of `names` that are written as an op and name none: "aten.mn", "aten::mm.defualt"."""
+    return tuple(name for name in names if _bare(name) != name and not _exists(name))
+
+
+def module_paths(node: fx.Node) -> Iterator[str]:
+    """Paths of the modules that a node was traced in, outermost first: "model", "model.layers.0"."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    for source, _ in stack.values():
+        yield from _paths(source)
+
+
+@lru_cache(maxsize=4096)
+def _paths(source: str) -> tuple[str, ...]:
+    """Of Dynamo's `L['self']._modules['model'].layers[0]`: "model.layers.0". Beside a local name other than self,
+    with and without it: the path is relative to a module, and the user may have named that in a function."""
+    parts = re.sub(r"""\[['"]?([^\]'"]*)['"]?\]""", r".\1", source).split(".")
+    parts = [part for part in parts if part not in _NOT_IN_PATHS]
+    if parts[0] not in ("L", "G") or len(parts) < 2:
+        return (".".join(parts),)
+    inside = ".".join(parts[2:])
+    return (inside,) if parts[1] == "self" else (inside, ".".join(parts[1:]))
+
+
+@lru_cache(maxsize=1024)
+def _names_of(target: torch._ops.OpOverload) -> frozenset[str]:
+    """What an op is called: "mm", "mm.default", and the same of what it is a form of."""
+    own = target._schema.name.split("::")[1]
+    names = {own, *(name for name, forms in _FORMS.items() if own in forms)}
+    return frozenset(names | {f"{name}.{target._overloadname}" for name in names})
+
+
+def _bare(name: str) -> str:
+    """The name without its namespace, if it has one: "aten::mm" and "aten.mm" are "mm"."""
+    namespace, _, rest = name.replace("::", ".").partition(".")
+    return rest if namespace in _NAMESPACES or "::" in name else name
+
+
+def _exists(name: str) -> bool:
+    namespace, packet, *overload = name.replace("::", ".").split(".")
+    op = getattr(getattr(torch.ops, namespace), packet, None)
+    return isinstance(op, torch._ops.OpOverloadPacket) and (not overload or ".".join(overload) in op.overloads())

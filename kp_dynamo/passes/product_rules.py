@@ -1,0 +1,165 @@
+"""Which products of a graph may take bfloat16 operands, and which of these round their result: reads, edits nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from kp_dynamo.passes.base import backward_nodes, calls, tensor_of
+from kp_dynamo.passes.casts import is_float32, is_widening, origins
+from kp_dynamo.passes.sensitive_ops import ANGLES, EXPONENTIALS, LINEAR_ACTS, PARTS, PRODUCTS, VIEWS, op_name, users_behind
+
+aten = torch.ops.aten
+
+# How far an exponential is looked for behind scales, masks and soft caps: attention has four such ops at the most.
+_MAX_SCALINGS = 4
+_SCALINGS = (
+    aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
+    aten.div.Scalar, aten.where.self, aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.tanh.default,
+    aten.maximum.default, aten.neg.default,
+)  # fmt: skip
+_ADDITIONS = (aten.add.Tensor, aten.sub.Tensor)
+# An integer goes through these and is a number of the same kind: an angle, a distance.
+_COUNTING = (
+    *_ADDITIONS, aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
+    aten.div.Scalar, aten.neg.default, aten._to_copy.default, aten.stack.default,
+)  # fmt: skip
+_CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
+
+
+def float32_products(graph: fx.Graph) -> list[fx.Node]:
+    """Products of float32 operands, in graph order, but for those whose operands are widened bfloat16 already."""
+    return [node for node in calls(graph, *PRODUCTS) if _may_gain(node)]
+
+
+def linear_products(graph: fx.Graph) -> set[fx.Node]:
+    """The products of Linear layers, forward and backward.
+
+    ATen has no Linear. Forward, it is a product whose second operand is a transposed input of the graph (F.linear), or
+    that adds one input to a product with another (Conv1D of GPT-2), or what was fused from one. Backward, it is a
+    product of an incoming gradient and one of a forward's operands. A user's own `x @ y.t()` of two inputs looks
+    the same and is treated the same.
+    """
+    backward = backward_nodes(graph)
+    found: set[fx.Node] = set()
+    operands: set[fx.Node] = set()
+    for node in calls(graph, aten.mm.default, aten.addmm.default, *LINEAR_ACTS):
+        factors = [origin for position in PRODUCTS[node.target] for origin in origins(node.args[position])]
+        if node not in backward and _is_linear(node):
+            operands.update(factors)
+            found.add(node)
+        elif node in backward and any(factor in operands for factor in factors):
+            found.add(node)
+    return found
+
+
+@dataclass(frozen=True)
+class PrecisionRules:
+    """Why a product needs the precision of its operands, or of its result.
+
+    Attributes:
+        counted: Float32 values made of integers by arithmetic, such as positions.
+    """
+
+    counted: frozenset[fx.Node]
+
+    @classmethod
+    def of(cls, graph: fx.Graph) -> PrecisionRules:
+        counted: set[fx.Node] = set()
+        for node in graph.nodes:
+            if is_float32(node) and _is_counted(node, counted):
+                counted.add(node)
+        return cls(frozenset(counted))
+
+    def problem(self, product: fx.Node) -> str | None:
+        """Why the operands of `product` must not be rounded, or None."""
+        for position in PRODUCTS[product.target]:
+            operand = product.args[position]
+            if operand in self.counted:
+                return f"{operand} is made of integers (positions?), which bfloat16 holds up to 256 only"
+        angle = _reader(product, ANGLES, _MAX_SCALINGS)
+        return f"{angle} reads it modulo a period: it is an angle" if angle else None
+
+
+def keeps_result(product: fx.Node) -> bool:
+    """Whether rounding the result of `product` would cost accuracy and save nothing, or too little.
+
+    1. The graph returns it, in float32 anyway: logits, the gradients of weights.
+    2. An exponential reads it behind scales and masks: scores of attention.
+    3. It is added at once to a float32 value: a residual. The sum is computed where the product is.
+    4. Its addend is no bias: a mask, which bfloat16 may not hold, or a residual.
+    """
+    if not isinstance(product.meta["val"], torch.Tensor):
+        return False
+    users = users_behind(product, VIEWS + PARTS)
+    if any(user.op == "output" for user in users) or _reader(product, EXPONENTIALS, _MAX_SCALINGS):
+        return True
+    if product.target is aten.baddbmm.default or (product.target is aten.addmm.default and not _adds_bias(product)):
+        return True
+    return bool(users) and all(_adds_to_float32(user, product) for user in users)
+
+
+def _may_gain(product: fx.Node) -> bool:
+    operands = [product.args[position] for position in PRODUCTS[product.target]]
+    return all(is_float32(operand) for operand in operands) and not all(
+        is_widening(origin)
+        for operand in operands
+        for origin in origins(operand)  # type: ignore[arg-type]  # it is a node: it is float32
+    )
+
+
+def _is_linear(product: fx.Node) -> bool:
+    if product.target in LINEAR_ACTS:
+        return True
+    weight = product.args[PRODUCTS[product.target][1]]
+    assert isinstance(weight, fx.Node), "a product of tensors"
+    origin = next(origins(weight))
+    is_transposed = weight.target in (aten.t.default, aten.transpose.int, aten.permute.default)
+    return _is_input(origin) and (is_transposed or _adds_bias(product))
+
+
+def _adds_bias(product: fx.Node) -> bool:
+    bias = tensor_of(product.args[0]) if product.target is aten.addmm.default else None
+    return bias is not None and bias.dim() == 1
+
+
+def _is_input(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "get_attr")
+
+
+def _is_counted(node: fx.Node, counted: set[fx.Node]) -> bool:
+    if op_name(node.target) == "arange":
+        return True
+    sources = [s for s in node.all_input_nodes if tensor_of(s) is not None and s.target not in _CONSTANTS]
+    is_arithmetic = node.target in _COUNTING + VIEWS + PARTS
+    return is_arithmetic and bool(sources) and all(s in counted or _is_integer(s) for s in sources)
+
+
+def _is_integer(node: fx.Node) -> bool:
+    value = tensor_of(node)
+    return value is not None and value.dtype in (torch.int16, torch.int32, torch.int64)
+
+
+def _reader(node: fx.Node, names: tuple[str, ...], max_scalings: int) -> fx.Node | None:
+    """The first op of `names` that reads `node`, directly or scaled and masked."""
+    for user in users_behind(node, VIEWS + PARTS):
+        if op_name(user.target) in names:
+            return user
+        if user.target in _SCALINGS and max_scalings and (found := _reader(user, names, max_scalings - 1)):
+            return found
+    return None
+
+
+def _adds_to_float32(user: fx.Node, product: fx.Node) -> bool:
+    others = [other for other in user.all_input_nodes if product not in origins(other)]
+    if user.target not in _ADDITIONS or len(others) != 1 or not is_float32(others[0]):
+        return False
+    is_product = any(origin.target in PRODUCTS for origin in origins(others[0]))
+    return not is_product and _dim(others[0]) == _dim(user)
+
+
+def _dim(node: fx.Node) -> int:
+    value = tensor_of(node)
+    return value.dim() if value is not None else -1

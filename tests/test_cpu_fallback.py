@@ -1,0 +1,125 @@
+"""Operators that XLA lacks run on the CPU: right, counted, named once with the user's line, an error if strict."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kp_dynamo import XLACompilationError, clear_cache
+from kp_dynamo.telemetry import snapshot
+from tests.spine import DEVICES, check_gradients_like_eager, check_like_eager, compiled, counted
+
+MATRIX = torch.tensor([[2.0, 1.0, 0.5], [0.0, 3.0, 1.0], [1.0, 0.0, 4.0]])
+HERE = re.escape(__file__)
+
+
+def eigenvalues(x):
+    return torch.linalg.eigvals(x @ x.T).real * 2
+
+
+def line_of_eigenvalues():
+    return rf"{HERE}:{eigenvalues.__code__.co_firstlineno + 1} in eigenvalues"
+
+
+def test_results_and_gradients_are_those_of_eager():
+    check_like_eager(lambda x: torch.linalg.eigvalsh(x @ x.T) * torch.tensor([1.0, 2.0, 3.0], device=x.device), MATRIX)
+    check_gradients_like_eager(lambda x: torch.linalg.eigvalsh(x @ x.T + 1), MATRIX.clone().requires_grad_())
+
+
+def test_two_of_them_with_programs_before_between_and_after():
+    check_like_eager(lambda x: torch.fft.fft(torch.linalg.eigvalsh(x + x.T) * 2).abs() + 1, MATRIX)
+
+
+def test_each_run_is_counted_with_the_bytes_that_move():
+    run = compiled(eigenvalues)
+    for device in DEVICES:
+        before = snapshot()
+        for _ in range(3):
+            run(MATRIX.to(device))
+        after = snapshot()
+        name = "aten.linalg_eig.default"
+        assert after["fallbacks"][name] - before["fallbacks"].get(name, 0) == 3
+        # 9 float32 there; 3 complex64 values and 9 vectors back.
+        assert after["fallback_bytes"] - before["fallback_bytes"] == 3 * (9 * 4 + 12 * 8)
+
+
+def test_one_warning_names_the_operator_and_the_line(caplog, monkeypatch):
+    monkeypatch.setattr("kp_dynamo.compiled_graph._warned", set())
+    clear_cache()
+    with caplog.at_level("WARNING", "kp_dynamo"):
+        for _ in range(2):
+            compiled(eigenvalues)(MATRIX)
+            clear_cache()
+            torch._dynamo.reset()
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert re.match(rf"aten\.linalg_eig\.default at {line_of_eigenvalues()} has no XLA lowering", warning)
+
+
+def through_functional(x):
+    return F.ctc_loss(x.log_softmax(-1), torch.tensor([[1, 2]]), (4,), (2,))
+
+
+def test_the_line_is_the_user_s_and_not_torch_s(caplog, monkeypatch):
+    monkeypatch.setattr("kp_dynamo.compiled_graph._warned", set())
+    x = torch.linspace(-1, 1, 12).reshape(4, 1, 3)
+    torch.testing.assert_close(compiled(through_functional)(x), through_functional(x))
+    assert f"{__file__}:{through_functional.__code__.co_firstlineno + 1} in through_functional" in caplog.text
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_strict_raises_with_operator_and_line(device):
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as raised:
+        compiled(eigenvalues, strict=True)(MATRIX.to(device))
+    assert isinstance(raised.value.inner_exception, XLACompilationError)
+    expected = rf"strict=True and XLA has no lowering for: aten\.linalg_eig\.default \(at {line_of_eigenvalues()}\)"
+    assert re.search(expected, str(raised.value))
+
+
+def test_strict_is_silent_where_nothing_falls_back():
+    assert compiled(lambda x: x * 2, strict=True)(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_with_dynamic_shapes():
+    run = compiled(lambda x: torch.linalg.eigvalsh(x @ x.T).sum() * x.shape[0], dynamic=True)
+    for size in (2, 3):
+        x = MATRIX[:size, :size]
+        torch.testing.assert_close(run(x), torch.linalg.eigvalsh(x @ x.T).sum() * size, rtol=1e-5, atol=1e-5)
+
+
+@torch.library.custom_op("kp_tests::sine", mutates_args=())
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.sin(x.detach().cpu().numpy())).to(x.device)
+
+
+@sine.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+CALLS = []
+
+
+@torch.library.custom_op("kp_tests::count", mutates_args=())
+def count(x: torch.Tensor) -> torch.Tensor:
+    CALLS.append(x.shape)
+    return x + len(CALLS)
+
+
+@count.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_operator_of_the_user_s_own_is_run_and_never_frozen(device):
+    CALLS.clear()
+    run = compiled(lambda x: torch.ops.kp_tests.count(torch.ops.kp_tests.sine(x) * 0))
+    with counted() as counts:
+        assert [run(torch.ones(1, device=device)).item() for _ in range(3)] == [1, 2, 3]
+    assert counts.fallbacks == 6
+
+
+def test_a_sort_of_operator_that_needs_a_value():
+    check_like_eager(lambda x: x * torch.linalg.matrix_rank(x), MATRIX)
