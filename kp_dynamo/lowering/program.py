@@ -121,7 +121,9 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot]) -> Run:
         pending = needs_work(values)
         if True in pending:
             waiting = [v for v, is_pending in zip(values, pending, strict=True) if is_pending]
-            xlac._xla_sync_multi(waiting, devices=[], wait=True, sync_xla_data=True)
+            # With sync_xla_data=True torch_xla donates the old buffers of tensors that were updated in place, which
+            # other pending tensors of the user (a lazy copy of a model) still read.
+            xlac._xla_sync_multi(waiting, devices=[], wait=True, sync_xla_data=False)
         results: list[Any] = run_cached(key, values)
         if straight:
             return results if len(results) == count else results[:count]
