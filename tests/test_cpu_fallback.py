@@ -41,8 +41,8 @@ def test_each_run_is_counted_with_the_bytes_that_move():
         after = snapshot()
         name = "aten.linalg_eig.default"
         assert after["fallbacks"][name] - before["fallbacks"].get(name, 0) == 3
-        # 9 float32 there; 3 complex64 values and 9 vectors back.
-        assert after["fallback_bytes"] - before["fallback_bytes"] == 3 * (9 * 4 + 12 * 8)
+        # Nine float32 there, three complex64 back; nobody asked for the vectors.
+        assert after["fallback_bytes"] - before["fallback_bytes"] == 3 * (9 * 4 + 3 * 8)
 
 
 def test_one_warning_names_the_operator_and_the_line(caplog, monkeypatch):
@@ -58,13 +58,12 @@ def test_one_warning_names_the_operator_and_the_line(caplog, monkeypatch):
 
 
 def through_functional(x):
-    return F.ctc_loss(x.log_softmax(-1), torch.tensor([[1, 2]]), (4,), (2,))
+    return F.rrelu(x, 0.5, 0.5, training=True)
 
 
 def test_the_line_is_the_user_s_and_not_torch_s(caplog, monkeypatch):
     monkeypatch.setattr("kp_dynamo.compiled_graph._warned", set())
-    x = torch.linspace(-1, 1, 12).reshape(4, 1, 3)
-    torch.testing.assert_close(compiled(through_functional)(x), through_functional(x))
+    compiled(through_functional)(MATRIX)
     assert f"{__file__}:{through_functional.__code__.co_firstlineno + 1} in through_functional" in caplog.text
 
 

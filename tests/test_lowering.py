@@ -28,9 +28,7 @@ def turn(x):
     return x + 1
 
 
-@pytest.mark.parametrize(
-    ("fn", "args"), [(update, (RAMP,)), (update_twice, (RAMP, RAMP + 1)), (turn, (RAMP,))]
-)
+@pytest.mark.parametrize(("fn", "args"), [(update, (RAMP,)), (update_twice, (RAMP, RAMP + 1)), (turn, (RAMP,))])
 def test_inputs_are_updated_in_place(fn, args):
     check_like_eager(fn, *args)
 

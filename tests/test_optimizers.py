@@ -11,8 +11,8 @@ from tests.spine import DEVICES, compiled
 
 def two_models(device):
     torch.manual_seed(0)
-    mine = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    return mine.to(device), copy.deepcopy(mine)
+    eager = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    return copy.deepcopy(eager).to(device), eager
 
 
 def train(model, optimizer, step, num_steps=10):
@@ -89,3 +89,16 @@ def test_a_learning_rate_that_changes_is_followed(device):
         train(eager, reference, reference.step, num_steps=1)
     for p, q in zip(mine.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(p.detach().cpu(), q.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("compile_step", [False, True], ids=["plain step", "compiled step"])
+def test_a_lazy_copy_of_the_model_outlives_the_steps_after_it(compile_step):
+    mine, _ = two_models("xla")
+    run, optimizer = compiled(mine), sgd(mine.parameters())
+    step = compiled(optimizer.step) if compile_step else optimizer.step
+    train(run, optimizer, step, num_steps=1)
+    weights = [p.detach().cpu() for p in mine.parameters()]
+    kept = copy.deepcopy(mine)
+    train(run, optimizer, step, num_steps=2)
+    for p, before in zip(kept.parameters(), weights, strict=True):
+        assert torch.equal(p.detach().cpu(), before)

@@ -98,7 +98,6 @@ def test_batch_norm_keeps_the_unbiased_variance():
 
 def min_cut_on_stock(fn):
     """What stock's bridge does with a partition that recomputes."""
-
     compile_boxed = partial(xla_backend_helper, boxed=True)
     backend = aot_autograd(fw_compiler=compile_boxed, partition_fn=min_cut_rematerialization_partition)
     return torch.compile(fn, backend=backend)
