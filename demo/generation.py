@@ -43,4 +43,10 @@ def generate(reader: Reader, prompt: str, num_bytes: int) -> str:
         last = reader.logits(text[-CONTEXT:])[-1]
         drawn = torch.multinomial(F.softmax(last / TEMPERATURE, dim=-1), 1, generator=generator)
         text = torch.cat([text, drawn])
-    return bytes(text.tolist()).decode(errors="replace")
+    return printable(bytes(text.tolist()))
+
+
+def printable(text: bytes) -> str:
+    """As UTF-8; what is not, and what a terminal would obey, becomes a dot."""
+    decoded = text.decode(errors="replace")
+    return "".join(c if c == "\n" or (c.isprintable() and c != "\N{REPLACEMENT CHARACTER}") else "." for c in decoded)

@@ -7,7 +7,7 @@ import math
 import torch
 
 from demo import agreement, training
-from demo.generation import Reader
+from demo.generation import Reader, printable
 from demo.model import Gpt
 from demo.text import Corpus, batch_at, read_corpus
 
@@ -71,6 +71,10 @@ def test_what_is_padded_does_not_change_what_is_read():
         expected = eager.model(tokens[None])[0]
     # Float32 sums over other lengths: some units in the last place of logits around one.
     torch.testing.assert_close(Reader(eager).logits(tokens), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_generated_control_characters_do_not_reach_the_terminal():
+    assert printable(b"a\x1b[2J\xff\tb\nc") == "a.[2J..b\nc"
 
 
 def test_the_model_does_not_look_ahead():
