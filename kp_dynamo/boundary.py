@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from torch._dynamo.exc import RestartAnalysis
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -18,7 +19,8 @@ def only_our_errors() -> Iterator[None]:
     """Let no foreign exception out: torch turns some of them into a silent graph break and eager execution."""
     try:
         yield
-    except TPUBackendError:
+    except (TPUBackendError, RestartAnalysis):
+        # The second is how AOTAutograd asks Dynamo to capture once more.
         raise
     except _NEED_A_VALUE as cause:
         raise XLACompilationError(

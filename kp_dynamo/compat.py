@@ -35,8 +35,8 @@ def load() -> ModuleType:
     check_versions()
     import torch._dynamo.config as dynamo_config
 
-    # torch_xla 2.9 switches automatic dynamic shapes off for every backend of the process.
-    automatic = dynamo_config.automatic_dynamic_shapes
+    # torch_xla 2.9 changes both for every backend of the process.
+    before = {name: getattr(dynamo_config, name) for name in ("automatic_dynamic_shapes", "specialize_float")}
     # Without an explicit device torch_xla probes for a TPU's metadata server before it settles on the CPU.
     if "PJRT_DEVICE" not in os.environ and not os.path.exists("/dev/accel0") and not os.path.exists("/dev/vfio/0"):
         os.environ["PJRT_DEVICE"] = "CPU"
@@ -45,7 +45,8 @@ def load() -> ModuleType:
     except (ImportError, OSError) as cause:
         raise TPUNotAvailableError(f"torch_xla is installed but cannot be imported: {cause}") from cause
     finally:
-        dynamo_config.automatic_dynamic_shapes = automatic
+        for name, value in before.items():
+            setattr(dynamo_config, name, value)
     mend_tracing()
     return torch_xla
 

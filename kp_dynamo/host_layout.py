@@ -46,15 +46,24 @@ class Layout:
 
 def to_host(results: Sequence[Any], layouts: Sequence[Layout | None]) -> list[Any]:
     """Results on the CPU, laid out as eager would."""
-    on_device = [r for r in results if _is_on_device(r)]
+    on_device = [_as_pairs(r) for r in results if _is_on_device(r)]
     # torch_xla 2.9: one synchronisation for all of them; `.cpu()` makes one each.
     fetched = iter(compat.xlac()._xla_get_cpu_tensors(on_device) if on_device else [])
-    moved = [next(fetched) if _is_on_device(r) else r for r in results]
+    moved = [_from_pairs(next(fetched), r) if _is_on_device(r) else r for r in results]
     return [_laid_out(r, layout) for r, layout in zip(moved, layouts, strict=True)]
 
 
 def _is_on_device(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "xla"
+
+
+def _as_pairs(tensor: torch.Tensor) -> torch.Tensor:
+    """torch_xla 2.9 fetches complex128 without its imaginary part; pairs of float64 arrive whole."""
+    return torch.view_as_real(tensor) if tensor.dtype == torch.complex128 else tensor
+
+
+def _from_pairs(fetched: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(fetched.contiguous()) if original.dtype == torch.complex128 else fetched
 
 
 def _laid_out(value: Any, layout: Layout | None) -> Any:
