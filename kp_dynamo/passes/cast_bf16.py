@@ -21,6 +21,9 @@ A product in scope takes one of two forms. Narrow: bfloat16 operands and result,
 it in float32. Wide: rounded operands, widened again, with the float32 result that the MXU accumulates; where rounding
 the result would cost accuracy and save no memory (see `keeps_result`). kp::linear_act always has a float32 result.
 
+In mm and bmm a number that an operand in bfloat16 is multiplied by moves behind the product, unless it is a power of
+two: attention scales queries and keys, and they would be rounded once more.
+
 Casts are written once a value, before its views (`casts.py`), where a widening is followed by the same cast both go,
 those of the user's included.
 
@@ -42,6 +45,7 @@ from torch import fx
 
 from kp_dynamo.passes.base import PassReport, tensor_of
 from kp_dynamo.passes.casts import Casts, is_float32, is_narrowing, is_widening
+from kp_dynamo.passes.insertion import insert_call
 from kp_dynamo.passes.keep_float32 import KeepFloat32
 from kp_dynamo.passes.product_rules import PrecisionRules, float32_products, keeps_result, linear_products
 from kp_dynamo.passes.sensitive_ops import (
@@ -50,10 +54,13 @@ from kp_dynamo.passes.sensitive_ops import (
     MOVES,
     PARTS,
     PRODUCTS,
+    UNBIASED,
     VIEWS,
     may_follow,
     users_behind,
 )
+
+aten = torch.ops.aten
 
 Scope = Literal["linear", "matmul", "all"]
 
@@ -116,20 +123,26 @@ class _Casting:
             self._follow(node)
 
     def _cast_product(self, node: fx.Node) -> None:
-        is_wide, args = self.is_wide[node], list(node.args)
-        take = self.casts.rounded if is_wide else self.casts.narrow
+        is_wide, args, factor = self.is_wide[node], list(node.args), 1.0
+        for position in PRODUCTS[node.target]:
+            operand: Any = args[position]
+            if node.target in UNBIASED:
+                args[position], scale = self.casts.unscaled(operand, before=node)
+                factor *= scale
+            else:
+                args[position] = self.casts.narrow(operand, before=node)
+            if is_wide:
+                args[position] = self.casts.widened(args[position], before=node)  # type: ignore[arg-type]
         bias = BIASES.get(node.target)
-        positions = PRODUCTS[node.target] + ((bias,) if bias is not None and not is_wide else ())
-        for position in positions:
-            if args[position] is not None:
-                args[position] = take(args[position], before=node)  # type: ignore[arg-type]  # a float32 node
+        if bias is not None and not is_wide and isinstance(args[bias], fx.Node):
+            args[bias] = self.casts.narrow(args[bias], before=node)  # type: ignore[arg-type]
         if node.target in LINEAR_ACTS:
-            self._cast_multiplier(node, args)
+            self._cast_multiplier(node)
         node.args = tuple(args)
-        self.casts.narrow_result(node)
+        _scale(self.casts.narrow_result(node), factor)
         self.num_cast += 1
 
-    def _cast_multiplier(self, node: fx.Node, args: list[Any]) -> None:
+    def _cast_multiplier(self, node: fx.Node) -> None:
         """Keep the result in float32, and read the gate in bfloat16 where that is its value: the bias need not be."""
         gate = node.kwargs.get("multiplier")
         if isinstance(gate, fx.Node) and is_float32(gate) and self.casts.is_exact(gate):
@@ -145,6 +158,15 @@ class _Casting:
         node.args, node.kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda s: sources.get(s, s))
         self.casts.narrow_result(node)
         self.num_cast += 1
+
+
+def _scale(node: fx.Node, factor: float) -> None:
+    """Let the users of a float32 node read a multiple of it."""
+    if factor == 1:
+        return
+    with node.graph.inserting_after(node):
+        scaled = insert_call(node.graph, aten.mul.Scalar, (node, factor), {}, like=node)
+    node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
 
 
 def _may_follow(node: fx.Node, casts: Casts) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,9 @@ from kp_dynamo.passes.insertion import insert_call, run_on_fakes, set_value
 from kp_dynamo.passes.sensitive_ops import PARTS, VIEWS, users_behind
 
 aten = torch.ops.aten
+
+_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
+_QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 
 
 def is_float32(node: object) -> bool:
@@ -63,6 +67,7 @@ class Casts:
         self._wide: dict[fx.Node, fx.Node] = {}  # bfloat16 node -> its widening
         self._exact: set[fx.Node] = set()  # widenings
         self._born: set[fx.Node] = set()  # those of them that this pass has added
+        self._unscaled: dict[fx.Node, fx.Node] = {}  # view of a multiple -> view of what it is one of, in bfloat16
 
     def meet(self, node: fx.Node) -> None:
         """Take note of a cast of the graph, or let its users read the value that is there already.
@@ -97,16 +102,32 @@ class Casts:
             self._narrow[node] = self._narrowed(node, before)
         return self._narrow[node]
 
-    def rounded(self, node: fx.Node, before: fx.Node) -> fx.Node:
-        """The float32 form of the bfloat16 form: float32 with the bits of bfloat16."""
-        narrow = self.narrow(node, before)
+    def unscaled(self, node: fx.Node, before: fx.Node) -> tuple[fx.Node, float]:
+        """The bfloat16 form of what a float32 node is a multiple of, and the factor.
+
+        The factor is 1, but for views of an exact value times a number that is no power of two: the bfloat16 form
+        of the node itself would be rounded once more.
+        """
+        scaling = node
+        while scaling.target in VIEWS:
+            scaling = scaling.args[0]  # type: ignore[assignment]  # the first argument of a view is a tensor
+        factor = _factor(scaling)
+        if factor == 1 or not self.is_exact(scaling.args[0]):  # type: ignore[arg-type]
+            return self.narrow(node, before), 1.0
+        return self._seen_through(node, scaling, before), factor
+
+    def widened(self, narrow: fx.Node, before: fx.Node) -> fx.Node:
+        """The float32 form of a bfloat16 node."""
         if narrow not in self._wide:
             with self.graph.inserting_before(before):
                 self._note_widening(narrow, self._cast(narrow, torch.float32, like=before))
         return self._wide[narrow]
 
-    def narrow_result(self, node: fx.Node) -> None:
-        """After a change of its operands: compute the fake value of `node` anew, and widen what is bfloat16 now."""
+    def narrow_result(self, node: fx.Node) -> fx.Node:
+        """After a change of its operands: compute the fake value of `node` anew, and widen what is bfloat16 now.
+
+        Returns the node that stands for the value in float32.
+        """
         was_float32 = is_float32(node)
         set_value(node, run_on_fakes(node))
         if was_float32 and is_bfloat16(node):
@@ -115,9 +136,22 @@ class Casts:
             node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
             self._note_widening(node, wide)
             self._born.add(wide)
-        elif not isinstance(node.meta["val"], torch.Tensor):
+            return wide
+        if not isinstance(node.meta["val"], torch.Tensor):
             for user in [user for user in node.users if user.target is operator.getitem]:
                 self.narrow_result(user)
+        return node
+
+    def _seen_through(self, node: fx.Node, scaling: fx.Node, before: fx.Node) -> fx.Node:
+        """The views from `scaling` to `node`, of the bfloat16 form of what is scaled."""
+        if node is scaling:
+            return self.narrow(scaling.args[0], before)  # type: ignore[arg-type]
+        if node not in self._unscaled:
+            source = self._seen_through(node.args[0], scaling, before)  # type: ignore[arg-type]
+            with self.graph.inserting_before(before):
+                args = (source, *node.args[1:])
+                self._unscaled[node] = insert_call(self.graph, node.target, args, node.kwargs, like=node)
+        return self._unscaled[node]
 
     def _narrowed(self, node: fx.Node, before: fx.Node) -> fx.Node:
         if not self._casts_commute(node):
@@ -143,6 +177,15 @@ class Casts:
         self._wide.setdefault(narrow, wide)
         self._narrow[wide] = narrow
         self._exact.add(wide)
+
+
+def _factor(node: fx.Node) -> float:
+    """What a node multiplies its first operand by, or 1; powers of two are exact in any dtype."""
+    is_product, is_quotient = node.target in _PRODUCTS, node.target in _QUOTIENTS
+    number = node.args[1] if is_product or is_quotient else None
+    if not isinstance(number, (int, float)) or not math.isfinite(number) or abs(math.frexp(number)[0]) in (0, 0.5):
+        return 1.0
+    return 1 / number if is_quotient else float(number)
 
 
 def _is_data(node: fx.Node) -> bool:

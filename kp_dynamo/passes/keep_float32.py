@@ -62,8 +62,10 @@ def module_paths(node: fx.Node) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def _paths(source: str) -> tuple[str, ...]:
-    """Of Dynamo's `L['self']._modules['model'].layers[0]`: "model.layers.0". Beside a local name other than self,
-    with and without it: the path is relative to a module, and the user may have named that in a function."""
+    """Of Dynamo's `L['self']._modules['model'].layers[0]`: "model.layers.0".
+
+    With a local name other than self, both with and without it: the user may think of either as the root.
+    """
     parts = re.sub(r"""\[['"]?([^\]'"]*)['"]?\]""", r".\1", source).split(".")
     parts = [part for part in parts if part not in _NOT_IN_PATHS]
     if parts[0] not in ("L", "G") or len(parts) < 2:

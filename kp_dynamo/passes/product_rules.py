@@ -9,7 +9,16 @@ from torch import fx
 
 from kp_dynamo.passes.base import backward_nodes, calls, tensor_of
 from kp_dynamo.passes.casts import is_float32, is_widening, origins
-from kp_dynamo.passes.sensitive_ops import ANGLES, EXPONENTIALS, LINEAR_ACTS, PARTS, PRODUCTS, VIEWS, op_name, users_behind
+from kp_dynamo.passes.sensitive_ops import (
+    ANGLES,
+    EXPONENTIALS,
+    LINEAR_ACTS,
+    PARTS,
+    PRODUCTS,
+    VIEWS,
+    op_name,
+    users_behind,
+)
 
 aten = torch.ops.aten
 
@@ -46,7 +55,8 @@ def linear_products(graph: fx.Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     operands: set[fx.Node] = set()
     for node in calls(graph, aten.mm.default, aten.addmm.default, *LINEAR_ACTS):
-        factors = [origin for position in PRODUCTS[node.target] for origin in origins(node.args[position])]
+        read = [node.args[position] for position in PRODUCTS[node.target]]
+        factors = [origin for operand in read if isinstance(operand, fx.Node) for origin in origins(operand)]
         if node not in backward and _is_linear(node):
             operands.update(factors)
             found.add(node)
@@ -91,7 +101,7 @@ def keeps_result(product: fx.Node) -> bool:
     3. It is added at once to a float32 value: a residual. The sum is computed where the product is.
     4. Its addend is no bias: a mask, which bfloat16 may not hold, or a residual.
     """
-    if not isinstance(product.meta["val"], torch.Tensor):
+    if product.target in LINEAR_ACTS or not isinstance(product.meta["val"], torch.Tensor):
         return False
     users = users_behind(product, VIEWS + PARTS)
     if any(user.op == "output" for user in users) or _reader(product, EXPONENTIALS, _MAX_SCALINGS):

@@ -30,6 +30,8 @@ PRODUCTS: dict[Any, tuple[int, ...]] = {
     kp.linear_act_train.default: (0, 1),
 }
 LINEAR_ACTS = (kp.linear_act.default, kp.linear_act_train.default)
+# Multiples of their operands are multiples of their result.
+UNBIASED = (aten.mm.default, aten.bmm.default)
 # Where the addend is, for those that want it in the dtype of the operands.
 BIASES: dict[Any, int] = {aten.addmm.default: 0, aten.convolution.default: 2}
 
@@ -44,7 +46,8 @@ SENSITIVE: dict[str, tuple[str, ...]] = {
     "exponential": (*EXPONENTIALS, "_softmax_backward_data", "_log_softmax_backward_data", "sinh", "cosh"),
     "logarithm": (
         "log", "log2", "log10", "log1p", "logaddexp", "logaddexp2", "logit", "logit_backward", "xlogy", "softplus",
-        "softplus_backward", "log_sigmoid_forward", "log_sigmoid_backward", "lgamma", "digamma", "mvlgamma", "polygamma",
+        "softplus_backward", "log_sigmoid_forward", "log_sigmoid_backward", "lgamma", "digamma", "mvlgamma",
+        "polygamma",
     ),
     "power, root or quotient": (
         "pow", "square", "sqrt", "rsqrt", "reciprocal", "addcdiv", "hypot", "float_power", "fmod", "remainder",
@@ -101,7 +104,7 @@ def is_sensitive(target: object) -> bool:
 
 
 def op_name(target: object) -> str:
-    """"mm" for aten.mm.default; empty for what is no ATen op."""
+    """Of aten.mm.default: "mm"; empty for what is no ATen op."""
     is_aten = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
     return target._schema.name.removeprefix("aten::") if is_aten else ""  # type: ignore[attr-defined]
 
