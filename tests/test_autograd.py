@@ -183,15 +183,13 @@ def of_flex_attention(x):
     [(of_cond, "cond"), (of_while_loop, "while_loop"), (of_scan, "scan"), (of_flex_attention, "flex_attention")],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_control_flow_is_lowered_or_refused_by_name(fn, name):
-    try:
-        result = compiled(fn)(RAMP)
-    except torch._dynamo.exc.BackendCompilerFailed as error:
-        assert isinstance(error.inner_exception, XLACompilationError)
-        assert f"the higher-order operator {name} has no lowering to XLA here (at {__file__}:" in str(error)
-        assert "torch.compiler.disable" in str(error)
-    else:
-        torch.testing.assert_close(result, fn(RAMP))
+def test_control_flow_is_refused_by_name(fn, name):
+    # Lowering one of them makes its case here fail: then it belongs to the tests of results.
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as raised:
+        compiled(fn)(RAMP)
+    assert isinstance(raised.value.inner_exception, XLACompilationError)
+    assert f"the higher-order operator {name} has no lowering to XLA here (at {__file__}:" in str(raised.value)
+    assert "torch.compiler.disable" in str(raised.value)
 
 
 REGIONS = {
@@ -269,6 +267,6 @@ class BackwardOnCpu(torch.autograd.Function):
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_an_error_in_the_backward_comes_with_the_call_that_compiles_it():
     assert compiled(lambda x: BackwardOnCpu.apply(x), strict=True)(RAMP).shape == (3, 4)
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="strict=True.*_fft") as raised:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"strict=True.*_fft") as raised:
         compiled(lambda x: BackwardOnCpu.apply(x), strict=True)(RAMP.clone().requires_grad_())
     assert isinstance(raised.value.inner_exception, XLACompilationError)

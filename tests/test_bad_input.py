@@ -1,0 +1,282 @@
+"""What a user may get wrong: each time our exception, our message first, and the next model compiles all the same."""
+
+import itertools
+from dataclasses import dataclass
+from importlib import metadata
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+from kp_dynamo import (
+    PassReport,
+    TPUConfigurationError,
+    TPUDeviceError,
+    TPUNotAvailableError,
+    TPUOptimizationError,
+    XLACompilationError,
+    compat,
+)
+from tests.spine import compiled, counted, run_script
+
+NUMBERS = itertools.count(3)
+
+
+@pytest.fixture(autouse=True)
+def _the_next_model_compiles():
+    """After each failure: a model that no cache knows."""
+    yield
+    torch._dynamo.reset()
+    model, x = nn.Linear(next(NUMBERS), 2), None
+    x = torch.ones(1, model.in_features, requires_grad=True)
+    with counted() as counts:
+        y = compiled(model)(x)
+        y.sum().backward()
+    assert counts.programs == 2
+    torch.testing.assert_close(y, model(x))
+
+
+def failure(error, call, *args):
+    """The message of what torch wraps in BackendCompilerFailed; ours comes first in torch's, too."""
+    with pytest.raises(BackendCompilerFailed) as raised:
+        call(*args)
+    inner = raised.value.inner_exception
+    assert type(inner) is error
+    assert str(raised.value).startswith(f"backend='kp_tpu' raised:\n{error.__name__}: {inner}")
+    return str(inner)
+
+
+def add(x):
+    return (x + 1) * 2
+
+
+X = torch.ones(2)
+
+BAD_OPTIONS = [
+    ({"levle": "balanced"}, "option 'levle' is not known; did you mean 'level'? known options: level, precision, "),
+    ({"zzz": 1}, "option 'zzz' is not known; known options: level, precision, "),
+    ({"level": "fast"}, "option 'level' is 'fast'; allowed: 'conservative', 'balanced', 'aggressive'; correct it"),
+    ({"strict": 1}, "option 'strict' is 1; allowed: True, False; correct it"),
+    ({"cache_size": 0}, "option 'cache_size' is 0; allowed: an int >= 1; correct it"),
+    ({"cache_size": "9"}, "option 'cache_size' is '9'; allowed: an int >= 1; correct it"),
+    ({"keep_float32": "aten.mm"}, "option 'keep_float32' is 'aten.mm' (write ['aten.mm'], a list with one name)"),
+    ({"buckets": "pow2"}, "option 'buckets' is 'pow2', which is not there yet in this version"),
+    ({"checkpoint": "auto"}, "option 'checkpoint' is 'auto', which is not there yet in this version"),
+    (
+        {"disable_passes": ["nonsense"]},
+        "disable_passes: there is no pass 'nonsense'; allowed: cast_bf16, fold_constants",
+    ),
+    ({3: 4}, "option 3 is not known"),
+]
+
+
+@pytest.mark.parametrize(("options", "beginning"), BAD_OPTIONS, ids=lambda value: str(value)[:30])
+def test_options_that_are_wrong(options, beginning):
+    run = torch.compile(add, backend="kp_tpu", options=options)
+    assert failure(TPUConfigurationError, run, X).startswith(beginning)
+
+
+@pytest.mark.parametrize("options", ["level=balanced", ["level"], 7])
+def test_options_that_are_no_dict(options):
+    message = failure(TPUConfigurationError, torch.compile(add, backend="kp_tpu", options=options), X)
+    assert message.startswith("options must be a dict such as {'level': 'balanced'}, not ")
+    assert type(options).__name__ in message
+
+
+def test_a_mode_of_inductor_s():
+    message = failure(TPUConfigurationError, torch.compile(add, backend="kp_tpu", mode="max-autotune"), X)
+    assert message.startswith("mode='max-autotune' is one of inductor's. Allowed: mode='default'.")
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Lets package metadata say something else; nothing remembers what it said."""
+
+    def install(versions):
+        def version(name):
+            if versions.get(name, "") is None:
+                raise metadata.PackageNotFoundError(name)
+            return versions.get(name) or original(name)
+
+        monkeypatch.setattr(metadata, "version", version)
+
+    original = metadata.version
+    compat.load.cache_clear()
+    compat.device.cache_clear()
+    yield install
+    monkeypatch.undo()
+    compat.load.cache_clear()
+    compat.device.cache_clear()
+
+
+def test_torch_xla_is_missing(pretend):
+    pretend({"torch_xla": None})
+    message = failure(TPUNotAvailableError, torch.compile(add, backend="kp_tpu"), X)
+    assert message.startswith("torch_xla is not installed; kp_tpu needs torch and torch_xla, both 2.9.*")
+    assert message.endswith('cure: pip install "torch==2.9.*" "torch_xla==2.9.*"')
+
+
+def test_torch_xla_does_not_fit_torch(pretend):
+    pretend({"torch_xla": "2.8.1"})
+    message = failure(TPUConfigurationError, torch.compile(add, backend="kp_tpu"), X)
+    assert "torch_xla 2.8.1 are of different minor versions; both must be 2.9.*" in message
+    assert message.endswith('cure: pip install "torch==2.9.*" "torch_xla==2.9.*"')
+
+
+NO_DEVICE = """
+import torch
+run = torch.compile(lambda x: x + 1, backend="kp_tpu")
+for _ in range(2):
+    try:
+        run(torch.ones(2))
+    except Exception as error:
+        print(type(error.inner_exception).__name__, error.inner_exception)
+print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist())
+"""
+
+
+def test_no_such_device():
+    first, second, eager = run_script(NO_DEVICE, {"PJRT_DEVICE": "ABACUS"}).splitlines()
+    assert first.startswith("TPUDeviceError no XLA device: PJRT_DEVICE='ABACUS' could not be started")
+    assert first.endswith("Set PJRT_DEVICE=CPU to run on the processor.")
+    assert second == first
+    assert eager == "[2.0, 2.0]"
+
+
+LIBRARY = torch.library.Library("kp_bad_input", "FRAGMENT")
+LIBRARY.define("nowhere(Tensor x) -> Tensor")
+LIBRARY.impl("nowhere", lambda x: torch.empty_like(x), "Meta")
+
+
+def calls_nowhere(x):
+    return torch.ops.kp_bad_input.nowhere(x * 2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+def test_an_operator_that_nothing_can_run(device):
+    message = failure(XLACompilationError, compiled(calls_nowhere), X.to(device))
+    line = f"{__file__}:{calls_nowhere.__code__.co_firstlineno + 1} in calls_nowhere"
+    assert message.startswith(f"kp_bad_input.nowhere.default can run neither on XLA nor on the CPU (at {line}). ")
+    assert "Give the operator a CPU kernel" in message
+
+
+def positions(x):
+    return torch.nonzero(x) + 1
+
+
+def test_a_shape_that_depends_on_data():
+    # By itself Dynamo breaks the graph there, and the rest is compiled.
+    assert compiled(positions)(torch.tensor([0, 1, 1])).tolist() == [[2], [3]]
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        message = failure(XLACompilationError, compiled(positions), torch.tensor([0, 1, 1]))
+    assert message.startswith("the value of a tensor decides a shape or a branch here, and a program has fixed ones: ")
+    assert "aten.nonzero.default" in message
+    assert f'"{__file__}", line {positions.__code__.co_firstlineno + 1}, in positions' in message
+    assert message.endswith("(torch.compiler.disable), or use a mask or a fixed size.")
+
+
+def test_a_value_that_depends_on_data_is_fetched():
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert compiled(lambda x: x * x.sum().item())(X).tolist() == [2, 2]
+
+
+class HalfThere(nn.Module):
+    """Two layers that never meet, so that Dynamo has nothing against them."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.here, self.there = nn.Linear(2, 2), nn.Linear(2, 2).to(other)
+
+    def forward(self, x):
+        return self.here(x), self.there.weight * 2
+
+
+def test_a_model_half_on_the_cpu():
+    message = failure(TPUDeviceError, compiled(HalfThere("xla")), torch.ones(1, 2))
+    assert message.startswith("1 graph inputs are on xla:0 and 3 on the CPU (the first of these has shape (")
+    assert message.endswith("Move model and inputs with .to('xla').")
+
+
+def test_a_model_half_on_meta():
+    message = failure(TPUDeviceError, compiled(HalfThere("meta")), torch.ones(1, 2))
+    assert message.startswith("a graph input is on meta (shape (2, 2)). Allowed: all on the CPU, or all on the XLA")
+
+
+def test_a_model_on_another_device_than_its_input():
+    # Here Dynamo is first: its own error names both.
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="two different devices cpu, xla:0"):
+        compiled(nn.Linear(2, 2).to("xla"))(torch.ones(1, 2))
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A pass that fails in a way of its choice."""
+
+    how: str
+    name: str = "broken"
+
+    def __call__(self, gm):
+        if self.how == "raises":
+            raise KeyError("no such node")
+        if self.how == "returns nothing":
+            return None
+        if self.how == "breaks the graph":
+            first, second, *_ = (n for n in gm.graph.nodes if n.op == "call_function")
+            first.args = (second, *first.args[1:])
+        if self.how == "falls back":
+            raise torch._subclasses.fake_tensor.DynamicOutputShapeException("aten.nonzero.default")
+        return PassReport("broken", 1, (("add", "a reason"),))
+
+
+HOWS = {
+    "raises": "KeyError: 'no such node'",
+    "returns nothing": "TypeError: it returned NoneType, not a PassReport",
+    "breaks the graph": "RuntimeError: Argument 'mul' of Node 'add' was used before it has been defined!",
+    "falls back": "DynamicOutputShapeException: aten.nonzero.default",
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("x", [X, X.clone().requires_grad_()], ids=["inference", "training"])
+def test_a_pass_that_fails_is_named_with_those_before_it(how, x):
+    run = compiled(add, extra_passes=[Broken(how)], level="conservative")
+    message = failure(TPUOptimizationError, run, x)
+    assert message.startswith(f"pass 'broken' failed, run after fold_constants: {HOWS[how]}")
+    assert message.endswith("""Take it out with options={"disable_passes": ["broken"]}.""")
+    assert torch.equal(compiled(add, extra_passes=[Broken(how)], disable_passes=["broken"])(x), add(x))
+
+
+def test_a_refusal_where_strict_is_asked_for():
+    message = failure(TPUOptimizationError, compiled(add, extra_passes=[Broken("refuses")], strict=True), X)
+    assert message.startswith("strict=True and 1 place(s) were refused. broken refused add: a reason. ")
+
+
+def test_a_dump_folder_that_cannot_be_written(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    message = failure(TPUConfigurationError, compiled(add, dump_dir=file / "graphs"), X)
+    assert message.startswith(f"dump_dir={str(file / 'graphs')!r} cannot be written: Not a directory. ")
+    assert message.endswith("Name a folder that this user may write to.")
+
+
+def test_an_error_while_the_program_is_compiled_for_new_shapes(monkeypatch):
+    run = compiled(lambda x: x * 3.5, dynamic=True)
+    run(torch.ones(2, 3))
+
+    def fail(*_):
+        raise RuntimeError("out of everything")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kp_dynamo.lowering.openxla.compile_program", fail)
+        with pytest.raises(XLACompilationError, match=r"could not be compiled: RuntimeError: out of everything\. "):
+            run(torch.ones(4, 3))
+    assert run(torch.ones(4, 3)).shape == (4, 3)
+    assert run(torch.ones(2, 3)).tolist() == [[3.5] * 3] * 2
+
+
+def test_the_message_survives_suppression():
+    # torch then runs the model eagerly, which is what the user asked for.
+    with torch._dynamo.config.patch(suppress_errors=True):
+        assert torch.compile(add, backend="kp_tpu", options={"zzz": 1})(X).tolist() == [4, 4]
