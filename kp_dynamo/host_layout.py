@@ -29,7 +29,7 @@ class Layout:
         """The layout of a fake tensor; None for what is not a tensor, or has an unknown layout."""
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return None
-        if not any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride())):
+        if not any(isinstance(s, torch.SymInt) for s in value.stride()):
             return cls(value.stride(), ())
         hints = [hint_int(s, fallback=0) for s in value.stride()]
         return cls(None, tuple(sorted(range(value.dim()), key=lambda dim: -hints[dim])))

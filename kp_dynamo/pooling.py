@@ -33,13 +33,11 @@ class _Axis:
         """Zeros on the right so that the last window lies inside; negative where the input is longer than needed."""
         return (self.num - 1) * self.stride + self.kernel - self.pad - self.size
 
-    def counts(self, include_pad: bool) -> list[float]:
-        """How many elements ATen counts in each window."""
-        starts = [i * self.stride - self.pad for i in range(self.num)]
-        ends = [min(start + self.kernel, self.size + self.pad) for start in starts]
-        if include_pad:
-            return [float(end - start) for start, end in zip(starts, ends, strict=True)]
-        return [float(min(end, self.size) - max(start, 0)) for start, end in zip(starts, ends, strict=True)]
+    def counts(self, include_pad: bool) -> torch.Tensor:
+        """How many elements ATen counts in each window: float64 [num], computed, for a trace takes no literals."""
+        starts = torch.arange(self.num, dtype=torch.float64) * self.stride - self.pad
+        ends = (starts + self.kernel).clamp(max=self.size + self.pad)
+        return ends - starts if include_pad else ends.clamp(max=self.size) - starts.clamp(min=0)
 
 
 def _axes(
@@ -66,7 +64,7 @@ def _correction(x: torch.Tensor, axes: list[_Axis], include_pad: bool, divisor: 
         return window / divisor
     total = torch.ones((), dtype=torch.float64)
     for axis in axes:
-        total = total.unsqueeze(-1) * torch.tensor(axis.counts(include_pad), dtype=torch.float64)
+        total = total.unsqueeze(-1) * axis.counts(include_pad)
     return (window / total).to(x.dtype)
 
 

@@ -116,14 +116,14 @@ def _check(graph: RandomGraph) -> None:
         assert all(d <= a for d, a in zip(distances, allowed[unit], strict=True)), (options, distances, allowed[unit])
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=40)
 @given(random_graphs())
 def test_random_graphs_match_eager(graph: RandomGraph) -> None:
     _check(graph)
 
 
 @pytest.mark.slow
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=300)
 @given(random_graphs())
 def test_many_random_graphs_match_eager(graph: RandomGraph) -> None:
     _check(graph)

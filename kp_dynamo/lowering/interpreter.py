@@ -83,18 +83,21 @@ def _is_opaque(target: Any) -> bool:
     return not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "XLA")
 
 
+# torch_xla 2.9 gives these indices as int32, under the name of int64; a cast of them fails.
+_INT32_INDICES = (
+    torch.ops.aten.max_pool2d_with_indices.default,
+    torch.ops.aten.max_pool3d_with_indices.default,
+    torch.ops.aten.cummax.default,
+    torch.ops.aten.cummin.default,
+)
+
+
 def _widened(node: fx.Node, result: Any) -> Any:
-    """Indices as ATen gives them: torch_xla 2.9 leaves those of cummax, max_pool and others in XLA's int32."""
-
-    def widen(promised: Any, given: Any) -> Any:
-        is_index = isinstance(promised, torch.Tensor) and isinstance(given, torch.Tensor)
-        is_index = is_index and promised.dtype == torch.int64 and given.dtype == torch.int32
-        return given.to(torch.int64) if is_index else given
-
-    promised = node.meta.get("val")
-    if isinstance(result, (list, tuple)) and isinstance(promised, (list, tuple)) and len(result) == len(promised):
-        return tuple(widen(p, g) for p, g in zip(promised, result, strict=True))
-    return widen(promised, result)
+    """Indices as ATen gives them: an int64 zero makes XLA widen them."""
+    if node.target not in _INT32_INDICES:
+        return result
+    values, indices = result
+    return values, indices + torch.zeros((), dtype=torch.int64, device=indices.device)
 
 
 def _is_as_traced(node: fx.Node, result: Any) -> bool:

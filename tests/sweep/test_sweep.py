@@ -1,6 +1,6 @@
 """Torch's own operator samples through the backend: each right, or on the short list of refusals.
 
-`make test` checks every eighth operator, `make test-all` all of them. Each is checked in a child process, so
+`make test` checks every fifth operator, `make test-all` all of them. Each is checked in a child process, so
 that an operator that kills it is one failed test.
 """
 

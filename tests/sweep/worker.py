@@ -27,6 +27,7 @@ class Worker:
         self._subject, self._timeout_s = subject, timeout_s
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str] = queue.Queue()
+        self._reader: threading.Thread | None = None
 
     def check(self, name: str) -> Outcome:
         """The outcome for one operator; "crash" when the process died over it or never answered."""
@@ -50,7 +51,13 @@ class Worker:
             return 0
         if process.poll() is None:
             process.kill()
-        return process.wait()
+        code = process.wait()
+        assert self._reader is not None
+        self._reader.join()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        return code
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
@@ -61,7 +68,8 @@ class Worker:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             self._answers = queue.Queue()
-            threading.Thread(target=_pump, args=(self._process, self._answers), daemon=True).start()
+            self._reader = threading.Thread(target=_pump, args=(self._process, self._answers), daemon=True)
+            self._reader.start()
             # Imports take long on a busy machine, and are no operator's time.
             self._answers.get(timeout=_START_TIMEOUT_S)
         return self._process
