@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from bench import report, timing, workloads
 from bench.variants import DYNAMO_ONLY, KP_TPU, OPENXLA, VARIANTS, Variant
 
-NUM_BLOCKS = 16
+NUM_BLOCKS = 8
 NUM_RUNS = 5
 LIMIT_OF_DYNAMO = 1.15
 
