@@ -20,7 +20,7 @@ import torch
 import torch_xla
 from tqdm import tqdm
 
-from tests.zoo.harness import AUTOCAST, EAGER, FLOAT64, RUNS, Result, Setting, counted
+from tests.zoo.harness import AUTOCAST, EAGER, FLOAT64, RUNS, Result, Setting, counted, over_seeds
 from tests.zoo.models import BY_NAME, ZOO, ZooModel
 
 LEVELS = ("conservative", "balanced", "aggressive")
@@ -60,8 +60,8 @@ def main() -> None:
 
 
 def _row(model: ZooModel, run: str) -> dict[str, str]:
-    exact = RUNS[run](model, FLOAT64)
-    autocast = RUNS[run](model, AUTOCAST).errors(exact)
+    exact = over_seeds(run, model, FLOAT64)
+    autocast = over_seeds(run, model, AUTOCAST).errors(exact)
     result, counts = counted(lambda: RUNS[run](model, FLOAT32))
     row = {
         "model": model.name,
@@ -74,7 +74,7 @@ def _row(model: ZooModel, run: str) -> dict[str, str]:
         "autocast": _cell([autocast[part] for part in _names(run)], ".1e"),
     }
     for level in LEVELS:
-        leveled, _ = counted(lambda level=level: RUNS[run](model, Setting("kp_tpu", (("level", level),))))
+        leveled, _ = counted(lambda level=level: over_seeds(run, model, Setting("kp_tpu", (("level", level),))))
         shares = [e / autocast[p] for e, p in zip(_parts(leveled, run, exact), _names(run), strict=True)]
         row[level] = _cell(shares, ".2f")
     return row

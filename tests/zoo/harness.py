@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -123,6 +123,13 @@ def steps(model: ZooModel, setting: Setting = EAGER, num_steps: int = 3) -> tupl
 
 
 RUNS: dict[str, Callable[..., Result]] = {"infer": infer, "train": train}
+
+
+def over_seeds(run: str, model: ZooModel, setting: Setting = EAGER) -> Result:
+    """The results of all of the model's seeds, end to end: their errors are then one norm."""
+    results = [RUNS[run](replace(model, seed=model.seed + i), setting) for i in range(model.num_seeds)]
+    parts = zip(*((r.outputs, r.gradients, r.buffers) for r in results), strict=True)
+    return Result(*map(torch.cat, parts))
 
 
 def project(outputs: list[torch.Tensor]) -> torch.Tensor:

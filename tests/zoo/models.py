@@ -33,6 +33,8 @@ class ZooModel:
         breaks: Whether its own source breaks Dynamo's graph (data-dependent routing).
         quick: Whether `make test` holds it; `make test-all` holds every one.
         seed: Seed of weights and inputs.
+        num_seeds: Seeds, from `seed` on, whose bf16 errors are measured as one. More than one where each
+            rounding may flip a ReLU or a choice, so that the error of a single seed is mostly chance.
     """
 
     name: str
@@ -41,6 +43,7 @@ class ZooModel:
     breaks: bool = False
     quick: bool = False
     seed: int = 0
+    num_seeds: int = 1
 
     def make(self) -> tuple[nn.Module, Inputs]:
         """The module and its inputs: equal at each call, on the CPU, in float32."""
@@ -153,7 +156,11 @@ ZOO = (
     ZooModel("mixtral", partial(_decoder, "Mixtral", num_local_experts=4), _tokens, breaks=True, quick=True),
     ZooModel("whisper", _whisper, _whisper_inputs, breaks=True),
     ZooModel(
-        "resnet18", partial(timm.create_model, "resnet18", num_classes=10), partial(_pixels, 64, "x", 4), quick=True
+        "resnet18",
+        partial(timm.create_model, "resnet18", num_classes=10),
+        partial(_pixels, 64, "x", 4),
+        quick=True,
+        num_seeds=6,
     ),
     ZooModel("convnext", partial(timm.models.convnext.ConvNeXt, **_TIMM_CONVNEXT), partial(_pixels, 64, "x")),
     ZooModel(
