@@ -18,7 +18,7 @@ class Variant:
 
     name: str
     backend: str | Callable[..., Any] | None
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def is_eager(self) -> bool:

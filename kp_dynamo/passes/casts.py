@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import fx
 from torch._prims_common import is_non_overlapping_and_dense
 
 from kp_dynamo.passes.base import tensor_of
-from kp_dynamo.passes.insertion import insert_call, run_on_fakes, set_value
+from kp_dynamo.passes.insertion import FakeRuns, insert_untyped
 from kp_dynamo.passes.sensitive_ops import PARTS, VIEWS, users_behind
 
 aten = torch.ops.aten
@@ -63,6 +63,7 @@ class Casts:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.num_removed = 0
+        self._runs = FakeRuns()
         self._narrow: dict[fx.Node, fx.Node] = {}  # float32 node -> its bfloat16 form
         self._wide: dict[fx.Node, fx.Node] = {}  # bfloat16 node -> its widening
         self._exact: set[fx.Node] = set()  # widenings
@@ -129,7 +130,7 @@ class Casts:
         Returns the node that stands for the value in float32.
         """
         was_float32 = is_float32(node)
-        set_value(node, run_on_fakes(node))
+        self._runs.set_value(node)
         if was_float32 and is_bfloat16(node):
             with self.graph.inserting_after(node):
                 wide = self._cast(node, torch.float32, like=node)
@@ -150,7 +151,7 @@ class Casts:
             source = self._seen_through(node.args[0], scaling, before)  # type: ignore[arg-type]
             with self.graph.inserting_before(before):
                 args = (source, *node.args[1:])
-                self._unscaled[node] = insert_call(self.graph, node.target, args, node.kwargs, like=node)
+                self._unscaled[node] = self._insert(node.target, args, node.kwargs, like=node)
         return self._unscaled[node]
 
     def _narrowed(self, node: fx.Node, before: fx.Node) -> fx.Node:
@@ -160,7 +161,7 @@ class Casts:
         sources = {source: self.narrow(source, before) for source in node.all_input_nodes if _is_data(source)}
         args = fx.map_arg(node.args, lambda source: sources.get(source, source))
         with self.graph.inserting_before(before):
-            return insert_call(self.graph, node.target, args, node.kwargs, like=node)
+            return self._insert(node.target, args, node.kwargs, like=node)
 
     def _casts_commute(self, node: fx.Node) -> bool:
         """Whether a cast may be placed before `node`, at no more cost."""
@@ -168,10 +169,15 @@ class Casts:
             return node.target in PARTS and self.is_exact(node)
         source = tensor_of(next(origins(node)))
         # A cast makes a tensor dense, of which a view of gaps or overlaps may be impossible.
-        return source is None or self.is_exact(node) or is_non_overlapping_and_dense(source)
+        return source is None or source.is_contiguous() or self.is_exact(node) or is_non_overlapping_and_dense(source)
 
     def _cast(self, node: fx.Node, dtype: torch.dtype, like: fx.Node) -> fx.Node:
-        return insert_call(self.graph, aten._to_copy.default, (node,), {"dtype": dtype}, like=like)
+        return self._insert(aten._to_copy.default, (node,), {"dtype": dtype}, like=like)
+
+    def _insert(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, like: fx.Node) -> fx.Node:
+        node = insert_untyped(self.graph, target, args, kwargs, like=like)
+        self._runs.set_value(node)
+        return node
 
     def _note_widening(self, narrow: fx.Node, wide: fx.Node) -> None:
         self._wide.setdefault(narrow, wide)

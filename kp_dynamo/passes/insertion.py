@@ -21,11 +21,19 @@ def insert_call(
     of the fake tensors of its arguments. A call without tensor arguments has no fake mode to run in: whoever
     inserts one sets its value.
     """
+    node = insert_untyped(graph, target, args, kwargs, like=like)
+    if node.all_input_nodes:
+        set_value(node, run_on_fakes(node))
+    return node
+
+
+def insert_untyped(
+    graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, like: fx.Node | None
+) -> fx.Node:
+    """`insert_call` of a node whose value the caller sets."""
     node = graph.call_function(target, args, dict(kwargs))
     if like is not None:
         node.meta = {key: value for key, value in like.meta.items() if key not in _OF_ONE_NODE}
-    if node.all_input_nodes:
-        set_value(node, run_on_fakes(node))
     return node
 
 
@@ -34,6 +42,41 @@ def run_on_fakes(node: fx.Node) -> Any:
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda source: source.meta["val"])
     with torch.no_grad():
         return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target is a function
+
+
+class FakeRuns:
+    """Runs calls on fake tensors, equal ones of static shapes once: a model's blocks are alike, and a run is slow.
+
+    Nodes of equal calls share one fake tensor.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Any, Any] = {}
+
+    def set_value(self, node: fx.Node) -> None:
+        """Make the value of `node` what its call makes of its arguments."""
+        try:
+            call = (node.target, _described(node.args), _described(node.kwargs))
+            if call not in self._values:
+                self._values[call] = run_on_fakes(node)
+            value = self._values[call]
+        except TypeError:  # symbolic sizes have no hash
+            value = run_on_fakes(node)
+        set_value(node, value)
+
+
+def _described(argument: Any) -> Any:
+    """What tells an argument of a call from others, in hashable form."""
+    if isinstance(argument, fx.Node):
+        value = argument.meta["val"]
+        if isinstance(value, torch.Tensor):
+            return tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device
+        return _described(value)
+    if isinstance(argument, Mapping):
+        return tuple((name, _described(value)) for name, value in argument.items())
+    if isinstance(argument, (list, tuple)):
+        return tuple(_described(value) for value in argument)
+    return type(argument), argument
 
 
 def set_value(node: fx.Node, value: Any) -> None:
