@@ -115,7 +115,7 @@ def llama(num_blocks: int, width: int = 256, batch: int = 1, length: int = 64) -
 
 def gpt(num_blocks: int, width: int = 256, batch: int = 4, length: int = 128) -> Workload:
     torch.manual_seed(SEED)
-    return Workload(Gpt(num_blocks, width, context=length), (torch.randint(VOCABULARY, (batch, length)),))
+    return Workload(Gpt(num_blocks, width), (torch.randint(VOCABULARY, (batch, length)),))
 
 
 def bert(num_blocks: int, width: int = 256, batch: int = 4, length: int = 128) -> Workload:

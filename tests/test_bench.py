@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from bench import report, timing
+from bench import report, timing, workloads
 from bench.report import Report, Target
 
 
@@ -48,3 +49,10 @@ def test_a_report_is_written_with_what_it_depends_on(tmp_path, monkeypatch, caps
     assert written["targets"] == [{"name": "ratio", "figure": 2.0, "limit": 1.0, "is_met": False}]
     assert {"seed", "torch", "torch_xla", "kp_dynamo", "cores"} <= written["environment"].keys()
     assert "MISS  ratio" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", workloads.SMALL)
+def test_every_small_workload_runs(name: str) -> None:
+    workload = workloads.SMALL[name]()
+    with torch.no_grad():
+        assert workload.model(*workload.inputs).isfinite().all()
