@@ -28,6 +28,8 @@ from kp_dynamo.exceptions import (
 )
 
 if TYPE_CHECKING:
+    from kp_dynamo.aot.compiling import aot_compile
+    from kp_dynamo.aot.report import AotReport
     from kp_dynamo.backend import cache_stats, clear_cache, kp_tpu
     from kp_dynamo.explanation import Explanation, explain
     from kp_dynamo.options import CompileOptions
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AotReport",
     "CompileOptions",
     "Explanation",
     "GraphPass",
@@ -56,6 +59,7 @@ __all__ = [
     "XLACompilationError",
     "XLACompilationTimeoutError",
     "__version__",
+    "aot_compile",
     "cache_stats",
     "clear_cache",
     "explain",
@@ -63,10 +67,12 @@ __all__ = [
 ]
 
 _HOME_OF = {
+    "AotReport": "kp_dynamo.aot.report",
     "CompileOptions": "kp_dynamo.options",
     "Explanation": "kp_dynamo.explanation",
     "GraphPass": "kp_dynamo.passes.base",
     "PassReport": "kp_dynamo.passes.base",
+    "aot_compile": "kp_dynamo.aot.compiling",
     "cache_stats": "kp_dynamo.backend",
     "clear_cache": "kp_dynamo.backend",
     "explain": "kp_dynamo.explanation",

@@ -11,7 +11,7 @@ from torch import fx
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_node_safe
 
 from kp_dynamo import compat
-from kp_dynamo.cpu_view import inputs_on_cpu, lift_held_tensors, name_the_cpu
+from kp_dynamo.cpu_view import inputs_on_cpu, is_fake, lift_held_tensors, name_the_cpu
 from kp_dynamo.graph_key import Uncacheable, graph_text, input_parts, mode_parts, shares_storage
 from kp_dynamo.key_diff import Parts
 from kp_dynamo.placement import placement_mode
@@ -24,7 +24,7 @@ class Capture:
     Attributes:
         gm: The graph, its device arguments naming the CPU.
         inputs: Its inputs; XLA tensors stand as CPU fake tensors.
-        mode: Where they really are: "cpu" (the backend places them) or "xla".
+        mode: Where they really are: "cpu" (the backend places them), "xla", or "fake": nowhere.
         held: Tensors that Dynamo's graph held itself; first inputs now.
         moved_results: (position, device) of results that eager would return elsewhere than with the rest.
         key: Text and input metadata that decide the whole compilation, or None where AOTAutograd adds guards
@@ -54,9 +54,11 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     tensors = [x for x in [*held, *inputs] if isinstance(x, torch.Tensor)]
     results = _result_devices(gm)
     mode = placement_mode(tensors, default=next((d.type for _, d in results), "cpu"))
+    if any(is_fake(t) for t in tensors):
+        mode = "fake"
     if mode == "xla" and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         compat.require_backward()
-    moved = tuple((i, device) for i, device in results if device.type != mode)
+    moved = tuple((i, device) for i, device in results if device.type != ("cpu" if mode == "fake" else mode))
     key = _early_key(gm, inputs, moved, with_modules) if not held else None
     name_the_cpu(gm, mode)
     gm, lifted = lift_held_tensors(gm) if mode == "xla" and held else (gm, [])

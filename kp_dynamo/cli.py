@@ -1,4 +1,7 @@
-"""The command line: `python -m kp_dynamo doctor | explain SPEC | bench`. Exits with 0, 1 (failed) or 2 (bad usage)."""
+"""The command line: `python -m kp_dynamo doctor | explain SPEC | aot SPEC | bench`.
+
+Exits with 0, 1 (failed, or a comparison that got worse) or 2 (bad usage).
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_doctor(commands)
     _add_explain(commands)
+    _add_aot(commands)
     _add_bench(commands)
     return parser
 
@@ -60,6 +64,23 @@ def _add_explain(commands: Any) -> None:
     explain.add_argument("--json", action="store_true", help="print JSON")
     explain.add_argument("--train", action="store_true", help="in training mode with a backward (default: inference)")
     explain.set_defaults(run=_explain)
+
+
+def _add_aot(commands: Any) -> None:
+    aot = commands.add_parser("aot", help="what a TPU's compiler makes of a model, without a TPU")
+    aot.add_argument("spec", metavar="SPEC", nargs="?", help="module_or_file:callable, which returns (model, args)")
+    aot.add_argument("--target", default="v5e", help="v4, v5e, v5p, v6e or v7 (default: v5e)")
+    aot.add_argument("--train", action="store_true", help="in training mode with the backward (default: inference)")
+    aot.add_argument("--backend", default="kp_tpu", help="kp_tpu, or openxla to compare with (default: kp_tpu)")
+    aot.add_argument("--options", type=_options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
+    aot.add_argument("--timeout", type=float, metavar="S", help="seconds for the TPU's compiler (default: no limit)")
+    aot.add_argument("--json", metavar="FILE", help="write the report as JSON")
+    aot.add_argument("--html", metavar="FILE", help="write the report as a page with pictures")
+    aot.add_argument("--diff", nargs=2, metavar=("A", "B"), help="compare two JSON reports; exit code 1 if B is worse")
+    aot.add_argument(
+        "--threshold", type=float, default=1.02, metavar="R", help="growth past which B is worse (default: 1.02)"
+    )
+    aot.set_defaults(run=_aot)
 
 
 def _add_bench(commands: Any) -> None:
@@ -99,6 +120,46 @@ def _explain(args: argparse.Namespace) -> int:
         explanation = explain(model, *inputs, options=args.options)
     _show(explanation, args.json)
     return OK
+
+
+def _aot(args: argparse.Namespace) -> int:
+    if (args.diff is None) == (args.spec is None):
+        raise TPUConfigurationError("give either SPEC, to compile a model, or --diff A B, to compare two reports")
+    return _aot_diff(args) if args.diff else _aot_compile(args)
+
+
+def _aot_compile(args: argparse.Namespace) -> int:
+    from kp_dynamo.aot.compiling import aot_compile
+    from kp_dynamo.spec import load_spec
+
+    with contextlib.redirect_stdout(sys.stderr):
+        model, inputs = load_spec(args.spec)
+        report = aot_compile(
+            model, inputs, target=args.target, options=args.options, train=args.train, backend=args.backend,
+            timeout_s=args.timeout,
+        )  # fmt: skip
+    print(report)
+    if args.json:
+        _write(args.json, json.dumps(report.to_dict(), indent=1) + "\n")
+    if args.html:
+        _write(args.html, report.to_html())
+    return OK
+
+
+def _aot_diff(args: argparse.Namespace) -> int:
+    from kp_dynamo.aot.difference import compare, read_report
+
+    before, after = map(read_report, args.diff)
+    comparison = compare(before, after, args.threshold)
+    print(comparison)
+    return FAILED if comparison.worse else OK
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text)
+    except OSError as cause:
+        raise TPUConfigurationError(f"{path} cannot be written: {cause.strerror}; name a file in a folder") from cause
 
 
 def _show(found: Any, as_json: bool) -> None:

@@ -34,7 +34,7 @@ def name_the_cpu(gm: fx.GraphModule, mode: str) -> None:
 @contextlib.contextmanager
 def surrounding_autocast(mode: str) -> Iterator[None]:
     """The autocast state around the call, as it counts for tensors where `mode` says, put in force for the CPU."""
-    if mode == "cpu":
+    if mode != "xla":
         yield
         return
     enabled, dtype = torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla")
@@ -65,13 +65,21 @@ def _to_cpu(value: Any) -> Any:
 
 
 def inputs_on_cpu(inputs: Sequence[Any]) -> list[Any]:
-    """`inputs` with every XLA tensor replaced by a CPU fake tensor of the same metadata; one fake a tensor."""
+    """`inputs` with every XLA tensor replaced by a CPU fake tensor of the same metadata; one fake a tensor.
+
+    Fake tensors of the caller's own mode are replaced by Dynamo's.
+    """
     mode = _fake_mode()
     fakes: dict[int, torch.Tensor] = {}
     for x in inputs:
-        if isinstance(x, torch.Tensor) and x.device.type == "xla" and id(x) not in fakes:
+        if isinstance(x, torch.Tensor) and (x.device.type == "xla" or is_fake(x)) and id(x) not in fakes:
             fakes[id(x)] = _cpu_fake(x, mode)
     return [fakes.get(id(x), x) for x in inputs]
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no values to run with, and is not Dynamo's stand-in for one that has."""
+    return isinstance(tensor, FakeTensor) and tensor.fake_mode is not _fake_mode()
 
 
 def _fake_mode() -> FakeTensorMode:
@@ -80,7 +88,8 @@ def _fake_mode() -> FakeTensorMode:
 
 
 def _cpu_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    like = tensor if isinstance(tensor, FakeTensor) else _dynamo_fake(tensor, mode)
+    is_ours = isinstance(tensor, FakeTensor) and tensor.fake_mode is mode
+    like = tensor if is_ours else _dynamo_fake(tensor, mode)
     with torch.inference_mode(tensor.is_inference()), mode:
         fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
         if not tensor.requires_grad:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, get_args
 
 from kp_dynamo import option_rules as rules
 from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.hardware import CHIPS, Chip
 
 Level = Literal["conservative", "balanced", "aggressive"]
 Precision = Literal["float32", "bfloat16"]
@@ -98,10 +99,11 @@ class CompileOptions:
     over_bucket: Literal["error", "exact"] = _option("exact", rules.one_of("error", "exact"), is_inert=True)
     """What a length over the last bucket does. "exact" compiles it as it is: slow, but right."""
 
-    memory_fraction: float | None = _option(None, rules.number(above=0, maximum=1) | rules.nothing(), is_inert=True)
-    """Share of the chip's memory that `checkpoint="auto"` may fill. None while nothing reads it."""
+    memory_fraction: float = _option(0.90, rules.number(above=0, maximum=1))
+    """Share of the chip's memory that a program may fill; the rest is for what runs beside it. Where this,
+    `memory_budget_gb` or `target` is given, a graph whose arguments and results alone are more is refused at once."""
 
-    memory_budget_gb: float | None = _option(None, rules.number(above=0) | rules.nothing(), is_inert=True)
+    memory_budget_gb: float | None = _option(None, rules.number(above=0) | rules.nothing())
     """Gigabytes (1e9 bytes) that overrule chip memory x `memory_fraction`."""
 
     optimizer_state_factor: float | None = _option(None, rules.number(minimum=0) | rules.nothing(), is_inert=True)
@@ -116,8 +118,8 @@ class CompileOptions:
     donate: Literal["off", "mutated"] = _option("off", rules.one_of("off", "mutated"), is_inert=True)
     """Whether buffers of inputs that the graph overwrites are reused for its outputs."""
 
-    target: Target = _option("auto", rules.one_of(*get_args(Target)), is_inert=True)
-    """The chip whose memory and shapes decide. "auto": the one present, else v5e, the cheapest to rent."""
+    target: Target = _option("auto", rules.one_of(*get_args(Target)))
+    """The chip whose memory decides. "auto": v5e, the cheapest to rent."""
 
     cache_size: int = _option(
         100, rules.integer(1), not_in_key="it says how many programs are kept, not what is in them"
@@ -168,6 +170,20 @@ class CompileOptions:
         for key in options:
             _require_known(key)
         return cls(**options)
+
+    def given_values(self) -> dict[str, object]:
+        """The keys that the user set, with their values."""
+        return {f.name: getattr(self, f.name) for f in option_fields() if f.name in self.given}
+
+    @property
+    def chip(self) -> Chip:
+        """The chip that `target` stands for."""
+        return CHIPS["v5e" if self.target == "auto" else self.target]
+
+    @property
+    def is_memory_bounded(self) -> bool:
+        """Whether the user has said what memory there is."""
+        return bool(self.given & {"target", "memory_fraction", "memory_budget_gb"})
 
     @property
     def cast_scope(self) -> CastScope:

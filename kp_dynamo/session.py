@@ -17,9 +17,12 @@ from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runt
 from kp_dynamo.cpu_view import surrounding_autocast
 from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
+from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.graph_key import Uncacheable, environment_parts, graph_text
+from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
-from kp_dynamo.lowering import LoweringSpec, get_lowering
+from kp_dynamo.lowering import Lowering, LoweringSpec, get_lowering
+from kp_dynamo.memory_bound import MemoryBudget, require_room
 from kp_dynamo.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.pipeline import Pipeline, build_pipeline, run_pipeline
 from kp_dynamo.placement import Placement
@@ -42,9 +45,12 @@ class Session:
     Args:
         cache_size: How many programs are kept, and how many captures.
         observe: Told of every capture, transformed graph and program.
+        export: A lowering that runs nothing, in place of the one that the options name: then graphs may be called
+            with fake tensors.
     """
 
-    def __init__(self, cache_size: int = 100, observe: Observe = ignore) -> None:
+    def __init__(self, cache_size: int = 100, observe: Observe = ignore, export: Lowering | None = None) -> None:
+        self._export = export
         self.runtime = Runtime(LRUCache(cache_size, on_evict=_forget), Placement(), observe)
         self.captures: LRUCache[CompileKey, Callable[..., Any]] = LRUCache(cache_size)
 
@@ -61,8 +67,13 @@ class Session:
 
     def compiled(self, capture: Capture, options: CompileOptions) -> Callable[..., Any]:
         """What runs `capture`: from an equal capture, else through AOTAutograd."""
+        if capture.mode == "fake" and self._export is None:
+            raise TPUDeviceError(
+                "the inputs are fake tensors, which have no values to run with. Allowed: tensors on the CPU or on the "
+                "XLA device. To learn what a TPU makes of a model without running it, call kp_dynamo.aot_compile."
+            )
         pipeline = build_pipeline(options)
-        conditions = _conditions(options, pipeline, capture.mode)
+        conditions = _conditions(options, pipeline, "cpu" if capture.mode == "fake" else capture.mode)
         plan = _Plan(options, pipeline, conditions)
         key = None if capture.key is None else CompileKey((*capture.key, *conditions))
         run = self._look_up(key)
@@ -89,7 +100,7 @@ class Session:
 
     def _trace(self, capture: Capture, plan: _Plan, number: int) -> Callable[..., Any]:
         options, pipeline, conditions = plan
-        precision = _precision(options)
+        precision, budget = _precision(options), _memory_budget(options)
 
         def transform(gm: fx.GraphModule, name: str) -> None:
             start, label = time.perf_counter(), f"{number}.{name}"
@@ -98,10 +109,13 @@ class Session:
 
         def compile_graph(gm: fx.GraphModule, num_returned: int, name: str) -> CompiledGraph:
             TELEMETRY.count("graphs")
+            if budget is not None:
+                require_room(gm.graph, name, budget)
             spec = LoweringSpec(name, num_returned, precision, options.strict)
             key = _graph_key(gm, conditions, num_returned)
             contract = GraphContract(key, capture.mode == "cpu", f"{number}.{name}")
-            return CompiledGraph(gm, contract, get_lowering(options.lowering), spec, self.runtime)
+            lowering = self._export or get_lowering(options.lowering)
+            return CompiledGraph(gm, contract, lowering, spec, self.runtime)
 
         with surrounding_autocast(capture.mode):
             run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph))
@@ -110,6 +124,13 @@ class Session:
 
 def _forget(_: CompileKey, program: Program) -> None:
     program.executable = None
+
+
+def _memory_budget(options: CompileOptions) -> MemoryBudget | None:
+    if not options.is_memory_bounded:
+        return None
+    chip = options.chip
+    return MemoryBudget(chip, memory_budget_bytes(chip, options.memory_fraction, options.memory_budget_gb))
 
 
 def _precision(options: CompileOptions) -> str:

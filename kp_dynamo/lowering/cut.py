@@ -27,9 +27,19 @@ from kp_dynamo.telemetry import TELEMETRY
 
 def cut_around(gm: fx.GraphModule, on_cpu: set[fx.Node], spec: LoweringSpec) -> Pieces:
     """Split `gm` so that the nodes `on_cpu` run there and all others in XLA programs."""
+    return Pieces(split_around(gm, on_cpu), spec_of_pieces(spec))
+
+
+def split_around(gm: fx.GraphModule, on_cpu: set[fx.Node]) -> fx.GraphModule:
+    """A graph that calls the pieces of `gm`, see `is_xla_piece`."""
     stages = _stages(gm.graph, on_cpu)
-    whole = split_module(gm, None, lambda node: stages[node], keep_original_order=False)  # type: ignore[arg-type]
-    return Pieces(whole, spec)
+    split: fx.GraphModule = split_module(gm, None, stages.__getitem__, keep_original_order=False)  # type: ignore[arg-type]
+    return split
+
+
+def spec_of_pieces(spec: LoweringSpec) -> LoweringSpec:
+    """How the pieces of a graph are lowered: what one hands on may be an argument of the whole, so all is returned."""
+    return replace(spec, num_returned=sys.maxsize)
 
 
 def _stages(graph: fx.Graph, on_cpu: set[fx.Node]) -> dict[fx.Node, int]:
@@ -58,20 +68,19 @@ class Pieces:
 
     def __init__(self, whole: fx.GraphModule, spec: LoweringSpec) -> None:
         self._whole = whole
-        # What a piece hands on may be an argument of the whole: every result counts as returned.
-        self._spec = replace(spec, num_returned=sys.maxsize)
+        self._spec = spec
         self._runs: dict[str, Run] = {}
-        self.num_programs = sum(_is_xla(node) for node in whole.graph.nodes)
+        self.num_programs = sum(is_xla_piece(node) for node in whole.graph.nodes)
         self.seconds: dict[str, float] = {}
         self.moved_bytes: Counter[tuple[str, str]] = Counter()
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        results = _Conductor(self._whole, self._run_piece).run(*args)
+        results = Conductor(self._whole, self._run_piece).run(*args)
         flat = list(results) if isinstance(results, (list, tuple)) else [results]
         return [r.to(compat.device()) if isinstance(r, torch.Tensor) else r for r in flat]
 
     def _run_piece(self, node: fx.Node, piece: fx.GraphModule, args: Sequence[Any]) -> Any:
-        if not _is_xla(node):
+        if not is_xla_piece(node):
             return self._on_cpu(piece, args)
         if node.name not in self._runs:
             run, missing, seconds = compile_program(piece, args, device_constants(piece), self._spec)
@@ -101,7 +110,9 @@ class Pieces:
         return result
 
 
-class _Conductor(fx.Interpreter):
+class Conductor(fx.Interpreter):
+    """Runs a split graph, its pieces through `run_piece(node, piece, args)`."""
+
     def __init__(self, whole: fx.GraphModule, run_piece: Any) -> None:
         super().__init__(whole)
         self._run_piece = run_piece
@@ -113,8 +124,8 @@ class _Conductor(fx.Interpreter):
         return self._run_piece(node, self.fetch_attr(str(node.target)), args)
 
 
-def _is_xla(node: fx.Node) -> bool:
-    """split_module names a piece after its stage: submod_0, submod_1, ..."""
+def is_xla_piece(node: fx.Node) -> bool:
+    """Whether XLA runs a piece. split_module names it after its stage: submod_0, submod_1, ..."""
     return node.op == "call_module" and int(str(node.target).rsplit("_", 1)[1]) % 2 == 0
 
 

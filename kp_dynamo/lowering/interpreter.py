@@ -21,6 +21,13 @@ from kp_dynamo.source_lines import user_line
 logger = logging.getLogger(__name__)
 
 
+OnNode = Callable[[fx.Node, Any], None]
+
+
+def ignore(_: fx.Node, __: Any) -> None:
+    """The listener of a trace that nobody asks about."""
+
+
 class XlaInterpreter(fx.Interpreter):
     """Runs a graph's nodes on XLA tensors.
 
@@ -30,6 +37,7 @@ class XlaInterpreter(fx.Interpreter):
         constants: Tensor attributes of `gm` by name, already on the device.
         on_fallback: Called with (node, args, kwargs) of an operator that XLA cannot lower; returns what
             stands for its result.
+        on_node: Called with (node, result) of every call.
     """
 
     def __init__(
@@ -38,8 +46,10 @@ class XlaInterpreter(fx.Interpreter):
         device: torch.device,
         constants: dict[str, torch.Tensor],
         on_fallback: Callable[[fx.Node, Any, Any], Any],
+        on_node: OnNode = ignore,
     ) -> None:
         super().__init__(gm)
+        self._on_node = on_node
         self._device, self._constants, self._on_fallback = device, constants, on_fallback
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -48,6 +58,11 @@ class XlaInterpreter(fx.Interpreter):
     def run_node(self, node: fx.Node) -> Any:
         if node.op != "call_function":
             return super().run_node(node)
+        result = self._call(node)
+        self._on_node(node, result)
+        return result
+
+    def _call(self, node: fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self._higher_order(node, args, kwargs)

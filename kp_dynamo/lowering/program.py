@@ -36,7 +36,7 @@ def compile_program(
         How to run it, or None where nodes that XLA cannot lower (second) stand in the way; seconds by stage.
     """
     # AOTAutograd compiles under a fake mode, which would take the tensors made here for its own.
-    with LOCK, _disable_current_modes(), _settings(spec.matmul_precision), untouched_device_seed():
+    with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
         traced = trace(gm, args, constants, spec.num_returned)
         if traced.fallbacks:
@@ -65,7 +65,8 @@ def _lasting(run: Run, compile_again: Callable[[Sequence[Any]], Run | None]) -> 
 
 
 @contextlib.contextmanager
-def _settings(matmul_precision: str) -> Iterator[None]:
+def settings(matmul_precision: str) -> Iterator[None]:
+    """torch_xla's settings while a graph is traced and its program compiled."""
     from torch_xla import experimental
     from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 

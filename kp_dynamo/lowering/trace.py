@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from kp_dynamo import compat
-from kp_dynamo.lowering.interpreter import XlaInterpreter, tracing
+from kp_dynamo.lowering.interpreter import OnNode, XlaInterpreter, ignore, tracing
 
 Kind = Literal["argument", "copy", "seed", "constant", "root", "value"]
 
@@ -47,10 +47,16 @@ class Trace:
     keep_alive: list[Any] = field(repr=False)
 
 
-def trace(gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], num_returned: int) -> Trace:
+def trace(
+    gm: fx.GraphModule,
+    args: Sequence[Any],
+    constants: dict[str, torch.Tensor],
+    num_returned: int,
+    on_node: OnNode = ignore,
+) -> Trace:
     """Trace `gm` for the shapes of `args` (tensors; numbers are taken as they are).
 
-    Results from position `num_returned` on may share memory with an argument.
+    Results from position `num_returned` on may share memory with an argument. `on_node` hears of every node's result.
     """
     placeholders = [_placeholder(a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
     fallbacks: list[fx.Node] = []
@@ -60,7 +66,7 @@ def trace(gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Te
         return _stand_in(node.target, node_args, node_kwargs)
 
     with tracing():
-        results = XlaInterpreter(gm, compat.device(), constants, stand_in).run(*placeholders)
+        results = XlaInterpreter(gm, compat.device(), constants, stand_in, on_node).run(*placeholders)
     flat = list(results) if isinstance(results, (list, tuple)) else [results]
     if fallbacks:
         return Trace([], [], [], fallbacks, [])

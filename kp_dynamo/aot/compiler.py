@@ -1,0 +1,197 @@
+"""The TPU compiler as seen from this process: a worker that compiles, and what went wrong where it could not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from kp_dynamo.exceptions import (
+    TPUBackendError,
+    TPUNotAvailableError,
+    TPUOutOfMemoryError,
+    XLACompilationError,
+    XLACompilationTimeoutError,
+)
+from kp_dynamo.memory_bound import REMEDIES
+
+_WORKER = Path(__file__).with_name("worker.py")
+_INSTALL = 'Install the TPU compiler with pip install "kp_dynamo[tpu]".'
+_INSTALL_V7 = (
+    "v7 needs a newer libtpu in an environment of its own: `make aot-v7` in a clone builds it, or set KP_TPU_V7_PYTHON "
+    'to the Python of an environment with "jax==0.10.2" and "libtpu==0.0.51".'
+)
+# What libtpu says of memory: HBM, VMEM and the scalar memory beside it.
+_NO_ROOM = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory|out of memory|exceeds the limit", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the TPU compiler made of one program.
+
+    Attributes:
+        hlo: The scheduled program, as text.
+        seconds: What compiling it took.
+        flops: Floating point operations by the compiler's own count.
+        bytes: Bytes that its operations read and write, in any memory, by the same.
+        argument_bytes: Arguments, padded to the chip's tiles; the others likewise.
+        output_bytes: Results.
+        temp_bytes: Temporaries.
+        alias_bytes: Results that take the memory of arguments.
+        generated_code_bytes: The program itself.
+    """
+
+    hlo: str
+    seconds: float
+    flops: float
+    bytes: float
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    alias_bytes: int
+    generated_code_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of the chip that a run of the program takes at most."""
+        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes + self.generated_code_bytes
+
+
+class TpuCompiler:
+    """Compiles for one chip of a generation, in a process of its own that starts at once and warms up meanwhile.
+
+    A context manager: the process is killed on leaving.
+
+    Args:
+        target: "v4", "v5e", "v5p", "v6e" or "v7".
+        deadline: `time.monotonic()` at which compiling is given up, or None.
+    """
+
+    def __init__(self, target: str, deadline: float | None = None) -> None:
+        self.target, self._deadline = target, deadline
+        self.versions: dict[str, str] = {}
+        self._waiting: list[Path] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="kp_tpu_aot_")
+        self._noise = (Path(self._folder.name) / "stderr").open("w+")
+        self._process = subprocess.Popen(
+            [_python_for(target), "-P", str(_WORKER), target],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._noise, text=True, bufsize=1,
+            env=_environment(self._folder.name),
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the process and remove its files."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._noise):
+            assert pipe is not None
+            pipe.close()
+        self._folder.cleanup()
+
+    def submit(self, stablehlo: bytes) -> None:
+        """Hand over a program (MLIR bytecode); `result` gives the answers in the same order."""
+        number = len(os.listdir(self._folder.name))
+        source, target = (Path(self._folder.name) / f"{number}.{kind}" for kind in ("mlir", "hlo"))
+        source.write_bytes(stablehlo)
+        self._waiting.append(target)
+        try:
+            _pipe(self._process.stdin).write(json.dumps({"stablehlo": str(source), "hlo": str(target)}) + "\n")
+        except BrokenPipeError:
+            return  # `result` tells why
+
+    def result(self) -> Compiled:
+        """What was made of the next program.
+
+        Raises:
+            TPUNotAvailableError: There is no TPU compiler for the target here.
+            TPUOutOfMemoryError: The compiler found no room for it.
+            XLACompilationError: The compiler refused it for another reason.
+            XLACompilationTimeoutError: The deadline came first.
+        """
+        if not self.versions:
+            started = self._answer(TPUNotAvailableError)
+            self.versions = started["ready"]
+        hlo = self._waiting.pop(0)
+        figures = self._answer(XLACompilationError)
+        compiled = Compiled(hlo=hlo.read_text(), **figures)
+        hlo.unlink()
+        return compiled
+
+    def _answer(self, kind: type[TPUBackendError]) -> dict[str, Any]:
+        line = self._line(_pipe(self._process.stdout))
+        message: dict[str, Any] = json.loads(line) if line else {"failed": f"it ended: {self._last_noise()}"}
+        if "failed" not in message:
+            return message
+        problem = message["failed"]
+        if kind is TPUNotAvailableError:
+            advice = _INSTALL_V7 if self.target == "v7" else _INSTALL
+            raise TPUNotAvailableError(f"no compiler for a TPU {self.target} could be started: {problem}. {advice}")
+        if _NO_ROOM.search(problem):
+            raise TPUOutOfMemoryError(f"a {self.target} has no room for this program. {_short(problem)} {REMEDIES}")
+        raise XLACompilationError(f"the compiler for {self.target} refused a program: {_short(problem)}")
+
+    def _line(self, pipe: IO[str]) -> str:
+        """The next line that the worker writes, or "" where it has ended."""
+        if self._deadline is not None:
+            ready, _, _ = select.select([pipe], [], [], max(0.0, self._deadline - time.monotonic()))
+            if not ready:
+                raise XLACompilationTimeoutError(
+                    f"compiling for {self.target} took longer than the time it was given, and was stopped. "
+                    "Raise the limit, or compile a smaller model (fewer layers are enough to compare options)."
+                )
+        return pipe.readline()
+
+    def _last_noise(self) -> str:
+        self._noise.seek(0)
+        lines = [line for line in self._noise.read().splitlines() if line.strip()]
+        return lines[-1] if lines else "without a word"
+
+
+def _short(problem: str) -> str:
+    return problem if len(problem) < 1500 else problem[:1500] + " ..."
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None, "the worker was started with pipes"
+    return pipe
+
+
+def _python_for(target: str) -> str:
+    """The interpreter whose environment has a compiler for the target."""
+    if target != "v7":
+        return sys.executable
+    beside_this_package = Path(__file__).parents[2] / ".venv-v7" / "bin" / "python"
+    python = os.environ.get("KP_TPU_V7_PYTHON") or str(beside_this_package)
+    if not os.access(python, os.X_OK):
+        raise TPUNotAvailableError(f"there is no compiler for a TPU v7 at {python}. {_INSTALL_V7}")
+    return python
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Of the worker: no look for a TPU's metadata server, no lock that keeps a second process out, no log files."""
+    ours = {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_LOG_DIR": folder,
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    # XLA_FLAGS are for XLA:CPU of this process: libtpu ends where it does not know one.
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTHONPATH")}
+    return {**kept, **ours}

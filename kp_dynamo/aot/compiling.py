@@ -1,0 +1,231 @@
+"""`aot_compile`: the road of `torch.compile(model, backend="kp_tpu")`, with a TPU's compiler at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from kp_dynamo import compat
+from kp_dynamo.aot.compiler import TpuCompiler
+from kp_dynamo.aot.programs import program_report
+from kp_dynamo.aot.report import AotReport, ProgramReport
+from kp_dynamo.exceptions import TPUConfigurationError, TPUModelPreparationError, XLACompilationError
+from kp_dynamo.hardware import CHIPS, Chip, memory_budget_bytes
+from kp_dynamo.one_run import dynamo_seconds, graph_breaks
+from kp_dynamo.options import CompileOptions, resolve_matmul_precision
+from kp_dynamo.versions import check_versions
+
+BACKENDS = ("kp_tpu", "openxla")
+
+
+def aot_compile(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    target: str = "v5e",
+    options: Any = None,
+    train: bool = False,
+    backend: str = "kp_tpu",
+    timeout_s: float | None = None,
+) -> AotReport:
+    """Compile `model(*args)` for a TPU that need not be there, and say what its compiler makes of it.
+
+    Nothing of the model runs: it is copied onto tensors without memory, takes the road of
+    `torch.compile(model, backend="kp_tpu", options=options)`, and each program goes to libtpu's own compiler. With
+    `backend="openxla"` or `options={"lowering": "stock"}` the model does run, on XLA:CPU: torch_xla's own bridge
+    traces with the values themselves. Dynamo is reset before and after.
+
+    Args:
+        model: A module or function; its tensors may be on the CPU, on the XLA device or on the meta device.
+        args: What it is called with; likewise.
+        target: "v4", "v5e", "v5p", "v6e" or "v7".
+        options: As for `torch.compile`.
+        train: In training mode, with the backward programs. Otherwise in evaluation mode and without gradients.
+        backend: "kp_tpu", or "openxla" to compare with.
+        timeout_s: Seconds for the TPU's compiler, which is stopped when they are over; None for no limit.
+
+    Raises:
+        TPUConfigurationError: A target, option or backend that there is not.
+        TPUNotAvailableError: The TPU's compiler is not installed.
+        TPUModelPreparationError: A model that cannot be copied, or whose parameters have no shapes yet.
+        TPUOutOfMemoryError: No compiler could make it fit, or this one did not.
+        XLACompilationError: What else stands in the way, such as a shape that depends on values.
+        XLACompilationTimeoutError: The time was over.
+    """
+    start = time.perf_counter()
+    chip = _chip(target)
+    plan = _plan(model, args, target, options, backend, train)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    with TpuCompiler(target, deadline) as compiler:
+        compat.device()
+        run = _Run(plan, compiler)
+        with _alone(train):
+            run.trace()
+        programs = run.collected(chip)
+        versions = {**check_versions(), **compiler.versions}
+    if not programs:
+        raise XLACompilationError(
+            "the model has no operation that a program could be made of. Allowed: a model that computes with tensors; "
+            "graph breaks before its first operator leave nothing to compile."
+        )
+    seconds = {**run.seconds, "tpu": sum(p.compile_s for p in programs), "total": time.perf_counter() - start}
+    return run.report(programs, seconds, versions)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be compiled, and how."""
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    target: str
+    given: dict[str, Any]
+    options: CompileOptions
+    backend: str
+    train: bool
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the model has to run: torch_xla's own bridge knows no other way to trace."""
+        return self.backend == "openxla" or self.options.lowering == "stock"
+
+
+def _chip(target: str) -> Chip:
+    if target not in CHIPS:
+        nearest = difflib.get_close_matches(str(target), CHIPS, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise TPUConfigurationError(f"target {target!r} is not known; {hint}allowed: {', '.join(CHIPS)}")
+    return CHIPS[target]
+
+
+def _plan(model: Any, args: Any, target: str, options: Any, backend: str, train: bool) -> Plan:
+    if backend not in BACKENDS:
+        raise TPUConfigurationError(f"backend {backend!r} is not known; allowed: {', '.join(BACKENDS)}")
+    if not callable(model):
+        raise TPUModelPreparationError(f"the model is {type(model).__name__}, which cannot be called; give a module")
+    if isinstance(args, torch.Tensor) or not isinstance(args, Sequence):
+        raise TPUModelPreparationError(
+            f"args is {type(args).__name__}; allowed: a tuple of what the model is called with, such as (tokens,)"
+        )
+    given = CompileOptions.from_dict(options).given_values()
+    if given.get("target", target) not in ("auto", target):
+        raise TPUConfigurationError(f"target={target!r}, but options say {given['target']!r}; give one of them")
+    _require_shapes(model, args)
+    return Plan(
+        model, tuple(args), target, given, CompileOptions.from_dict({**given, "target": target}), backend, train
+    )
+
+
+def _require_shapes(model: Any, args: Any) -> None:
+    named = dict([*model.named_parameters(), *model.named_buffers()]) if isinstance(model, nn.Module) else {}
+    given = {f"argument {i}": a for i, a in enumerate(torch.utils._pytree.tree_leaves(args))}
+    for name, tensor in {**named, **given}.items():
+        if torch.nn.parameter.is_lazy(tensor):
+            raise TPUModelPreparationError(
+                f"{name} has no shape yet: a lazy module gets it from its first input. Call the model once before."
+            )
+
+
+@contextlib.contextmanager
+def _alone(train: bool) -> Any:
+    """Dynamo without what it has seen before, and gradients as asked for."""
+    torch._dynamo.reset()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.set_grad_enabled(train):
+            yield
+    finally:
+        torch._dynamo.reset()
+
+
+@dataclass
+class _Run:
+    """One run of a plan: what it hands over, and what is learnt on the way."""
+
+    plan: Plan
+    compiler: TpuCompiler
+    handed_over: list[Any] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    graph_breaks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        from kp_dynamo.recorder import Recorder
+
+        self.recorder = Recorder((), ())
+
+    def trace(self) -> None:
+        """Hand every program to the TPU's compiler, which works while this goes on."""
+        from kp_dynamo.aot.road import call_for_real, call_on_fakes
+
+        before = dynamo_seconds()
+        call = call_for_real if self.plan.is_run else call_on_fakes
+        call(self.plan, self._receive, self._observe)
+        breaks = graph_breaks()
+        self.graph_breaks = tuple(f"{b.line or 'at an unknown line'}: {b.reason.splitlines()[0]}" for b in breaks)
+        self.seconds = {"dynamo": dynamo_seconds() - before, **self.recorder.seconds()}
+        del self.seconds["xla"]  # of XLA:CPU, which compiles where the model has to run
+
+    def _receive(self, program: Any) -> None:
+        self.handed_over.append(program)
+        self.compiler.submit(program.stablehlo)
+
+    def _observe(self, event: Any) -> None:
+        from kp_dynamo.events import ProgramReady
+
+        self.recorder(event)
+        if isinstance(event, ProgramReady):
+            new = self.handed_over[len(self.names) :]
+            self.names += [event.label if len(new) == 1 else f"{event.label}.{i}" for i in range(len(new))]
+
+    def collected(self, chip: Chip) -> tuple[ProgramReport, ...]:
+        """What the TPU's compiler made of what it was handed."""
+        names = self.names + [f"{i}.{p.name}" for i, p in enumerate(self.handed_over, 1)][len(self.names) :]
+        compiled = ((name, p, self.compiler.result()) for name, p in zip(names, self.handed_over, strict=True))
+        return tuple(program_report(name, p, made, chip) for name, p, made in compiled)
+
+    def report(
+        self, programs: tuple[ProgramReport, ...], seconds: dict[str, float], versions: dict[str, str]
+    ) -> AotReport:
+        plan, options = self.plan, self.plan.options
+        precision = resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
+        return AotReport(
+            target=plan.target,
+            backend=plan.backend,
+            options={name: _plain(value) for name, value in plan.given.items()},
+            train=plan.train,
+            matmul_precision="default" if plan.is_run else precision,
+            programs=programs,
+            memory_budget_bytes=memory_budget_bytes(
+                CHIPS[plan.target], options.memory_fraction, options.memory_budget_gb
+            ),
+            seconds=seconds,
+            peak_host_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            passes=tuple(
+                f"{p.graph} {p.name}: rewrote {p.rewritten}, refused {len(p.refused)}" for p in self.recorder.passes
+            ),
+            graph_breaks=self.graph_breaks,
+            fallbacks=tuple(f"{f.graph} {f.op} at {f.line}" for f in self.recorder.fallbacks()),
+            num_tokens=_num_tokens(plan.args),
+            versions=versions,
+        )
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON has."""
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, (str, int, float, bool, type(None), dict)) else repr(value)
+
+
+def _num_tokens(args: tuple[Any, ...]) -> int:
+    first = args[0] if args else None
+    is_integer = isinstance(first, torch.Tensor) and not first.dtype.is_floating_point and first.dtype != torch.bool
+    return first.numel() if isinstance(first, torch.Tensor) and is_integer else 0

@@ -1,0 +1,155 @@
+"""What a scheduled program costs, operation by operation, by the two estimates that `calibration` describes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from kp_dynamo.aot.calibration import GATHER_S_PER_ROW, VMEM_BYTES_PER_S
+from kp_dynamo.aot.hlo import Instruction, Module, Shape
+from kp_dynamo.hardware import Chip
+
+Kind = Literal["matmul", "gather", "copy", "elementwise and reduce", "custom call", "other"]
+
+# Instructions that stand for no work of the chip.
+_NO_WORK = {"parameter", "get-tuple-element", "bitcast", "tuple", "constant", "after-all", "iota", "partition-id"}
+_NO_WORK_TARGETS = {
+    "ConcatBitcast", "X64SplitLow", "X64SplitHigh", "X64Combine", "Sharding", "AllocateBuffer",
+    "AssumeGatherIndicesInBound",
+}  # fmt: skip
+# Asynchronous moves overlap with what runs meanwhile: they count in the traffic of the whole program alone.
+_ASYNC = re.compile(r"(copy|slice|async|dynamic-slice|dynamic-update-slice)-(start|done|update)")
+_HAS_ESTIMATE = ("fusion", "custom-call", "convolution", "dot", "conditional")
+_MOVES = ("copy", "transpose", "reshape", "bitcast-convert", "slice", "concatenate", "pad", "broadcast")
+
+
+@dataclass(frozen=True)
+class OpCost:
+    """One instruction of the schedule.
+
+    Attributes:
+        name: Its name in the HLO.
+        kind: What sort of work it is.
+        times: How often it runs: the trip counts of the loops around it.
+        cycles: The compiler's estimate of one run; None where it gives none.
+        seconds: The modelled time of one run.
+        hbm_bytes: Bytes that one run moves to and from the chip's memory.
+        op_names: What the traced program called the operations in it.
+    """
+
+    name: str
+    kind: Kind
+    times: int
+    cycles: int | None
+    seconds: float
+    hbm_bytes: int
+    op_names: tuple[str, ...]
+
+    @property
+    def total_seconds(self) -> float:
+        return self.seconds * self.times
+
+
+@dataclass(frozen=True)
+class ProgramCost:
+    """A scheduled program.
+
+    Attributes:
+        ops: What it runs, in order; asynchronous moves have no time of their own.
+        unknown: Names of operations for which the compiler gives no cycles, and loops without a trip count.
+        cycles: The compiler's cycles in all, loop bodies times their trips.
+        modelled_s: Matmul fusions by their cycles, the rest by its bytes; never less than all traffic needs.
+    """
+
+    ops: tuple[OpCost, ...]
+    unknown: tuple[str, ...]
+    cycles: int
+    modelled_s: float
+
+
+def cost_of(module: Module, chip: Chip) -> ProgramCost:
+    """The cost of a program on one chip of a generation."""
+    walk = _Walk(module, chip)
+    ops = tuple(walk.through(module.entry, 1))
+    hbm_bytes = sum(op.hbm_bytes * op.times for op in ops)
+    seconds = sum(op.total_seconds for op in ops)
+    return ProgramCost(
+        ops=ops,
+        unknown=tuple(walk.unknown),
+        cycles=sum((op.cycles or 0) * op.times for op in ops),
+        modelled_s=max(seconds, hbm_bytes / chip.hbm_bytes_per_s),
+    )
+
+
+class _Walk:
+    """Through a computation and those that it calls."""
+
+    def __init__(self, module: Module, chip: Chip) -> None:
+        self.module, self.chip = module, chip
+        self.unknown: list[str] = []
+
+    def through(self, computation: str, times: int) -> Iterator[OpCost]:
+        body = self.module.computations.get(computation, [])
+        shapes = {i.name: i.shape for i in body}
+        for instruction in body:
+            if instruction.opcode == "while":
+                yield from self._loop(instruction, times)
+            elif instruction.opcode == "call":
+                yield from self.through(instruction.called("to_apply"), times)
+            elif not _is_free(instruction):
+                yield self._op(instruction, shapes, times)
+
+    def _loop(self, loop: Instruction, times: int) -> Iterator[OpCost]:
+        if loop.trips is None:
+            self.unknown.append(loop.name)
+        yield from self.through(loop.called("body"), times * (loop.trips or 1))
+
+    def _op(self, op: Instruction, shapes: dict[str, Shape], times: int) -> OpCost:
+        if _ASYNC.fullmatch(op.opcode):
+            moved = max(op.shape.hbm_bytes, op.shape.vmem_bytes) if op.opcode.endswith("-done") else 0
+            return OpCost(op.name, "copy", times, None, 0.0, moved, self._op_names(op))
+        if op.cycles is None and op.opcode in _HAS_ESTIMATE:
+            self.unknown.append(op.name)
+        touched = [op.shape, *(shapes.get(name, Shape()) for name in op.operands)]
+        hbm, vmem = sum(s.hbm_bytes for s in touched), sum(s.vmem_bytes for s in touched)
+        kind = self._kind(op)
+        if kind == "gather":
+            hbm = 2 * op.shape.num_bytes
+        seconds = self._seconds(op, kind, hbm, vmem)
+        return OpCost(op.name, kind, times, op.cycles, seconds, hbm, self._op_names(op))
+
+    def _seconds(self, op: Instruction, kind: Kind, hbm: int, vmem: int) -> float:
+        by_hbm = hbm / self.chip.hbm_bytes_per_s
+        if kind == "matmul" and op.cycles is not None:
+            return max(op.cycles / self.chip.clock_hz, by_hbm)
+        if kind == "gather":
+            rows = 1
+            for size in op.shape.dims[:-1]:
+                rows *= size
+            return max(rows * GATHER_S_PER_ROW, by_hbm)
+        return max(by_hbm, vmem / VMEM_BYTES_PER_S)
+
+    def _kind(self, op: Instruction) -> Kind:
+        if self.module.has_product(op) or op.opcode in ("convolution", "dot"):
+            # Without a fusion around it there is no estimate of a class that is known to be good.
+            return "matmul" if op.called("calls") else "other"
+        if op.opcode == "fusion" and op.attribute("kind") == "kCustom":
+            return "gather"
+        if op.opcode == "custom-call":
+            return "custom call"
+        inner = {i.opcode for i in self.module.within(op)} - _NO_WORK
+        if op.opcode in _MOVES or (op.opcode == "fusion" and inner <= {*_MOVES, "fusion"}):
+            return "copy"
+        return "elementwise and reduce" if op.opcode in ("fusion", "reduce") else "other"
+
+    def _op_names(self, op: Instruction) -> tuple[str, ...]:
+        names = [op.op_name, *(inner.op_name for inner in self.module.within(op))]
+        return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _is_free(op: Instruction) -> bool:
+    if op.opcode == "custom-call":
+        return op.attribute("custom_call_target") in _NO_WORK_TARGETS
+    return op.opcode in _NO_WORK

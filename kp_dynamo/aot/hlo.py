@@ -1,0 +1,164 @@
+"""Scheduled HLO text as the TPU compiler prints it, read into instructions.
+
+The text is XLA's own (`HloModule::ToString`): a computation is a header line and indented instructions,
+
+    %fusion.3 = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} fusion(%a, %b), kind=kOutput, calls=%fused.3, metadata={...}, ...
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$")
+_START = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = ")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_ARRAY = re.compile(r"\b(pred|token|[subfc]\w*?\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_OP_NAME = re.compile(r'metadata=\{op_name="([^"]*)"')
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of an array or a tuple of them, by the memory it lives in; layouts name space 1 VMEM.
+
+    Attributes:
+        hbm_bytes: In the chip's memory.
+        vmem_bytes: In vector memory.
+        dims: Of the first array.
+    """
+
+    hbm_bytes: int = 0
+    vmem_bytes: int = 0
+    dims: tuple[int, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.hbm_bytes + self.vmem_bytes
+
+    @classmethod
+    def read(cls, text: str) -> Shape:
+        """From HLO text such as "(f32[8,128]{1,0}, bf16[4]{0:T(256)S(1)})"."""
+        hbm, vmem, first = 0, 0, None
+        for dtype, dims, layout in _ARRAY.findall(text):
+            sizes = tuple(int(d) for d in dims.split(",") if d)
+            num_bytes = math.prod(sizes) * _element_bytes(dtype)
+            first = sizes if first is None else first
+            if "S(1)" in layout:
+                vmem += num_bytes
+            else:
+                hbm += num_bytes
+        return cls(hbm, vmem, first or ())
+
+
+def _element_bytes(dtype: str) -> int:
+    """Bytes of an element; what is smaller than a byte takes one."""
+    bits = re.search(r"\d+", dtype)
+    return 1 if dtype in ("pred", "token") or bits is None else max(1, int(bits[0]) // 8)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    shape: Shape
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: str = field(repr=False)
+
+    @property
+    def cycles(self) -> int | None:
+        """The compiler's estimate, where it gives one."""
+        found = _CYCLES.search(self.attributes)
+        return int(found[1]) if found else None
+
+    @property
+    def trips(self) -> int | None:
+        """How often a loop's body runs, where the compiler knows."""
+        found = _TRIPS.search(self.attributes)
+        return int(found[1]) if found else None
+
+    @property
+    def op_name(self) -> str:
+        """What the traced program called the operation that this came from."""
+        found = _OP_NAME.search(self.attributes)
+        return found[1] if found else ""
+
+    def called(self, role: str) -> str:
+        """The computation in a role ("calls", "body", "to_apply"), or ""."""
+        found = re.search(rf"\b{role}=%?([\w.\-]+)", self.attributes)
+        return found[1] if found else ""
+
+    def attribute(self, name: str) -> str:
+        """A plain attribute such as "kind", or ""."""
+        found = re.search(rf'\b{name}="?([\w.\-]+)', self.attributes)
+        return found[1] if found else ""
+
+
+class Module:
+    """A scheduled program: its computations by name."""
+
+    def __init__(self, text: str) -> None:
+        self.computations: dict[str, list[Instruction]] = {}
+        self.entry = ""
+        current: list[Instruction] = []
+        for line in text.splitlines():
+            header = None if line.startswith(" ") else _HEADER.match(line)
+            if header:
+                current = self.computations[header[2]] = []
+                self.entry = header[2] if header[1] else self.entry
+            elif instruction := _instruction(line):
+                current.append(instruction)
+
+    def within(self, instruction: Instruction) -> Iterator[Instruction]:
+        """What a fusion is made of, fusions inside it included."""
+        for inner in self.computations.get(instruction.called("calls"), ()):
+            yield inner
+            yield from self.within(inner)
+
+    def has_product(self, instruction: Instruction) -> bool:
+        """Whether the matrix units work for it."""
+        called = instruction.called("calls")
+        return called in self._with_product
+
+    @cached_property
+    def _with_product(self) -> frozenset[str]:
+        """Computations that hold a product or call one that does."""
+        found: set[str] = set()
+        while True:
+            more = {
+                name
+                for name, body in self.computations.items()
+                if name not in found
+                and any(i.opcode in ("convolution", "dot") or i.called("calls") in found for i in body)
+            }
+            if not more:
+                return frozenset(found)
+            found |= more
+
+
+def _instruction(line: str) -> Instruction | None:
+    start = _START.match(line)
+    if start is None:
+        return None
+    rest = line[start.end() :]
+    end = _matching(rest, 0) if rest.startswith("(") else rest.index(" ")
+    opcode, _, tail = rest[end:].lstrip().partition("(")
+    arguments = tail[: _matching(f"({tail}", 0) - 1] if tail else ""
+    operands = tuple(_OPERAND.findall(arguments))
+    return Instruction(start[1], Shape.read(rest[:end]), opcode.strip(), operands, tail[len(arguments) :])
+
+
+def _matching(text: str, start: int) -> int:
+    """The position after the parenthesis that closes the one at `start`."""
+    depth = 0
+    for position in range(start, len(text)):
+        depth += (text[position] == "(") - (text[position] == ")")
+        if depth == 0:
+            return position + 1
+    return len(text)

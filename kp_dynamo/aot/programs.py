@@ -1,0 +1,58 @@
+"""From a compiled program to the report of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from kp_dynamo.aot.compiler import Compiled
+from kp_dynamo.aot.cost import OpCost, cost_of
+from kp_dynamo.aot.flops import model_flops
+from kp_dynamo.aot.hlo import Module
+from kp_dynamo.aot.report import FusionReport, Origin, ProgramReport
+from kp_dynamo.hardware import Chip
+from kp_dynamo.lowering.export import ExportedProgram, node_of
+
+NUM_DEAREST = 12
+_MAX_ORIGINS = 8
+
+
+def program_report(name: str, program: ExportedProgram, made: Compiled, chip: Chip) -> ProgramReport:
+    """The figures of a program that the TPU's compiler has made."""
+    cost = cost_of(Module(made.hlo), chip)
+    by_kind: defaultdict[str, float] = defaultdict(float)
+    for op in cost.ops:
+        by_kind[op.kind] += op.total_seconds * 1e3
+    dearest = sorted(cost.ops, key=lambda op: -op.total_seconds)[:NUM_DEAREST]
+    return ProgramReport(
+        name=name,
+        compile_s=made.seconds,
+        argument_bytes=made.argument_bytes,
+        output_bytes=made.output_bytes,
+        temp_bytes=made.temp_bytes,
+        alias_bytes=made.alias_bytes,
+        generated_code_bytes=made.generated_code_bytes,
+        flops=made.flops,
+        bytes=made.bytes,
+        model_flops=model_flops(program.gm.graph),
+        cycles=cost.cycles,
+        estimated_ms=cost.cycles / chip.clock_hz * 1e3,
+        modelled_ms=cost.modelled_s * 1e3,
+        unknown=cost.unknown,
+        ms_by_kind=dict(by_kind),
+        dearest=tuple(_fusion(op, program) for op in dearest if op.total_seconds > 0),
+        num_copies=sum(op.times for op in cost.ops if op.kind == "copy" and op.seconds > 0),
+    )
+
+
+def _fusion(op: OpCost, program: ExportedProgram) -> FusionReport:
+    nodes = dict.fromkeys(node_of(name) for name in op.op_names)
+    origins = dict.fromkeys(Origin(*program.origins[node]) for node in nodes if node in program.origins)
+    return FusionReport(
+        name=op.name,
+        kind=op.kind,
+        times=op.times,
+        cycles=None if op.cycles is None else op.cycles * op.times,
+        modelled_ms=op.total_seconds * 1e3,
+        hbm_bytes=op.hbm_bytes * op.times,
+        origins=tuple(origins)[:_MAX_ORIGINS],
+    )

@@ -1,0 +1,283 @@
+"""What `aot_compile` returns: plain frozen values, and the figures that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.hardware import CHIPS
+
+SCHEMA = 1
+"""Version of the JSON form; one that is read must have this one."""
+
+DISCLAIMER = (
+    "All times are estimates of the TPU compiler, or modelled on them: no chip ran this program, and none was timed."
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an operation of a program came from: the ATen operator, and the user's line ("" where none is known)."""
+
+    op: str
+    line: str
+
+
+@dataclass(frozen=True)
+class FusionReport:
+    """One operation of the schedule, most often a fusion.
+
+    Attributes:
+        name: In the compiled program.
+        kind: "matmul", "elementwise and reduce", "copy", "gather", "custom call" or "other".
+        times: How often it runs in a step.
+        cycles: The compiler's estimate of all its runs; None where it gives none.
+        modelled_ms: Modelled time of all its runs.
+        hbm_bytes: Bytes of the chip's memory that all its runs move.
+        origins: What it is made of.
+    """
+
+    name: str
+    kind: str
+    times: int
+    cycles: int | None
+    modelled_ms: float
+    hbm_bytes: int
+    origins: tuple[Origin, ...]
+
+
+@dataclass(frozen=True)
+class ProgramReport:
+    """One program, as the TPU compiler made it.
+
+    Attributes:
+        name: Of the graph: "1.forward".
+        compile_s: Seconds that the TPU compiler took.
+        argument_bytes: Parameters and inputs; sizes are padded to the chip's tiles.
+        output_bytes: Results, those that are saved for the backward among them.
+        temp_bytes: Temporaries.
+        alias_bytes: Results that take the memory of arguments.
+        generated_code_bytes: The program itself.
+        flops: Operations by the compiler's count.
+        bytes: Bytes read and written in any memory, by the same.
+        model_flops: Operations of the products that the graph asks for.
+        cycles: The compiler's cycles in all.
+        estimated_ms: These by the chip's clock.
+        modelled_ms: Matmul fusions by their cycles, all else by its bytes; see the documentation of the calibration.
+        unknown: Operations for which the compiler gives no cycles, which therefore count as none.
+        ms_by_kind: Modelled milliseconds by kind of operation.
+        dearest: The operations with the highest modelled time.
+        num_copies: Copies and relayouts in the schedule.
+    """
+
+    name: str
+    compile_s: float
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    alias_bytes: int
+    generated_code_bytes: int
+    flops: float
+    bytes: float
+    model_flops: int
+    cycles: int
+    estimated_ms: float
+    modelled_ms: float
+    unknown: tuple[str, ...]
+    ms_by_kind: dict[str, float]
+    dearest: tuple[FusionReport, ...]
+    num_copies: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of the chip that a run takes at most."""
+        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes + self.generated_code_bytes
+
+    def flops_floor_ms(self, target: str) -> float:
+        """Milliseconds that the products of the graph take at the chip's bfloat16 peak."""
+        return self.model_flops / CHIPS[target].bf16_flops * 1e3
+
+    def bytes_floor_ms(self, target: str) -> float:
+        """Milliseconds that reading the arguments and writing the results once takes."""
+        return (self.argument_bytes + self.output_bytes) / CHIPS[target].hbm_bytes_per_s * 1e3
+
+
+@dataclass(frozen=True)
+class AotReport:
+    """What a TPU generation makes of a model; `str()` is for people, `to_dict()` for JSON, `to_html()` a page.
+
+    Attributes:
+        target: The generation.
+        backend: "kp_tpu", or "openxla" for torch_xla's own.
+        options: As the user gave them.
+        train: Whether backward programs are among them.
+        matmul_precision: Of float32 products.
+        programs: In the order in which they were compiled.
+        memory_budget_bytes: What a program may use: the share of the chip's memory that the options allow.
+        seconds: By stage: "dynamo", "aot", "passes", "trace" (of this process), "tpu" (the sum over the programs,
+            while this process goes on tracing) and "total" (from the call to the report).
+        peak_host_mib: Most memory that this process has held so far.
+        passes: Lines of what each pass did.
+        graph_breaks: Lines of where Dynamo ended a graph, and why.
+        fallbacks: Lines of what would run on the CPU in between; its time is in no figure.
+        num_tokens: Elements of the first argument where it holds integers, else 0.
+        versions: Of torch, torch_xla, libtpu, jax and this package.
+    """
+
+    target: str
+    backend: str
+    options: dict[str, Any]
+    train: bool
+    matmul_precision: str
+    programs: tuple[ProgramReport, ...]
+    memory_budget_bytes: float
+    seconds: dict[str, float]
+    peak_host_mib: float
+    passes: tuple[str, ...]
+    graph_breaks: tuple[str, ...]
+    fallbacks: tuple[str, ...]
+    num_tokens: int
+    versions: dict[str, str]
+
+    @property
+    def cycles(self) -> int:
+        """Of a step: all programs once."""
+        return sum(p.cycles for p in self.programs)
+
+    @property
+    def estimated_ms(self) -> float:
+        """Milliseconds of a step by the compiler's cycles."""
+        return sum(p.estimated_ms for p in self.programs)
+
+    @property
+    def modelled_ms(self) -> float:
+        """Milliseconds of a step, modelled."""
+        return sum(p.modelled_ms for p in self.programs)
+
+    @property
+    def flops(self) -> float:
+        """Operations of a step by the compiler's count."""
+        return sum(p.flops for p in self.programs)
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of a step by the compiler's count."""
+        return sum(p.bytes for p in self.programs)
+
+    @property
+    def model_flops(self) -> int:
+        """Operations that the graphs ask for."""
+        return sum(p.model_flops for p in self.programs)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Operations without an estimate, by program."""
+        return tuple(f"{p.name} {name}" for p in self.programs for name in p.unknown)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of the program that takes most."""
+        return max((p.peak_bytes for p in self.programs), default=0)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every program stays within the budget of memory."""
+        return self.peak_bytes <= self.memory_budget_bytes
+
+    @property
+    def tpu_compile_s(self) -> float:
+        """Seconds of the TPU compiler."""
+        return sum(p.compile_s for p in self.programs)
+
+    @property
+    def flops_floor_ms(self) -> float:
+        """Milliseconds below which the products alone cannot go."""
+        return sum(p.flops_floor_ms(self.target) for p in self.programs)
+
+    @property
+    def bytes_floor_ms(self) -> float:
+        """Milliseconds below which arguments and results cannot be moved."""
+        return sum(p.bytes_floor_ms(self.target) for p in self.programs)
+
+    @property
+    def over_floor(self) -> float:
+        """Modelled time over the higher of the two floors of each program."""
+        floor = sum(max(p.flops_floor_ms(self.target), p.bytes_floor_ms(self.target)) for p in self.programs)
+        return self.modelled_ms / floor if floor else 0.0
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilisation: operations that the graphs ask for, over the peak in the modelled time."""
+        return self.flops_floor_ms / self.modelled_ms if self.modelled_ms else 0.0
+
+    @property
+    def usd_per_million_steps(self) -> float:
+        """At the chip's hourly price and the modelled time."""
+        return CHIPS[self.target].usd_per_hour * self.modelled_ms * 1e6 / 3.6e6
+
+    @property
+    def usd_per_million_tokens(self) -> float | None:
+        """The same by token; None where the first argument holds no integers."""
+        return self.usd_per_million_steps / self.num_tokens if self.num_tokens else None
+
+    def totals(self) -> dict[str, Any]:
+        """The figures of a step, by name."""
+        names = (
+            "cycles", "estimated_ms", "modelled_ms", "flops", "bytes", "model_flops", "peak_bytes", "fits",
+            "tpu_compile_s", "flops_floor_ms", "bytes_floor_ms", "over_floor", "mfu", "usd_per_million_steps",
+            "usd_per_million_tokens",
+        )  # fmt: skip
+        return {**{name: getattr(self, name) for name in names}, "unknown": len(self.unknown)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        peaks = [{**asdict(p), "peak_bytes": p.peak_bytes} for p in self.programs]
+        content = {**asdict(self), "programs": peaks, "totals": self.totals()}
+        return {"schema": SCHEMA, "note": DISCLAIMER, **content}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> AotReport:
+        """The report that `to_dict` gave.
+
+        Raises:
+            TPUConfigurationError: It is no such report, or of another version.
+        """
+        found = content.get("schema") if isinstance(content, Mapping) else None
+        if found != SCHEMA:
+            raise TPUConfigurationError(
+                f"this is no report of version {SCHEMA} (its schema is {found!r}). Write it anew with "
+                "python -m kp_dynamo aot SPEC --json FILE."
+            )
+        try:
+            known = {f.name: content[f.name] for f in fields(cls)}
+            programs = tuple(_program(p) for p in content["programs"])
+        except (KeyError, TypeError) as cause:
+            raise TPUConfigurationError(f"a report of version {SCHEMA} without {cause}; write it anew") from cause
+        lists = {name: tuple(known[name]) for name in ("passes", "graph_breaks", "fallbacks")}
+        return cls(**{**known, **lists, "programs": programs})
+
+    def to_html(self) -> str:
+        """One page that needs no network: the figures, a roofline, where the time goes, and the memory.
+
+        Raises:
+            TPUNotAvailableError: matplotlib, which draws the pictures, is not installed.
+        """
+        from kp_dynamo.aot.page import page_of
+
+        return page_of(self)
+
+    def __str__(self) -> str:
+        from kp_dynamo.aot.report_text import text_of
+
+        return text_of(self)
+
+
+def _program(content: Mapping[str, Any]) -> ProgramReport:
+    known = {f.name: content[f.name] for f in fields(ProgramReport)}
+    dearest = tuple(
+        FusionReport(**{**fusion, "origins": tuple(Origin(**origin) for origin in fusion["origins"])})
+        for fusion in content["dearest"]
+    )
+    return ProgramReport(**{**known, "unknown": tuple(known["unknown"]), "dearest": dearest})

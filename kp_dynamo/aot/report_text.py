@@ -1,0 +1,114 @@
+"""A report as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kp_dynamo.aot.report import DISCLAIMER, AotReport, FusionReport, ProgramReport
+from kp_dynamo.hardware import CHIPS, GB
+
+_MIB = 2**20
+_NUM_ORIGINS = 3
+
+
+def text_of(report: AotReport) -> str:
+    """Headline, memory, programs, the dearest operations, what has no estimate, seconds: a section each."""
+    return "\n".join(
+        [
+            *_headline(report),
+            "",
+            *_memory(report),
+            "",
+            *_programs(report),
+            "",
+            *_dearest(report),
+            *_listed("no estimate from the compiler, counted as no cycles", report.unknown),
+            *_listed("graph breaks", report.graph_breaks),
+            *_listed("on the CPU in between, in no figure here", report.fallbacks),
+            *_listed("passes", report.passes),
+            "",
+            f"seconds: {', '.join(f'{stage} {value:.2f}' for stage, value in report.seconds.items())}; "
+            f"this process held {report.peak_host_mib:.0f} MiB at most",
+            f"versions: {', '.join(f'{name} {value}' for name, value in report.versions.items())}",
+            DISCLAIMER,
+        ]
+    )
+
+
+def _headline(report: AotReport) -> Iterator[str]:
+    chip = CHIPS[report.target]
+    mode = "training step" if report.train else "inference"
+    options = ", ".join(f"{k}={v!r}" for k, v in report.options.items()) or "default options"
+    yield f"{mode} on one {report.target} through {report.backend}, {options}"
+    yield f"  modelled        {report.modelled_ms:.3f} ms    (by the compiler's cycles {report.estimated_ms:.3f} ms)"
+    yield (
+        f"  floors          {report.flops_floor_ms:.3f} ms for the products at {chip.bf16_flops / 1e12:.0f} TFLOP/s, "
+        f"{report.bytes_floor_ms:.3f} ms for arguments and results at {chip.hbm_bytes_per_s / 1e9:.0f} GB/s"
+    )
+    yield f"  over the floors {report.over_floor:.2f}x, model FLOP utilisation {report.mfu:.1%}"
+    yield f"  work            {report.flops / 1e9:.2f} GFLOP, {report.bytes / GB:.3f} GB touched, by the compiler"
+    tokens = report.usd_per_million_tokens
+    by_token = "" if tokens is None else f", {tokens:.6f} USD per million tokens"
+    yield (
+        f"  price           {chip.usd_per_hour:.2f} USD an hour: {report.usd_per_million_steps:.2f} USD per million "
+        f"steps{by_token}"
+    )
+    yield f"  float32 products at precision {report.matmul_precision!r}"
+
+
+def _memory(report: AotReport) -> Iterator[str]:
+    chip = CHIPS[report.target]
+    verdict = "fits" if report.fits else "DOES NOT FIT"
+    yield (
+        f"memory: {verdict}. The largest program takes {report.peak_bytes / _MIB:.1f} MiB; allowed are "
+        f"{report.memory_budget_bytes / _MIB:.0f} of {chip.hbm_bytes / _MIB:.0f} MiB."
+    )
+    yield from (f"  {note}" for note in chip.notes)
+
+
+def _programs(report: AotReport) -> Iterator[str]:
+    titles = (
+        "program",
+        "modelled ms",
+        "cycles ms",
+        "peak MiB",
+        "arguments",
+        "results",
+        "temporary",
+        "code",
+        "compile s",
+    )
+    rows = [titles, *(_row(p) for p in report.programs)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        yield "  ".join(cells)
+
+
+def _row(p: ProgramReport) -> tuple[str, ...]:
+    sizes = (p.peak_bytes, p.argument_bytes, p.output_bytes, p.temp_bytes, p.generated_code_bytes)
+    times = (f"{p.modelled_ms:.3f}", f"{p.estimated_ms:.3f}")
+    return (p.name, *times, *(f"{size / _MIB:.1f}" for size in sizes), f"{p.compile_s:.1f}")
+
+
+def _dearest(report: AotReport) -> Iterator[str]:
+    found = sorted(((f, p) for p in report.programs for f in p.dearest), key=lambda pair: -pair[0].modelled_ms)[:12]
+    yield "dearest operations"
+    for fusion, program in found:
+        share = fusion.modelled_ms / report.modelled_ms if report.modelled_ms else 0
+        cycles = "no cycles" if fusion.cycles is None else f"{fusion.cycles} cycles"
+        yield f"  {fusion.modelled_ms:.4f} ms {share:4.0%}  {fusion.kind}, {cycles}, {program.name} {fusion.name}"
+        yield from (f"      {line}" for line in _origin_lines(fusion))
+
+
+def _origin_lines(fusion: FusionReport) -> Iterator[str]:
+    for origin in fusion.origins[:_NUM_ORIGINS]:
+        yield f"{origin.op}{f' at {origin.line}' if origin.line else ''}"
+    if len(fusion.origins) > _NUM_ORIGINS:
+        yield f"and {len(fusion.origins) - _NUM_ORIGINS} more"
+
+
+def _listed(title: str, lines: tuple[str, ...]) -> Iterator[str]:
+    if lines:
+        yield f"{title}: {len(lines)}"
+        yield from (f"  {line}" for line in lines[:20])

@@ -1,0 +1,103 @@
+"""The two ways in which a model's programs come out of `torch.compile`: on tensors without memory, or by running it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+
+from kp_dynamo import compat
+from kp_dynamo.aot.fakes import Fakes
+from kp_dynamo.backend import compile_in
+from kp_dynamo.events import Observe
+from kp_dynamo.exceptions import TPUBackendError, TPUModelPreparationError, XLACompilationError
+from kp_dynamo.lowering.export import Export, ExportedProgram
+from kp_dynamo.lowering.watch import watch_programs
+from kp_dynamo.one_run import run_backward, uncompiled
+from kp_dynamo.session import Session
+
+if TYPE_CHECKING:
+    from kp_dynamo.aot.compiling import Plan
+
+Receive = Callable[[ExportedProgram], None]
+
+
+def call_on_fakes(plan: Plan, receive: Receive, observe: Observe) -> None:
+    """Compile without running: the backward is compiled with the forward."""
+    fakes = Fakes()
+    model, args = fakes.model(uncompiled(plan.model)), fakes.arguments(plan.args)
+    session = Session(plan.options.cache_size, observe, Export(receive))
+    with fakes.mode:
+        _call(_in_mode(model, plan.train), args, _backend(session, plan))
+
+
+def call_for_real(plan: Plan, receive: Receive, observe: Observe) -> None:
+    """Compile by running on XLA:CPU, the backward as well; tensors of the meta device are filled with zeros."""
+    device = compat.device()
+    model, args = _on_device(uncompiled(plan.model), device), _arguments_on_device(plan.args, device)
+    session = Session(plan.options.cache_size, observe)
+    with watch_programs(receive):
+        backend = "openxla" if plan.backend == "openxla" else _backend(session, plan)
+        results = _call(_in_mode(model, plan.train), args, backend)
+        if plan.train:
+            run_backward(results)
+
+
+def _backend(session: Session, plan: Plan) -> Callable[..., Any]:
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        return compile_in(session, gm, example_inputs, plan.options)
+
+    return backend
+
+
+def _call(model: Callable[..., Any], args: tuple[Any, ...], backend: Any) -> Any:
+    """One call of the compiled model, with our own errors as they are and torch's in one of ours."""
+    try:
+        return torch.compile(model, backend=backend)(*args)
+    except torch._dynamo.exc.BackendCompilerFailed as failure:
+        inner = failure.inner_exception
+        raise (inner if isinstance(inner, TPUBackendError) else _refusal(inner)) from failure
+    except TPUBackendError:
+        raise
+    except Exception as cause:
+        raise _refusal(cause) from cause
+
+
+def _refusal(cause: BaseException) -> XLACompilationError:
+    reason = str(cause).strip().splitlines() or [""]
+    return XLACompilationError(
+        f"the model cannot be traced ahead of time: {type(cause).__name__}: {reason[0]} "
+        "Allowed: models whose shapes and Python branches do not depend on values of tensors (.item(), nonzero, "
+        "if x.sum() > 0). Compile the part without them, or give the value as a number."
+    )
+
+
+def _in_mode(model: Callable[..., Any], train: bool) -> Callable[..., Any]:
+    return model.train(train) if isinstance(model, nn.Module) else model
+
+
+def _on_device(model: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    if not isinstance(model, nn.Module):
+        return model
+    try:
+        copied = copy.deepcopy(model)
+    except Exception as cause:
+        raise TPUModelPreparationError(f"{type(model).__name__} cannot be copied: {cause}") from cause
+    if not any(t.is_meta for t in [*copied.parameters(), *copied.buffers()]):
+        return copied.to(device)
+    copied = copied.to_empty(device=device)
+    with torch.no_grad():
+        for tensor in [*copied.parameters(), *copied.buffers()]:
+            tensor.zero_()
+    return copied
+
+
+def _arguments_on_device(args: Any, device: torch.device) -> Any:
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        there = torch.zeros_like(tensor, device=device) if tensor.is_meta else tensor.detach().to(device)
+        return there.requires_grad_(tensor.requires_grad)
+
+    return torch.utils._pytree.tree_map_only(torch.Tensor, moved, args)

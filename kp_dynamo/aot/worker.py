@@ -1,0 +1,97 @@
+"""A process of its own that compiles StableHLO with libtpu. It stands alone: jax and the standard library suffice.
+
+So it can run in an environment that has neither torch nor this package (a newer libtpu for a newer chip), its noise
+stays out of the user's terminal, and it can be killed.
+
+`python worker.py TARGET` answers on its standard output, a line of JSON a message: first {"ready": ...}, then one
+for each line {"stablehlo": PATH, "hlo": PATH} that it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+# JAX's name of the smallest topology of each generation.
+TOPOLOGIES = {"v4": "v4:1x1x1", "v5e": "v5e:1x1", "v5p": "v5p:1x1x1", "v6e": "v6e:1x1", "v7": "tpu7x:2x2x1"}
+
+
+def main() -> None:
+    """Serve until the standard input ends."""
+    # libtpu and what it starts write to the standard output as well.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(message: dict[str, Any]) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
+    start = time.perf_counter()
+    try:
+        compiler = _Compiler(sys.argv[1])
+    except Exception as problem:  # noqa: BLE001  # whatever it is, the parent has to hear of it
+        answer({"failed": f"{type(problem).__name__}: {problem}"})
+        return
+    answer({"ready": compiler.versions, "seconds": time.perf_counter() - start})
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer(compiler.compiled(request["stablehlo"], request["hlo"]))
+        except Exception as problem:  # noqa: BLE001
+            answer({"failed": str(problem)})
+
+
+class _Compiler:
+    """The TPU compiler for one chip of a generation."""
+
+    def __init__(self, target: str) -> None:
+        import jax
+        import jaxlib
+        from jax._src import compiler
+        from jax._src.lib import xla_client
+        from jax.experimental import topologies
+
+        # (1, 1, 1) chips a host; v7's smallest topology is one host of four, of which a program takes one.
+        hosts = {} if target == "v7" else {"chips_per_host_bounds": [1, 1, 1]}
+        topology = topologies.get_topology_desc(TOPOLOGIES[target], "tpu", **hosts)
+        self._device = topology.devices[0]
+        self._devices = xla_client.DeviceList((self._device,))
+        self._options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
+        self.versions = {
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+            "libtpu": _version_of("libtpu"),
+            "device": self._device.device_kind,
+        }
+
+    def compiled(self, stablehlo: str, hlo: str) -> dict[str, Any]:
+        """Compile the file `stablehlo` (MLIR bytecode), write the scheduled program to `hlo`; its figures."""
+        with open(stablehlo, "rb") as file:
+            module = file.read()
+        start = time.perf_counter()
+        executable = self._device.client.compile(module, self._devices, self._options)
+        seconds = time.perf_counter() - start
+        with open(hlo, "w") as file:
+            file.write(executable.hlo_modules()[0].to_string())
+        cost = executable.cost_analysis()
+        cost = cost[0] if isinstance(cost, list) else cost
+        memory = executable.get_compiled_memory_stats()
+        names = ("argument", "output", "temp", "alias", "generated_code")
+        sizes = {f"{name}_bytes": getattr(memory, f"{name}_size_in_bytes") for name in names}
+        return {"seconds": seconds, "flops": cost["flops"], "bytes": cost["bytes accessed"], **sizes}
+
+
+def _version_of(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What is known of each TPU generation: one table, each figure with its source.
+
+Figures are per chip: what torch_xla calls a device on v5e and v6e, and the two cores together on the others.
+GB is 1e9 bytes, GiB is 2**30.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+GB = 1e9
+GIB = 2**30
+
+GOOGLE = "cloud.google.com/tpu/docs, the system architecture page of the generation"
+JAX = "jax/_src/pallas/mosaic/tpu_info.py of JAX 0.7.1"
+SCALING_BOOK = "jax-ml.github.io/scaling-book, 'How to think about TPUs'"
+PRICES = "cloud.google.com/tpu/pricing, on demand, a US region, as published in September 2026"
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One TPU chip.
+
+    Attributes:
+        name: "v5e".
+        hbm_bytes: Memory.
+        hbm_bytes_per_s: Bandwidth of that memory.
+        bf16_flops: Peak bfloat16 floating point operations a second, all cores.
+        int8_ops: Peak int8 operations a second, or None.
+        fp8_flops: Peak float8 operations a second, or None.
+        num_cores: TensorCores.
+        num_mxus: Matrix units of a core.
+        mxu_size: Rows and columns of a matrix unit.
+        vmem_bytes: Vector memory of a core.
+        ici_bytes_per_s: Bandwidth between chips, both ways together, or None where none is published.
+        clock_hz: Of the cores; see `notes` where it is derived.
+        usd_per_hour: Price of a chip-hour.
+        sources: Field -> where its figure is from.
+        notes: What a reader of a figure should know.
+    """
+
+    name: str
+    hbm_bytes: float
+    hbm_bytes_per_s: float
+    bf16_flops: float
+    int8_ops: float | None
+    fp8_flops: float | None
+    num_cores: int
+    num_mxus: int
+    mxu_size: int
+    vmem_bytes: int
+    ici_bytes_per_s: float | None
+    clock_hz: float
+    usd_per_hour: float
+    sources: dict[str, str] = field(default_factory=dict, hash=False)
+    notes: tuple[str, ...] = ()
+
+    def with_memory(self, memory_gb: float) -> Chip:
+        """The same chip with another size of memory, in GB: a user's override."""
+        sources = {**self.sources, "hbm_bytes": "the user's configuration"}
+        return replace(self, hbm_bytes=memory_gb * GB, sources=sources)
+
+
+def _sources(**others: str) -> dict[str, str]:
+    """Who says what, but for `others`."""
+    usual = {
+        **dict.fromkeys(("hbm_bytes", "hbm_bytes_per_s", "bf16_flops", "int8_ops", "ici_bytes_per_s"), GOOGLE),
+        **dict.fromkeys(("num_cores", "num_mxus", "mxu_size", "vmem_bytes", "fp8_flops"), JAX),
+        "clock_hz": SCALING_BOOK,
+        "usd_per_hour": PRICES,
+    }
+    return {**usual, **others}
+
+
+_DERIVED_CLOCK = "The clock is derived: peak FLOP/s over MXUs x rows x columns x 2."
+
+CHIPS: dict[str, Chip] = {
+    chip.name: chip
+    for chip in (
+        Chip(
+            name="v4", hbm_bytes=32 * GIB, hbm_bytes_per_s=1200e9, bf16_flops=275e12, int8_ops=275e12, fp8_flops=None,
+            num_cores=2, num_mxus=4, mxu_size=128, vmem_bytes=16 * 2**20, ici_bytes_per_s=None, clock_hz=1.05e9,
+            usd_per_hour=3.22, sources=_sources(clock_hz="derived from bf16_flops"), notes=(_DERIVED_CLOCK,),
+        ),
+        Chip(
+            name="v5e", hbm_bytes=16 * GB, hbm_bytes_per_s=819e9, bf16_flops=197e12, int8_ops=393e12, fp8_flops=None,
+            num_cores=1, num_mxus=4, mxu_size=128, vmem_bytes=128 * 2**20, ici_bytes_per_s=400e9, clock_hz=1.5e9,
+            usd_per_hour=1.20, sources=_sources(),
+        ),
+        Chip(
+            name="v5p", hbm_bytes=95 * GIB, hbm_bytes_per_s=2765e9, bf16_flops=459e12, int8_ops=918e12,
+            fp8_flops=459e12, num_cores=2, num_mxus=4, mxu_size=128, vmem_bytes=64 * 2**20, ici_bytes_per_s=1200e9,
+            clock_hz=1.75e9, usd_per_hour=4.20, sources=_sources(clock_hz="derived from bf16_flops"),
+            notes=(_DERIVED_CLOCK,),
+        ),
+        Chip(
+            name="v6e", hbm_bytes=32 * GB, hbm_bytes_per_s=1638e9, bf16_flops=918e12, int8_ops=1836e12,
+            fp8_flops=918e12, num_cores=1, num_mxus=2, mxu_size=256, vmem_bytes=128 * 2**20, ici_bytes_per_s=800e9,
+            clock_hz=1.75e9, usd_per_hour=2.70, sources=_sources(),
+            notes=("The clock fits the peak only with four matrix units, where the documents say two.",),
+        ),
+        Chip(
+            name="v7", hbm_bytes=192 * GIB, hbm_bytes_per_s=7380e9, bf16_flops=2307e12, int8_ops=None,
+            fp8_flops=4614e12, num_cores=2, num_mxus=2, mxu_size=256, vmem_bytes=64 * 2**20, ici_bytes_per_s=1200e9,
+            clock_hz=2.2e9, usd_per_hour=12.00, sources=_sources(),
+            notes=(
+                "Memory is 192 GiB by the vendor and by JAX; a guide that says 128 GB is not followed.",
+                "The clock fits the peak only with four matrix units a core, where the documents say two.",
+            ),
+        ),
+    )
+}  # fmt: skip
+
+
+def memory_budget_bytes(chip: Chip, fraction: float, budget_gb: float | None) -> float:
+    """Bytes a program may use: `fraction` of the chip's memory, or the user's own figure in GB."""
+    return chip.hbm_bytes * fraction if budget_gb is None else budget_gb * GB

@@ -1,0 +1,39 @@
+"""What no lowering takes, said before anything is traced."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from kp_dynamo.exceptions import XLACompilationError
+from kp_dynamo.lowering.base import LoweringSpec
+from kp_dynamo.source_lines import user_line
+
+
+def check_layouts(gm: fx.GraphModule) -> None:
+    """Raise where a tensor of the graph is not dense."""
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            raise XLACompilationError(
+                f"{node.target} gives a tensor of layout {value.layout}{user_line(node)}, which XLA does not have. "
+                "Allowed: torch.strided. Keep sparse tensors out of the compiled region with torch.compiler.disable."
+            )
+
+
+def check_runs_somewhere(missing: list[fx.Node], spec: LoweringSpec) -> None:
+    """Raise where operators that XLA lacks may not, or cannot, run on the CPU."""
+    for node in missing:
+        name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
+        keys = ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+        if not any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys):
+            raise XLACompilationError(
+                f"{node.target} can run neither on XLA nor on the CPU{user_line(node)}. "
+                "Give the operator a CPU kernel, or keep it out of the compiled region with torch.compiler.disable."
+            )
+    if spec.strict:
+        listed = "; ".join(f"{n.target}{user_line(n)}" for n in missing)
+        raise XLACompilationError(
+            f"strict=True and XLA has no lowering for: {listed}. "
+            "Rewrite these lines with operators that XLA has, or allow the CPU with strict=False."
+        )

@@ -1,0 +1,146 @@
+"""A lowering that runs nothing: a graph's programs as StableHLO, for a compiler elsewhere.
+
+The same trace and the same cuts as `openxla`; results are fake tensors in the caller's fake mode.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from kp_dynamo import compat
+from kp_dynamo.lowering.base import Executable, LoweringSpec
+from kp_dynamo.lowering.checks import check_layouts, check_runs_somewhere
+from kp_dynamo.lowering.constants import device_constants
+from kp_dynamo.lowering.cut import Conductor, is_xla_piece, spec_of_pieces, split_around
+from kp_dynamo.lowering.program import LOCK, settings
+from kp_dynamo.lowering.random_state import untouched_device_seed
+from kp_dynamo.lowering.trace import Trace, trace
+from kp_dynamo.source_lines import source_line
+
+
+@dataclass(frozen=True)
+class ExportedProgram:
+    """One program on its way to a compiler.
+
+    Attributes:
+        name: Of the graph it is of: "forward", "backward", "inference".
+        stablehlo: A portable artifact (MLIR bytecode).
+        origins: Name of an operation in it -> (ATen operator, the user's source line).
+        seconds: What tracing it took.
+        gm: The graph that it computes.
+    """
+
+    name: str
+    stablehlo: bytes
+    origins: dict[str, tuple[str, str]]
+    seconds: float
+    gm: fx.GraphModule
+
+
+class Export:
+    """Hands each program that a graph needs to `receive`, at compile time."""
+
+    name = "export"
+
+    def __init__(self, receive: Callable[[ExportedProgram], None]) -> None:
+        self._receive = receive
+
+    def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
+        check_layouts(gm)
+        start = time.perf_counter()
+        missing = self._export(gm, args, spec)
+        seconds = {"trace": time.perf_counter() - start}
+        run = _FakeRun(gm)
+        if not missing:
+            return Executable(run, num_programs=1, seconds=seconds)
+        check_runs_somewhere(missing, spec)
+        fallbacks = tuple((str(n.target), source_line(n)) for n in missing)
+        return Executable(run, self._export_pieces(gm, set(missing), args, spec), fallbacks, seconds)
+
+    def _export_pieces(self, gm: fx.GraphModule, on_cpu: set[fx.Node], args: Sequence[Any], spec: LoweringSpec) -> int:
+        """Hand over the programs of a graph of which the CPU runs some nodes; how many there are."""
+
+        def run_piece(node: fx.Node, piece: fx.GraphModule, values: Sequence[Any]) -> Any:
+            if is_xla_piece(node):
+                self._export(piece, values, spec_of_pieces(spec))
+            return piece(*values)
+
+        whole = split_around(gm, on_cpu)
+        Conductor(whole, run_piece).run(*args)
+        return sum(is_xla_piece(node) for node in whole.graph.nodes)
+
+    def _export(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> list[fx.Node]:
+        """Trace and hand over one program; the nodes that XLA lacks, if any stand in the way."""
+        start = time.perf_counter()
+        with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
+            traced = trace(gm, args, device_constants(gm), spec.num_returned, on_node=_name_operations)
+            if traced.fallbacks or not traced.roots:
+                return traced.fallbacks
+            stablehlo = _stablehlo(traced)
+        origins = {n.name: (str(n.target), source_line(n)) for n in gm.graph.nodes if n.op == "call_function"}
+        self._receive(ExportedProgram(spec.name, stablehlo, origins, time.perf_counter() - start, gm))
+        return []
+
+
+_SEPARATOR = "|"
+
+
+def node_of(op_name: str) -> str:
+    """The name of the node that an operation of a compiled program came from: the key of `origins`."""
+    return op_name.split(_SEPARATOR, 1)[0] if _SEPARATOR in op_name else ""
+
+
+def _name_operations(node: fx.Node, result: Any) -> None:
+    """Call what torch_xla has traced for a node by the node's name."""
+    for value in torch.utils._pytree.tree_leaves(result):
+        if isinstance(value, torch.Tensor) and value.device.type == "xla":
+            # torch_xla 2.9: the name goes to the new operations alone; it has no public entry.
+            compat.xlac()._set_xla_custom_op_name_prefix(value, node.name + _SEPARATOR, 0)
+
+
+def _stablehlo(traced: Trace) -> bytes:
+    xlac = compat.xlac()
+    with _operation_names():
+        # torch_xla 2.9's public `save_as_stablehlo` takes a torch.export program, and the real arguments.
+        found: bytes = xlac._get_stablehlo(traced.roots, xlac._xla_get_default_device(), [], True)
+    return found
+
+
+@contextmanager
+def _operation_names() -> Iterator[None]:
+    """torch_xla 2.9 writes the names of operations down in its debug mode alone."""
+    xlac = compat.xlac()
+    was_on = xlac._get_ir_debug()
+    xlac._set_ir_debug(True)
+    try:
+        yield
+    finally:
+        xlac._set_ir_debug(was_on)
+
+
+class _FakeRun:
+    """Results of a graph without running it: fake tensors of the shapes that it gives."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        returned = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+        self._nodes = returned if isinstance(returned, (list, tuple)) else [returned]
+        self._inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        given = dict(zip(self._inputs, args, strict=True))
+        return [given[node] if node in given else _fake_like(node) for node in self._nodes]
+
+
+def _fake_like(node: Any) -> Any:
+    value = node.meta["val"] if isinstance(node, fx.Node) else node
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")

@@ -1,0 +1,48 @@
+"""See the programs that torch_xla's own bridge compiles, for comparison. They run as well: it knows no other way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from torch import fx
+
+from kp_dynamo import compat
+from kp_dynamo.lowering.export import ExportedProgram
+
+
+@contextmanager
+def watch_programs(receive: Callable[[ExportedProgram], None]) -> Iterator[None]:
+    """Hand every program that `torch_xla._dynamo.dynamo_bridge` compiles to `receive`; torch_xla 2.9.
+
+    A graph that the bridge splits is named in the first of its programs.
+    """
+    from torch_xla._dynamo import dynamo_bridge
+
+    xlac = compat.xlac()
+    extract, warm_up = dynamo_bridge.extract_compiled_graph, xlac._xla_warm_up_cache
+    graphs: list[fx.GraphModule] = []
+
+    def extract_watched(gm: fx.GraphModule, args: Any) -> Any:
+        graphs.append(gm)
+        return extract(gm, args)
+
+    def warm_up_watched(tensors: Any, devices: Any) -> Any:
+        stablehlo: bytes = xlac._get_stablehlo(tensors, xlac._xla_get_default_device(), [], True)
+        gm = graphs.pop() if graphs else fx.GraphModule({}, _nothing())
+        receive(ExportedProgram("graph", stablehlo, {}, 0.0, gm))
+        return warm_up(tensors, devices)
+
+    with (
+        mock.patch.object(dynamo_bridge, "extract_compiled_graph", extract_watched),
+        mock.patch.object(xlac, "_xla_warm_up_cache", warm_up_watched),
+    ):
+        yield
+
+
+def _nothing() -> fx.Graph:
+    graph = fx.Graph()
+    graph.output(())
+    return graph
