@@ -85,7 +85,8 @@ class Export:
             if traced.fallbacks or not traced.roots:
                 return traced.fallbacks
             stablehlo = _stablehlo(traced)
-        origins = {n.name: (str(n.target), source_line(n)) for n in gm.graph.nodes if n.op == "call_function"}
+        calls = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+        origins = {n.name: (str(n.target), source_line(n)) for n in calls}
         self._receive(ExportedProgram(spec.name, stablehlo, origins, time.perf_counter() - start, gm))
         return []
 

@@ -26,7 +26,7 @@ def watch_programs(receive: Callable[[ExportedProgram], None]) -> Iterator[None]
     graphs: list[fx.GraphModule] = []
 
     def extract_watched(gm: fx.GraphModule, args: Any) -> Any:
-        graphs.append(gm)
+        graphs.append(_copied(gm))  # the bridge fuses nodes of the graph itself
         return extract(gm, args)
 
     def warm_up_watched(tensors: Any, devices: Any) -> Any:
@@ -40,6 +40,12 @@ def watch_programs(receive: Callable[[ExportedProgram], None]) -> Iterator[None]
         mock.patch.object(xlac, "_xla_warm_up_cache", warm_up_watched),
     ):
         yield
+
+
+def _copied(gm: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return fx.GraphModule(gm, graph)
 
 
 def _nothing() -> fx.Graph:
