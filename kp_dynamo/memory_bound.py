@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -74,12 +75,18 @@ def require_room(graph: fx.Graph, name: str, budget: MemoryBudget) -> int:
     needed = sum(h.num_bytes for h in held)
     if needed <= budget.num_bytes:
         return needed
-    largest = "; ".join(str(h) for h in held[:_NUM_SHOWN])
+    largest = "; ".join(_counted(held)[:_NUM_SHOWN])
     raise TPUOutOfMemoryError(
         f"the {name} program takes at least {needed / GB:.2f} GB, in {len(held)} arguments and results alone; allowed "
         f"are {budget.num_bytes / GB:.2f} GB of the {budget.chip.hbm_bytes / GB:.2f} GB of a {budget.chip.name}. "
         f"The largest: {largest}. {REMEDIES}"
     )
+
+
+def _counted(held: list[Held]) -> list[str]:
+    """Each kind of tensor once, with its number: a model's blocks are alike."""
+    counts = Counter(map(str, held))
+    return [text if count == 1 else f"{count} x {text}" for text, count in counts.items()]
 
 
 REMEDIES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -51,6 +52,7 @@ class Session:
 
     def __init__(self, cache_size: int = 100, observe: Observe = ignore, export: Lowering | None = None) -> None:
         self._export = export
+        self._numbers = itertools.count(1)
         self.runtime = Runtime(LRUCache(cache_size, on_evict=_forget), Placement(), observe)
         self.captures: LRUCache[CompileKey, Callable[..., Any]] = LRUCache(cache_size)
 
@@ -80,7 +82,8 @@ class Session:
         if run is not None:
             self.runtime.observe(CaptureReady(None, key, 0.0))
             return run
-        start, number = time.perf_counter(), TELEMETRY.next_capture()
+        start, number = time.perf_counter(), next(self._numbers)
+        TELEMETRY.count("aot_traces")
         run = self._trace(capture, plan, number)
         if key is not None:
             self.captures.set(key, run)

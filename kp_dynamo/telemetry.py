@@ -41,12 +41,6 @@ class Telemetry:
         with self._lock:
             self.passes.append((graph, report))
 
-    def next_capture(self) -> int:
-        """The number of the next graph that goes through AOTAutograd, from 1."""
-        with self._lock:
-            self.counts["aot_traces"] += 1
-            return self.counts["aot_traces"]
-
     def reset(self) -> None:
         """Back to zero."""
         with self._lock:

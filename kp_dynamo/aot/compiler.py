@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -80,10 +81,11 @@ class TpuCompiler:
         self.target, self._deadline = target, deadline
         self.versions: dict[str, str] = {}
         self._waiting: list[Path] = []
+        python = _python_for(target)
         self._folder = tempfile.TemporaryDirectory(prefix="kp_tpu_aot_")
         self._noise = (Path(self._folder.name) / "stderr").open("w+")
         self._process = subprocess.Popen(
-            [_python_for(target), "-P", str(_WORKER), target],
+            [python, "-P", str(_WORKER), target],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._noise, text=True, bufsize=1,
             env=_environment(self._folder.name),
         )  # fmt: skip
@@ -98,9 +100,9 @@ class TpuCompiler:
         """Kill the process and remove its files."""
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._noise):
-            assert pipe is not None
-            pipe.close()
+        for pipe in (_pipe(self._process.stdin), _pipe(self._process.stdout), self._noise):
+            with contextlib.suppress(BrokenPipeError):  # what was still on its way to the worker
+                pipe.close()
         self._folder.cleanup()
 
     def submit(self, stablehlo: bytes) -> None:

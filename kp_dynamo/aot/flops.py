@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
@@ -21,20 +18,8 @@ def model_flops(graph: fx.Graph) -> int:
 
 def _flops(node: fx.Node) -> int:
     assert isinstance(node.target, torch._ops.OpOverload)
-    if node.target.namespace == "kp":
-        return _of_linear(node)
     formula = flop_registry.get(node.target.overloadpacket)
     if formula is None:
         return 0
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda source: source.meta["val"])
     return int(formula(*args, **kwargs, out_val=node.meta["val"]))
-
-
-def _of_linear(node: fx.Node) -> int:
-    """Of our operators, all of which are one product of rows [N, K] and a weight [M, K]."""
-    rows, weight = (_shape(argument) for argument in node.args[:2])
-    return 2 * math.prod(rows) * weight[0]
-
-
-def _shape(argument: Any) -> tuple[int, ...]:
-    return tuple(argument.meta["val"].shape)

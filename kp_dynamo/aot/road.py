@@ -55,8 +55,14 @@ def _backend(session: Session, plan: Plan) -> Callable[..., Any]:
 
 def _call(model: Callable[..., Any], args: tuple[Any, ...], backend: Any) -> Any:
     """One call of the compiled model, with our own errors as they are and torch's in one of ours."""
+
+    def call(*given: Any) -> Any:
+        return model(*given)
+
+    # Dynamo compiles what Python functions do, and not a built-in function itself.
+    compiled = torch.compile(model if isinstance(model, nn.Module) else call, backend=backend)
     try:
-        return torch.compile(model, backend=backend)(*args)
+        return compiled(*args)
     except torch._dynamo.exc.BackendCompilerFailed as failure:
         inner = failure.inner_exception
         raise (inner if isinstance(inner, TPUBackendError) else _refusal(inner)) from failure

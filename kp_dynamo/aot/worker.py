@@ -81,7 +81,9 @@ class _Compiler:
         memory = executable.get_compiled_memory_stats()
         names = ("argument", "output", "temp", "alias", "generated_code")
         sizes = {f"{name}_bytes": getattr(memory, f"{name}_size_in_bytes") for name in names}
-        return {"seconds": seconds, "flops": cost["flops"], "bytes": cost["bytes accessed"], **sizes}
+        # What a program has none of is left out.
+        flops, moved = cost.get("flops", 0.0), cost.get("bytes accessed", 0.0)
+        return {"seconds": seconds, "flops": flops, "bytes": moved, **sizes}
 
 
 def _version_of(package: str) -> str:

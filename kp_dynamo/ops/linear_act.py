@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.flop_counter import register_flop_formula
 
 _aten = torch.ops.aten
 
@@ -202,3 +203,9 @@ torch.library.register_fake("kp::linear_act", _linear_act_fake, lib=_library)
 torch.library.register_fake("kp::linear_act_train", _linear_act_train_fake, lib=_library)
 torch.library.register_autograd("kp::linear_act", _backward, setup_context=_save, lib=_library)
 torch.library.register_autograd("kp::linear_act_train", _backward, setup_context=_save_train, lib=_library)
+
+
+@register_flop_formula([torch.ops.kp.linear_act, torch.ops.kp.linear_act_train])
+def _flops(rows: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
+    """For `torch.utils.flop_counter`, which counts products and no pointwise work."""
+    return 2 * rows[0] * rows[1] * weight[1]

@@ -1,0 +1,187 @@
+"""`aot_compile` on the real TPU compiler: what it makes of small models, and that nothing runs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import kp_dynamo
+from kp_dynamo.aot.report import AotReport, ProgramReport
+
+
+def mlp(device: str = "cpu") -> nn.Module:
+    with torch.device(device):
+        return nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 16))
+
+
+@functools.cache
+def mlp_report(train: bool = False, backend: str = "kp_tpu", options: tuple[tuple[str, Any], ...] = ()) -> AotReport:
+    args = (torch.ones(512, 256),)
+    return kp_dynamo.aot_compile(mlp(), args, train=train, backend=backend, options=dict(options) or None)
+
+
+def aot(model: Any, *args: torch.Tensor, **how: Any) -> AotReport:
+    return kp_dynamo.aot_compile(model, args, **how)
+
+
+# What an instrument that shares no code with this project says of the same models (it hooks torch_xla's compile entry
+# and hands the programs to libtpu 0.0.21): cycles, bytes accessed, FLOPs, bytes of the largest program, modelled ms.
+INDEPENDENT = {
+    (False, "kp_tpu", ()): (24460, 7438848, 545271808, 3222528, 0.016306666666666667),
+    (False, "kp_tpu", (("precision", "float32"),)): (30183, 13210111, 543956992, 4242432, 0.020122),
+    (False, "kp_tpu", (("lowering", "stock"),)): (20892, 3238400, 545271808, 3180544, 0.013928000000000001),
+    (False, "openxla", ()): (13776, 5865984, 543956992, 2959872, 0.009184000000000001),
+    (True, "kp_tpu", ()): (69220, 31128064, 1367902976, 6989312, 0.038663773058818574),
+    (True, "openxla", ()): (66029, 42045952, 1363950336, 8993280, 0.040001262680308194),
+}
+
+
+@pytest.mark.parametrize("case", INDEPENDENT, ids=str)
+def test_figures_are_those_of_an_independent_instrument(case):
+    report = mlp_report(*case)
+    cycles, num_bytes, flops, peak, modelled_ms = INDEPENDENT[case]
+    found = (report.cycles, report.bytes, report.flops, report.peak_bytes, report.modelled_ms)
+    if ("lowering", "stock") in case[2]:
+        assert found == pytest.approx((cycles, num_bytes, flops, peak, modelled_ms), rel=0.01)
+    else:
+        assert found == (cycles, num_bytes, flops, peak, pytest.approx(modelled_ms, rel=1e-12))
+    assert report.unknown == ()
+
+
+def test_linear_and_gelu_are_one_output_fusion():
+    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU())
+    [program] = aot(model, torch.ones(512, 256)).programs
+    working = [f for f in program.dearest if f.modelled_ms > 0 and f.kind != "copy"]
+    assert [f.kind for f in working] == ["matmul"]
+    assert "kp.linear_act.default" in [origin.op for origin in working[0].origins]
+
+
+def test_cast_bf16_lowers_the_bytes_that_are_touched():
+    assert mlp_report().bytes < 0.6 * mlp_report(options=(("precision", "float32"),)).bytes
+
+
+def test_a_constant_mask_on_the_cpu_is_one_program():
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.tensor([[0.0, -1e9], [0.0, 0.0]])
+        return F.softmax(x + mask, -1) * torch.tensor(2.0)
+
+    report = aot(masked, torch.ones(2, 2))
+    assert [p.name for p in report.programs] == ["1.inference"]
+    assert report.fallbacks == ()
+
+
+def test_the_same_model_gives_the_same_figures_twice():
+    again = kp_dynamo.aot_compile(mlp(), (torch.ones(512, 256),))
+    first, second = ({**r.totals(), "tpu_compile_s": 0} for r in (mlp_report(), again))
+    assert first == second
+
+
+def test_parameters_without_memory_give_the_same_figures():
+    report = aot(mlp("meta"), torch.ones(512, 256, device="meta"))
+    assert {**report.totals(), "tpu_compile_s": 0} == {**mlp_report().totals(), "tpu_compile_s": 0}
+
+
+def test_nothing_runs_and_nothing_changes():
+    import torch_xla.debug.metrics as metrics
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.1))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    compiled, state = metrics.counter_value("UncachedCompile"), torch.get_rng_state()
+    report = aot(model.eval(), torch.ones(4, 8), train=True)
+    assert [p.name.split(".")[1] for p in report.programs] == ["forward", "backward"]
+    assert metrics.counter_value("UncachedCompile") == compiled
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_xla_on_the_cpu_stays_usable():
+    aot(nn.Linear(4, 4), torch.ones(2, 4))
+    run = torch.compile(torch.sin, backend="kp_tpu")
+    assert torch.allclose(run(torch.ones(3)), torch.ones(3).sin())
+
+
+def test_tied_weights_count_once():
+    class Tied(nn.Module):
+        def __init__(self, is_tied: bool) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False)
+            if is_tied:
+                self.b.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x))
+
+    tied, free = (aot(Tied(is_tied), torch.ones(8, 256)).programs[0].argument_bytes for is_tied in (True, False))
+    assert free - tied == 256 * 256 * 4
+
+
+def test_a_graph_break_gives_programs_of_their_own_and_is_listed():
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    report = aot(broken, torch.ones(8))
+    assert len(report.programs) == 2
+    assert "in broken" in report.graph_breaks[0]
+
+
+def test_an_operator_without_a_lowering_is_listed_with_its_line():
+    report = aot(lambda x: torch.special.erfcx(x.sin()).cos(), torch.ones(8))
+    assert len(report.programs) == 2
+    [line] = report.fallbacks
+    assert line.startswith("1.inference aten.special_erfcx.default at ")
+    assert "test_aot_compile.py" in line
+
+
+def test_origins_name_the_users_lines():
+    def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).exp()
+
+    [program] = aot(model, torch.ones(256, 256), torch.ones(256, 256)).programs
+    origins = {(o.op, o.line.rsplit("/", 1)[-1]) for f in program.dearest for o in f.origins}
+    line = model.__code__.co_firstlineno + 1
+    assert ("aten.exp.default", f"test_aot_compile.py:{line} in model") in origins
+
+
+def test_random_operators_take_a_seed_and_compile():
+    report = aot(nn.Dropout(0.1), torch.ones(64, 128, requires_grad=True), train=True)
+    assert len(report.programs) == 2
+
+
+def test_tokens_and_prices():
+    embed = nn.Embedding(128, 128)
+    report = aot(embed, torch.zeros(4, 64, dtype=torch.int64))
+    assert report.num_tokens == 256
+    assert report.usd_per_million_tokens == pytest.approx(report.usd_per_million_steps / 256)
+    assert mlp_report().usd_per_million_tokens is None
+
+
+def test_the_floors_are_below_the_time():
+    report = mlp_report()
+    assert 0 < report.flops_floor_ms < report.modelled_ms
+    assert 0 < report.bytes_floor_ms < report.modelled_ms
+    assert report.model_flops == 2 * 512 * (256 * 1024 + 1024 * 256 + 256 * 16)
+    assert 0 < report.mfu < 1
+
+
+@pytest.mark.parametrize("target", ["v4", "v5p", "v6e"])
+def test_other_generations_compile(target):
+    report = aot(nn.Linear(256, 256), torch.ones(128, 256), target=target)
+    assert report.target == target
+    assert report.modelled_ms > 0
+
+
+def test_a_program_has_all_its_figures():
+    program: ProgramReport = mlp_report().programs[0]
+    assert program.peak_bytes == sum(
+        (program.argument_bytes, program.output_bytes, program.temp_bytes, program.generated_code_bytes)
+    )
+    assert sum(program.ms_by_kind.values()) == pytest.approx(program.modelled_ms, rel=1e-6)

@@ -1,0 +1,150 @@
+"""What `aot_compile` refuses, and what it says; afterwards the process compiles the next model."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import kp_dynamo
+from kp_dynamo.aot import compiler
+from kp_dynamo.exceptions import (
+    TPUConfigurationError,
+    TPUModelPreparationError,
+    TPUNotAvailableError,
+    TPUOutOfMemoryError,
+    XLACompilationError,
+    XLACompilationTimeoutError,
+)
+
+ROW = (torch.ones(4, 8),)
+
+
+def refused(kind: type[Exception], match: str, *args: object, **how: object) -> None:
+    """The call fails as said, and the next one works."""
+    with pytest.raises(kind, match=match):
+        kp_dynamo.aot_compile(*args, **how)
+    assert kp_dynamo.aot_compile(torch.sin, (torch.ones(2),)).programs
+
+
+def test_an_unknown_target_names_the_nearest():
+    refused(
+        TPUConfigurationError,
+        r"target 'v5' is not known; did you mean 'v5[ep]'\? allowed: v4, v5e",
+        torch.sin,
+        ROW,
+        target="v5",
+    )
+
+
+def test_two_targets():
+    refused(TPUConfigurationError, "target='v5e', but options say 'v4'", torch.sin, ROW, options={"target": "v4"})
+
+
+def test_an_unknown_backend():
+    refused(TPUConfigurationError, "allowed: kp_tpu, openxla", torch.sin, ROW, backend="inductor")
+
+
+def test_an_unknown_option():
+    refused(TPUConfigurationError, "did you mean 'level'", torch.sin, ROW, options={"levle": "balanced"})
+
+
+@pytest.mark.parametrize("args", [torch.ones(2), None, 3])
+def test_arguments_that_are_no_tuple(args):
+    refused(TPUModelPreparationError, r"such as \(tokens,\)", torch.sin, args)
+
+
+def test_a_model_that_cannot_be_called():
+    refused(TPUModelPreparationError, "cannot be called", 3, ROW)
+
+
+def test_a_model_that_cannot_be_copied():
+    class Stubborn(nn.Linear):
+        def __deepcopy__(self, memo: object) -> None:
+            raise RuntimeError("no copies")
+
+    refused(TPUModelPreparationError, "no copies.*works on a copy", Stubborn(8, 8), ROW)
+
+
+def test_a_lazy_module():
+    refused(TPUModelPreparationError, "weight has no shape yet", nn.LazyLinear(4), ROW)
+
+
+def test_a_shape_that_depends_on_values():
+    refused(XLACompilationError, "do not depend on values", lambda x: x[x > 0].sum() + x.nonzero().shape[0], ROW)
+
+
+def test_a_branch_on_a_value():
+    refused(
+        XLACompilationError, "cannot be traced ahead of time", lambda x: x.sin() if bool(x.sum() > 0) else x.cos(), ROW
+    )
+
+
+def test_a_model_that_raises():
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("my own mistake")
+
+    refused(XLACompilationError, "my own mistake", broken, ROW)
+
+
+def test_nothing_to_compile():
+    refused(XLACompilationError, "no operation", lambda x: 3, ROW)
+
+
+def test_no_room_is_known_before_the_compile():
+    with torch.device("meta"):
+        big = nn.Linear(50_000, 50_000)
+    start = time.perf_counter()
+    match = r"at least 10\.0. GB.*allowed are 7\.20 GB.*v5p"
+    args = (torch.ones(1, 50_000, device="meta"),)
+    refused(TPUOutOfMemoryError, match, big, args, options={"memory_fraction": 0.45})
+    assert time.perf_counter() - start < 60
+
+
+def test_no_room_for_temporaries_is_the_compilers_word():
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x.T, -1).sort(-1).values @ x
+
+    refused(TPUOutOfMemoryError, "has no room for this program", scores, (torch.ones(80_000, 8, device="meta"),))
+
+
+def test_the_time_is_over():
+    refused(XLACompilationTimeoutError, "longer than the time it was given", nn.Linear(8, 8), ROW, timeout_s=0.001)
+
+
+def test_no_compiler(monkeypatch):
+    monkeypatch.setattr(compiler, "_environment", lambda folder: {"PYTHONPATH": folder, "PYTHONHOME": folder})
+    with pytest.raises(TPUNotAvailableError, match=r'pip install "kp_dynamo\[tpu\]"'):
+        kp_dynamo.aot_compile(nn.Linear(8, 8), ROW)
+
+
+def test_jax_is_missing(monkeypatch, tmp_path):
+    (tmp_path / "jax.py").write_text("raise ImportError('no jax here')")
+    real = compiler._environment
+    monkeypatch.setattr(compiler, "_environment", lambda folder: {**real(folder), "PYTHONPATH": str(tmp_path)})
+    with pytest.raises(TPUNotAvailableError, match=r"no jax here.*kp_dynamo"):
+        kp_dynamo.aot_compile(nn.Linear(8, 8), ROW)
+
+
+def test_v7_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("KP_TPU_V7_PYTHON", "/no/such/python")
+    with pytest.raises(TPUNotAvailableError, match=r"make aot-v7.*KP_TPU_V7_PYTHON"):
+        kp_dynamo.aot_compile(nn.Linear(8, 8), ROW, target="v7")
+
+
+def test_a_worker_that_dies_is_an_error_with_its_last_words(monkeypatch, tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text("import sys; sys.exit('my last words')")
+    monkeypatch.setattr(compiler, "_WORKER", worker)
+    with pytest.raises(TPUNotAvailableError, match="my last words"):
+        kp_dynamo.aot_compile(nn.Linear(8, 8), ROW)
+
+
+def test_the_worker_stands_alone():
+    source = compiler._WORKER.read_text()
+    assert "import torch" not in source
+    assert "kp_dynamo" not in source
+    assert compiler._python_for("v5e") == sys.executable

@@ -1,0 +1,95 @@
+"""Reading scheduled HLO, on lines as libtpu 0.0.21 prints them."""
+
+from __future__ import annotations
+
+from kp_dynamo.aot.cost import cost_of
+from kp_dynamo.aot.hlo import Module, Shape
+from kp_dynamo.hardware import CHIPS
+
+V5E = CHIPS["v5e"]
+
+PROGRAM = """
+HloModule IrToHlo.9, is_scheduled=true
+
+%fused (p.1: bf16[512,256], p.2: bf16[256,128]) -> f32[512,128] {
+  %p.1 = bf16[512,256]{1,0:T(8,128)(2,1)} parameter(0)
+  %p.2 = bf16[256,128]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  ROOT %convolution.1 = f32[512,128]{1,0:T(8,128)} convolution(%p.1, %p.2), dim_labels=bf_io->bf, metadata={op_name="mm_1|aten__mm"}
+}
+
+%looped (q: f32[512,128]) -> f32[512,128] {
+  %q = f32[512,128]{1,0:T(8,128)} parameter(0)
+  ROOT %exponential.1 = f32[512,128]{1,0:T(8,128)} exponential(%q), metadata={op_name="exp_1|aten__exp"}
+}
+
+%body (s: (s32[], f32[512,128])) -> (s32[], f32[512,128]) {
+  %s = (s32[]{:T(128)}, f32[512,128]{1,0:T(8,128)}) parameter(0)
+  %get-tuple-element.1 = f32[512,128]{1,0:T(8,128)} get-tuple-element(%s), index=1
+  %fusion.2 = f32[512,128]{1,0:T(8,128)} fusion(%get-tuple-element.1), kind=kLoop, calls=%looped, backend_config={"estimated_cycles":"100"}
+  ROOT %tuple.1 = (s32[]{:T(128)}, f32[512,128]{1,0:T(8,128)}) tuple(%fusion.2)
+}
+
+ENTRY %main.9 (a: bf16[512,256], b: bf16[256,128]) -> f32[512,128] {
+  %a = bf16[512,256]{1,0:T(8,128)(2,1)} parameter(0)
+  %b = bf16[256,128]{1,0:T(8,128)(2,1)} parameter(1)
+  %copy-start = (bf16[256,128]{1,0:T(8,128)(2,1)S(1)}, bf16[256,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) copy-start(%b)
+  %copy-done = bf16[256,128]{1,0:T(8,128)(2,1)S(1)} copy-done(%copy-start)
+  %fusion.1 = f32[512,128]{1,0:T(8,128)} fusion(%a, %copy-done), kind=kOutput, calls=%fused, metadata={op_name="mm_1|aten__mm"}, backend_config={"estimated_cycles":"1500"}
+  %while.1 = (s32[]{:T(128)}, f32[512,128]{1,0:T(8,128)}) while(%fusion.1), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %custom-call.1 = f32[512,128]{1,0:T(8,128)} custom-call(%while.1), custom_call_target="tpu_custom_call"
+  ROOT %copy.1 = f32[512,128]{1,0:T(8,128)} copy(%custom-call.1), backend_config={"estimated_cycles":"700"}
+}
+"""  # noqa: E501
+
+
+def test_a_shape_counts_bytes_by_memory():
+    assert Shape.read("bf16[8,128]{1,0:T(8,128)(2,1)S(1)}") == Shape(0, 2048, (8, 128))
+    assert Shape.read("(f32[4]{0:T(128)}, pred[3]{0}, f8e4m3fn[5]{0}, c64[])") == Shape(16 + 3 + 5 + 8, 0, (4,))
+
+
+def test_instructions_know_their_operands_and_attributes():
+    module = Module(PROGRAM)
+    assert module.entry == "main.9"
+    by_name = {i.name: i for i in module.computations["main.9"]}
+    fusion = by_name["fusion.1"]
+    assert (fusion.opcode, fusion.operands, fusion.cycles) == ("fusion", ("a", "copy-done"), 1500)
+    assert (fusion.called("calls"), fusion.attribute("kind"), fusion.op_name) == ("fused", "kOutput", "mm_1|aten__mm")
+    assert by_name["while.1"].trips == 3
+    assert module.has_product(fusion)
+    assert not module.has_product(by_name["copy.1"])
+
+
+def test_cycles_count_loop_bodies_by_their_trips():
+    cost = cost_of(Module(PROGRAM), V5E)
+    assert cost.cycles == 1500 + 3 * 100 + 700
+    assert [op.times for op in cost.ops if op.name == "fusion.2"] == [3]
+
+
+def test_what_has_no_estimate_is_listed_and_never_silently_zero():
+    assert cost_of(Module(PROGRAM), V5E).unknown == ("custom-call.1",)
+
+
+def test_the_model_keeps_cycles_for_products_and_takes_bytes_for_the_rest():
+    cost = cost_of(Module(PROGRAM), V5E)
+    seconds = {op.name: op.seconds for op in cost.ops}
+    result = 512 * 128 * 4
+    assert seconds["fusion.1"] == 1500 / V5E.clock_hz
+    assert seconds["fusion.2"] == 2 * result / V5E.hbm_bytes_per_s
+    assert seconds["copy-done"] == 0  # it overlaps; its traffic counts in the whole
+    assert [op.hbm_bytes for op in cost.ops if op.name == "copy-done"] == [256 * 128 * 2]
+    traffic = sum(op.hbm_bytes * op.times for op in cost.ops) / V5E.hbm_bytes_per_s
+    assert cost.modelled_s == max(sum(op.total_seconds for op in cost.ops), traffic)
+
+
+def test_kinds_tell_where_the_time_goes():
+    kinds = {op.name: op.kind for op in cost_of(Module(PROGRAM), V5E).ops}
+    assert kinds["fusion.1"] == "matmul"
+    assert kinds["fusion.2"] == "elementwise and reduce"
+    assert (kinds["copy.1"], kinds["custom-call.1"]) == ("copy", "custom call")
+
+
+def test_an_unknown_trip_count_is_one_and_is_listed():
+    text = PROGRAM.replace(', backend_config={"known_trip_count":{"n":"3"}}', "")
+    cost = cost_of(Module(text), V5E)
+    assert cost.cycles == 1500 + 100 + 700
+    assert cost.unknown == ("while.1", "custom-call.1")

@@ -1,0 +1,101 @@
+"""The report in its forms: text, JSON, page, and two of them compared."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from kp_dynamo.aot.difference import compare, read_report
+from kp_dynamo.aot.report import SCHEMA, AotReport, FusionReport, Origin, ProgramReport
+from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError
+
+FUSION = FusionReport("fusion.1", "matmul", 1, 1500, 0.001, 4096, (Origin("aten.mm.default", "model.py:3 in forward"),))
+PROGRAM = ProgramReport(
+    name="1.inference", compile_s=0.5, argument_bytes=2**20, output_bytes=2**19, temp_bytes=2**18, alias_bytes=0,
+    generated_code_bytes=2**17, flops=2e9, bytes=3e6, model_flops=2_000_000_000, cycles=30_000, estimated_ms=0.02,
+    modelled_ms=0.04, unknown=("custom-call.1",), ms_by_kind={"matmul": 0.03, "copy": 0.01}, dearest=(FUSION,),
+    num_copies=1,
+)  # fmt: skip
+REPORT = AotReport(
+    target="v5e", backend="kp_tpu", options={"level": "aggressive"}, train=False, matmul_precision="highest",
+    programs=(PROGRAM,), memory_budget_bytes=14.4e9, seconds={"dynamo": 0.1, "tpu": 0.5, "total": 0.7},
+    peak_host_mib=500.0, passes=("1.inference cast_bf16: rewrote 3, refused 0",), graph_breaks=(), fallbacks=(),
+    num_tokens=256, versions={"libtpu": "0.0.21"},
+)  # fmt: skip
+
+
+def test_the_text_says_what_is_known_and_what_is_not():
+    text = str(REPORT)
+    assert "modelled        0.040 ms    (by the compiler's cycles 0.020 ms)" in text
+    assert "memory: fits. The largest program takes 1.9 MiB; allowed are 13733 of 15259 MiB." in text
+    assert "aten.mm.default at model.py:3 in forward" in text
+    assert "no estimate from the compiler, counted as no cycles: 1\n  1.inference custom-call.1" in text
+    assert "no chip ran this program" in text.splitlines()[-1]
+
+
+def test_what_does_not_fit_is_said_loudly():
+    report = replace(REPORT, memory_budget_bytes=2**20)
+    assert not report.fits
+    assert "memory: DOES NOT FIT" in str(report)
+
+
+def test_json_gives_the_same_report_back():
+    content = json.loads(json.dumps(REPORT.to_dict()))
+    assert AotReport.from_dict(content) == REPORT
+    assert content["schema"] == SCHEMA
+    assert content["totals"]["modelled_ms"] == 0.04
+
+
+@pytest.mark.parametrize("content", [{"schema": 0}, {}, [], {"schema": SCHEMA}])
+def test_other_json_is_refused(content):
+    with pytest.raises(TPUConfigurationError, match="anew"):
+        AotReport.from_dict(content)
+
+
+def test_the_page_is_well_formed_and_needs_no_network():
+    page = REPORT.to_html()
+    assert page.count("<svg") == 3
+    assert "<script" not in page
+    links = set(re.findall(r'(?:src|href)="([^"]+)"', page))
+    assert all(link.startswith("#") for link in links)
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ElementTree.fromstring(svg)
+
+
+def test_the_page_without_matplotlib_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(TPUNotAvailableError, match="pip install"):
+        REPORT.to_html()
+
+
+def test_equal_reports_do_not_differ():
+    comparison = compare(REPORT, REPORT)
+    assert comparison.worse == ()
+    assert all(d.ratio == 1 for d in comparison.differences)
+    assert "nothing is worse" in str(comparison)
+
+
+def test_growth_past_the_threshold_is_worse_and_other_options_are_remarked():
+    slower = replace(REPORT, options={}, programs=(replace(PROGRAM, modelled_ms=0.05, unknown=()),))
+    comparison = compare(REPORT, slower, threshold=1.1)
+    assert comparison.worse == ("modelled_ms",)
+    assert comparison.remarks == (
+        "options: {'level': 'aggressive'} -> {}",
+        "operations without an estimate: 1 -> 0; estimated_ms is not comparable",
+    )
+    assert compare(REPORT, slower, threshold=1.3).worse == ()
+
+
+def test_a_file_that_is_no_report(tmp_path):
+    with pytest.raises(TPUConfigurationError, match="cannot be read as JSON"):
+        read_report(str(tmp_path / "none.json"))
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(TPUConfigurationError, match="cannot be read as JSON"):
+        read_report(str(tmp_path / "bad.json"))
+    (tmp_path / "good.json").write_text(json.dumps(REPORT.to_dict()))
+    assert read_report(str(tmp_path / "good.json")) == REPORT
