@@ -16,11 +16,12 @@ from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.keep_float32 import unknown_op_names
+from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.telemetry import TELEMETRY
 
 Pipeline = tuple[GraphPass, ...]
 
-OUR_PASSES = ("fold_constants", "fuse_linear_activation", "cast_bf16")
+OUR_PASSES = ("fold_constants", "fuse_linear_activation", "cast_bf16", "recompute_casts")
 
 
 def build_pipeline(options: CompileOptions) -> Pipeline:
@@ -35,6 +36,8 @@ def build_pipeline(options: CompileOptions) -> Pipeline:
         # Before the casts: it matches a product next to its activation.
         *([FuseLinearActivation()] if options.fuse else []),
         *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),
+        # After the casts, which it tags; also those of a model that is in bfloat16 by itself.
+        RecomputeCasts(),
         # The user's see what will be lowered.
         *options.extra_passes,
     ]
