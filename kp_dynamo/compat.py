@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -40,6 +41,8 @@ def load() -> ModuleType:
     # Without an explicit device torch_xla probes for a TPU's metadata server before it settles on the CPU.
     if "PJRT_DEVICE" not in os.environ and not os.path.exists("/dev/accel0") and not os.path.exists("/dev/vfio/0"):
         os.environ["PJRT_DEVICE"] = "CPU"
+    _keep_nan()
+    is_first, gru = "torch_xla" not in sys.modules, torch.nn.GRU
     try:
         torch_xla = importlib.import_module("torch_xla")
     except (ImportError, OSError) as cause:
@@ -47,8 +50,18 @@ def load() -> ModuleType:
     finally:
         for name, value in before.items():
             setattr(dynamo_config, name, value)
+        if is_first:
+            # torch_xla 2.9 puts one of its own in its place, which fails on the CPU.
+            torch.nn.GRU = gru  # type: ignore[misc]
     mend_tracing()
     return torch_xla
+
+
+def _keep_nan() -> None:
+    """Let maxima and minima carry a NaN on: XLA:CPU drops it by default, for speed; read when the client starts."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_cpu_enable_fast_min_max" not in flags and os.environ.get("PJRT_DEVICE") == "CPU":
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_enable_fast_min_max=false".strip()
 
 
 def mend_tracing() -> None:

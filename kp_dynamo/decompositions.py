@@ -10,7 +10,9 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from kp_dynamo import compat
-from kp_dynamo.integer_division import div_mode, floor_divide
+from kp_dynamo.float64_forms import float64_decompositions
+from kp_dynamo.integer_division import RIGHT_SHIFTS, div_mode, floor_divide, right_shift
+from kp_dynamo.nan_order import order_decompositions
 from kp_dynamo.pooling import avg_pool, avg_pool_backward
 
 aten = torch.ops.aten
@@ -25,6 +27,11 @@ _WRONG_IN_TORCH_XLA: list[Any] = [
     aten.native_batch_norm_backward,
     # Scales by a mask that carries a scale of its own.
     aten.native_dropout_backward,
+    # The gradient takes alpha for 1.
+    aten.elu,
+    aten.elu_backward,
+    # With eps it does not clamp.
+    aten.logit,
 ]
 
 # Moves without a kernel of their own for XLA, whose form in C++ is as good and quicker to trace.
@@ -40,6 +47,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         if op not in _MOVES and not _has_lowering(op)
     }
     table.update(get_decompositions(_WRONG_IN_TORCH_XLA))
+    table.update(float64_decompositions())
+    table.update(order_decompositions())
     table[aten.native_dropout.default] = _native_dropout
     table[aten.abs.default] = _abs
     table[aten.hypot.default] = _hypot
@@ -50,6 +59,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.avg_pool2d_backward.default] = table[aten.avg_pool3d_backward.default] = avg_pool_backward
     table[aten.floor_divide.default] = table[aten.floor_divide.Scalar] = floor_divide
     table[aten.div.Tensor_mode] = table[aten.div.Scalar_mode] = div_mode
+    for op in RIGHT_SHIFTS:
+        table[op] = right_shift
     table[aten.randperm.default] = _randperm
     for op in (aten.cumsum.default, aten.cumprod.default):
         table[op] = partial(_accumulated_in_int64, op)

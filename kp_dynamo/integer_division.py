@@ -1,4 +1,7 @@
-"""Exact division of integers. torch_xla 2.9 divides them as float32, which is wrong from 2^25 on."""
+"""Exact division of integers. torch_xla 2.9 divides them as float32, which is wrong from 2^25 on.
+
+It shifts negative numbers to the right by dividing as well, towards zero; ATen keeps the sign, which rounds down.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,28 @@ def div_mode(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
 def floor_divide(x: Any, y: Any) -> Any:
     """`aten.floor_divide` of integers."""
     return _floor(x, y) if _are_integers(x, y) else NotImplemented
+
+
+RIGHT_SHIFTS = (
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+)
+
+
+def right_shift(x: Any, bits: Any) -> Any:
+    """`x >> bits`: for a negative x the complement is divided, ~(~x / 2^bits), which is rounding down.
+
+    ATen fills with the sign where there are more bits than the dtype has.
+    """
+    wide_x, wide_bits, dtype = _tensors(x, bits)
+    is_negative = wide_x < 0
+    positive = torch.where(is_negative, ~wide_x, wide_x)
+    shifted = _trunc(positive, torch.ones_like(wide_bits) << wide_bits.clamp(0, 62), torch.int64)
+    shifted = torch.where(wide_bits < 63, shifted, 0)
+    return torch.where(is_negative, ~shifted, shifted).to(dtype)
 
 
 def _are_integers(x: Any, y: Any) -> bool:

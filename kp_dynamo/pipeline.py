@@ -15,6 +15,7 @@ from kp_dynamo.passes.base import GraphPass, PassReport
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
+from kp_dynamo.passes.insertion import check_values
 from kp_dynamo.passes.keep_float32 import unknown_op_names
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.telemetry import TELEMETRY
@@ -84,11 +85,16 @@ def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions
 
 
 def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> PassReport:
+    signature = _signature(gm.graph)
     try:
         report = graph_pass(gm)
         if not isinstance(report, PassReport):
             raise TypeError(f"it returned {type(report).__name__}, not a PassReport")
         gm.graph.lint()
+        if _signature(gm.graph) != signature:
+            raise ValueError("it changed the inputs of the graph, or the number of its results")
+        if graph_pass.name not in OUR_PASSES:
+            check_values(gm.graph)
         gm.recompile()
     except Exception as cause:
         ran = f"after {', '.join(before)}" if before else "as the first pass"
@@ -97,6 +103,13 @@ def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> P
             f'Take it out with options={{"disable_passes": ["{graph_pass.name}"]}}.'
         ) from cause
     return report
+
+
+def _signature(graph: fx.Graph) -> tuple[list[str], int]:
+    """Names of the inputs, and the number of results."""
+    results = next(n for n in graph.nodes if n.op == "output").args[0]
+    inputs = [str(n.target) for n in graph.nodes if n.op == "placeholder"]
+    return inputs, len(results) if isinstance(results, (list, tuple)) else 1
 
 
 def _raise_on_refusal(reports: list[PassReport]) -> None:

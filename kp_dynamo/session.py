@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import time
@@ -114,8 +115,9 @@ class Session:
             TELEMETRY.count("graphs")
             if budget is not None:
                 require_room(gm.graph, name, budget)
-            spec = LoweringSpec(name, num_returned, precision, options.strict)
-            key = _graph_key(gm, conditions, num_returned)
+            text = _graph_text(gm)
+            spec = LoweringSpec(name, num_returned, precision, options.strict, _identity(text))
+            key = None if text is None else (("graph", text), ("returned", num_returned), *conditions)
             contract = GraphContract(key, capture.mode == "cpu", f"{number}.{name}")
             lowering = self._export or get_lowering(options.lowering)
             return CompiledGraph(gm, contract, lowering, spec, self.runtime)
@@ -150,11 +152,19 @@ def _conditions(options: CompileOptions, pipeline: Pipeline, mode: str) -> Parts
     )
 
 
-def _graph_key(gm: fx.GraphModule, conditions: Parts, num_returned: int) -> Parts | None:
+def _graph_text(gm: fx.GraphModule) -> Any | None:
+    """What tells a graph from others; None where nothing stable does."""
     try:
-        return (("graph", graph_text(gm)), ("returned", num_returned), *conditions)
+        return graph_text(gm)
     except Uncacheable:
         return None
+
+
+_unnamed = itertools.count()
+
+
+def _identity(text: Any | None) -> str:
+    return f"number {next(_unnamed)}" if text is None else hashlib.blake2b(repr(text).encode()).hexdigest()
 
 
 SESSION = Session(observe=log_event)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.exceptions import TPUConfigurationError, TPUModelPreparationError
 
 
 class ModelAndArgs(NamedTuple):
@@ -29,6 +29,7 @@ def load_spec(spec: str) -> ModelAndArgs:
 
     Raises:
         TPUConfigurationError: The spec has another form, names nothing that is there, or returns something else.
+        TPUModelPreparationError: The callable raised.
     """
     place, _, name = spec.rpartition(":")
     if not place or not name.isidentifier():
@@ -39,7 +40,14 @@ def load_spec(spec: str) -> ModelAndArgs:
     make = getattr(module, name, None)
     if not callable(make):
         raise TPUConfigurationError(f"{place} has no callable {name!r}; define it, returning (model, args)")
-    return _checked(make(), spec)
+    try:
+        made = make()
+    except Exception as cause:
+        raise TPUModelPreparationError(
+            f"{spec} raised {type(cause).__name__}: {cause}. It must return (model, args); call it from Python to see "
+            "where it fails."
+        ) from cause
+    return _checked(made, spec)
 
 
 def _module(name: str) -> ModuleType:

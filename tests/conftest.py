@@ -22,9 +22,9 @@ settings.load_profile("kp_dynamo")
 @pytest.fixture(scope="session", autouse=True)
 def _xla_client() -> None:
     """Starts the XLA client before any backward on the CPU, after which torch 2.9 has no XLA backward left."""
-    import torch_xla
+    from kp_dynamo import compat
 
-    torch.ones(1, device=torch_xla.device())
+    torch.ones(1, device=compat.device())
 
 
 @pytest.fixture(autouse=True)

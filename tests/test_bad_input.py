@@ -243,7 +243,7 @@ HOWS = {
 def test_a_pass_that_fails_is_named_with_those_before_it(how, x):
     run = compiled(add, extra_passes=[Broken(how)], level="conservative")
     message = failure(TPUOptimizationError, run, x)
-    assert message.startswith(f"pass 'broken' failed, run after fold_constants: {HOWS[how]}")
+    assert message.startswith(f"pass 'broken' failed, run after fold_constants, recompute_casts: {HOWS[how]}")
     assert message.endswith("""Take it out with options={"disable_passes": ["broken"]}.""")
     assert torch.equal(compiled(add, extra_passes=[Broken(how)], disable_passes=["broken"])(x), add(x))
 
@@ -280,3 +280,32 @@ def test_the_message_survives_suppression():
     # torch then runs the model eagerly, which is what the user asked for.
     with torch._dynamo.config.patch(suppress_errors=True):
         assert torch.compile(add, backend="kp_tpu", options={"zzz": 1})(X).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda n: setattr(n, "args", n.args[:1]), "cannot be computed"),
+        (lambda n: n.meta.update(val=n.meta["val"].to(torch.float64)), r"meta\['val'\] says"),
+        (lambda n: _returns_twice(n.graph), "number of its"),
+    ],
+)
+def test_a_pass_that_leaves_a_wrong_graph_is_named(spoil, message):
+    @dataclass(frozen=True)
+    class Spoiler:
+        name: str = "spoiler"
+
+        def __call__(self, gm):
+            spoil(next(n for n in gm.graph.nodes if n.op == "call_function"))
+            return PassReport(self.name, 1)
+
+    with pytest.raises(BackendCompilerFailed, match=message) as raised:
+        torch.compile(lambda x, y: x * y, backend="kp_tpu", options={"extra_passes": [Spoiler()]})(
+            torch.ones(3), torch.ones(3)
+        )
+    assert "pass 'spoiler' failed" in str(raised.value)
+
+
+def _returns_twice(graph):
+    output = next(n for n in graph.nodes if n.op == "output")
+    output.args = ((*output.args[0], *output.args[0]),)

@@ -94,9 +94,12 @@ def test_what_the_backend_refuses_is_a_failure_with_its_message(models, capsys):
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("error: 1 graph inputs are on xla:0")
 
 
-def test_an_error_of_the_models_own_keeps_its_traceback(models):
-    with pytest.raises(RuntimeError, match="cannot be made"):
-        main(["explain", f"{models}:broken"])
+def test_a_spec_that_raises_is_one_line(models, capsys):
+    assert main(["explain", f"{models}:broken"]) == FAILED
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith(
+        f"error: {models}:broken raised RuntimeError: cannot be made. It must return (model, args)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import fx
 
 @dataclass(frozen=True)
 class LoweringSpec:
-    """How a graph is to be lowered; every field is part of the compile key.
+    """How a graph is to be lowered; every field is part of the compile key, or follows from it.
 
     Attributes:
         name: Name of the graph, for profilers and messages ("forward", "backward", "inference").
@@ -20,12 +20,14 @@ class LoweringSpec:
             with an argument.
         matmul_precision: "default", "high" or "highest": passes over the MXU for a float32 product.
         strict: An operator that XLA lacks raises instead of running on the CPU.
+        identity: Text that no two graphs share which compute different things.
     """
 
     name: str
     num_returned: int
     matmul_precision: str
     strict: bool
+    identity: str = ""
 
 
 @dataclass

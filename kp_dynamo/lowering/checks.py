@@ -19,6 +19,15 @@ def check_layouts(gm: fx.GraphModule) -> None:
                 f"{node.target} gives a tensor of layout {value.layout}{user_line(node)}, which XLA does not have. "
                 "Allowed: torch.strided. Keep sparse tensors out of the compiled region with torch.compiler.disable."
             )
+        if isinstance(value, torch.Tensor) and value.dtype in _NO_DTYPES:
+            raise XLACompilationError(
+                f"{node.target} gives a tensor of dtype {value.dtype}{user_line(node)}, which torch_xla does not have. "
+                "Allowed: bool, integers, float16, bfloat16, float32, float64, complex64, complex128. Cast it before."
+            )
+
+
+# torch_xla 2.9 knows them not, or under no name.
+_NO_DTYPES = (torch.complex32, torch.quint8, torch.qint8, torch.qint32)
 
 
 def check_runs_somewhere(missing: list[fx.Node], spec: LoweringSpec) -> None:

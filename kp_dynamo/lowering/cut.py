@@ -83,7 +83,8 @@ class Pieces:
         if not is_xla_piece(node):
             return self._on_cpu(piece, args)
         if node.name not in self._runs:
-            run, missing, seconds = compile_program(piece, args, device_constants(piece), self._spec)
+            spec = replace(self._spec, identity=f"{self._spec.identity} {node.name}")
+            run, missing, seconds = compile_program(piece, args, device_constants(piece), spec)
             if run is None:
                 raise XLACompilationError(f"XLA lowered {missing[0].target} in one graph and not in a part of it")
             self._runs[node.name] = run

@@ -85,9 +85,13 @@ class XlaInterpreter(fx.Interpreter):
         if node.target is torch.ops.higher_order.invoke_subgraph:
             body, _, *operands = args
             return XlaInterpreter(body, self._device, {}, self._on_fallback).run(*operands)
+        mutating = [a for a in args if isinstance(a, torch._ops.OpOverload)]
+        what = (
+            f"{mutating[0]}, which writes to its arguments," if mutating else f"the higher-order operator {node.target}"
+        )
         raise XLACompilationError(
-            f"the higher-order operator {node.target} has no lowering to XLA here{user_line(node)}. "
-            "Allowed: graphs of ATen operators. Write the region without it, or wrap it in torch.compiler.disable."
+            f"{what} has no lowering to XLA here{user_line(node)}. Allowed: graphs of ATen operators, and operators of "
+            "your own that return new tensors. Write the region without it, or wrap it in torch.compiler.disable."
         )
 
 
@@ -122,8 +126,8 @@ def _is_as_traced(node: fx.Node, result: Any) -> bool:
         promised, given = [promised], [result]
     if not isinstance(promised, (list, tuple)) or not isinstance(given, (list, tuple)):
         return True
-    pairs = [(p, g) for p, g in zip(promised, given, strict=True) if isinstance(p, torch.Tensor) and g is not None]
-    return all(p.dtype == g.dtype and _same_shape(p.shape, g.shape) for p, g in pairs)
+    pairs = [(p, g) for p, g in zip(promised, given, strict=True) if isinstance(p, torch.Tensor)]
+    return all(g is not None and p.dtype == g.dtype and _same_shape(p.shape, g.shape) for p, g in pairs)
 
 
 def _same_shape(promised: Any, given: Any) -> bool:

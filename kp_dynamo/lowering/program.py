@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +22,12 @@ Run = Callable[[Sequence[Any]], list[Any]]
 
 # Tracing moves process-wide state of torch_xla (scalars, precision, seed): one graph at a time.
 LOCK = threading.RLock()
+# Two threads may run programs on one tensor: torch_xla 2.9 changes its state without a lock when it is first used.
+_DISPATCH = threading.Lock()
 _DROPPED = "Failed to get computation by hash"  # what torch_xla 2.9 says of it
-_PRECISIONS = ("default", "high", "highest")
-# Program key -> product precision it was compiled with: torch_xla 2.9 leaves the precision out of its key.
-_precisions: dict[bytes, str] = {}
+# Key of a program in torch_xla -> what it computes, and at which product precision. torch_xla 2.9 leaves the precision
+# out of its keys, and the constants of some operators (alpha of elu).
+_owners: dict[bytes, tuple[str, str]] = {}
 
 
 def compile_program(
@@ -42,7 +45,7 @@ def compile_program(
         if traced.fallbacks:
             return None, traced.fallbacks, {"trace": time.perf_counter() - start}
         middle = time.perf_counter()
-        key = _compile(traced, spec.matmul_precision)
+        key = _compile(traced, spec)
         seconds = {"trace": middle - start, "xla": time.perf_counter() - middle}
         run = _runner(key, traced.inputs, traced.outputs)
     return _lasting(run, lambda again: compile_program(gm, again, constants, spec)[0]), [], seconds
@@ -84,29 +87,30 @@ def settings(matmul_precision: str) -> Iterator[None]:
         xlac._xla_set_mat_mul_precision(precision)
 
 
-def _compile(traced: Trace, matmul_precision: str) -> bytes | None:
-    """Compile the program of a trace, and return torch_xla's key of it."""
+def _compile(traced: Trace, spec: LoweringSpec) -> bytes | None:
+    """Compile the program of a trace, and return torch_xla's key of it.
+
+    One more result, a number, gives a program a key of its own where another one has taken the key.
+    """
     if not traced.roots:
         return None
-    key = _warm_up(traced.roots, matmul_precision)
-    if _precisions[key] != matmul_precision:
-        # One more result gives the same graph at another precision a key of its own.
-        salt = torch.full((), float(_PRECISIONS.index(matmul_precision)), device=compat.device())
-        traced.roots.append(salt)
-        key = _warm_up(traced.roots, matmul_precision)
-    return key
+    owner, roots = (spec.identity, spec.matmul_precision), list(traced.roots)
+    for salt in itertools.count(1):
+        key: bytes = compat.xlac()._get_graph_hash(roots)
+        if _owners.get(key, owner) == owner and (_is_compiled_here(roots) or key in _owners):
+            _owners[key] = owner
+            return key
+        roots = [*traced.roots, torch.full((), float(salt), device=compat.device())]
+    raise AssertionError("unreachable: the numbers do not end")
 
 
-def _warm_up(roots: list[torch.Tensor], matmul_precision: str) -> bytes:
+def _is_compiled_here(roots: list[torch.Tensor]) -> bool:
+    """Compile the program of `roots`; False where it was there, from eager code or from another backend."""
     xlac = compat.xlac()
-    key: bytes = xlac._get_graph_hash(roots)
     compiled_before = xlac._xla_counter_value("UncachedCompile")
     # Looked up at call time: tools that watch compilation replace this entry.
     xlac._xla_warm_up_cache(roots, [])
-    is_new = xlac._xla_counter_value("UncachedCompile") != compiled_before
-    # A program that was there and is not ours came from eager code or another backend, at torch_xla's own precision.
-    _precisions.setdefault(key, matmul_precision if is_new else "default")
-    return key
+    return bool(xlac._xla_counter_value("UncachedCompile") != compiled_before)
 
 
 def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot]) -> Run:
@@ -119,13 +123,14 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot]) -> Run:
 
     def run(args: Sequence[Any]) -> list[Any]:
         values = gather(args)
-        pending = needs_work(values)
-        if True in pending:
-            waiting = [v for v, is_pending in zip(values, pending, strict=True) if is_pending]
-            # With sync_xla_data=True torch_xla donates the old buffers of tensors that were updated in place, which
-            # other pending tensors of the user (a lazy copy of a model) still read.
-            xlac._xla_sync_multi(waiting, devices=[], wait=True, sync_xla_data=False)
-        results: list[Any] = run_cached(key, values)
+        with _DISPATCH:
+            pending = needs_work(values)
+            if True in pending:
+                waiting = [v for v, is_pending in zip(values, pending, strict=True) if is_pending]
+                # With sync_xla_data=True torch_xla donates the old buffers of tensors that were updated in place,
+                # which other pending tensors of the user (a lazy copy of a model) still read.
+                xlac._xla_sync_multi(waiting, devices=[], wait=True, sync_xla_data=False)
+            results: list[Any] = run_cached(key, values)
         if straight:
             return results if len(results) == count else results[:count]
         return [_output(slot, args, results) for slot in outputs]

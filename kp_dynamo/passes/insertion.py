@@ -55,14 +55,18 @@ class FakeRuns:
 
     def set_value(self, node: fx.Node) -> None:
         """Make the value of `node` what its call makes of its arguments."""
+        set_value(node, self.value_of(node))
+
+    def value_of(self, node: fx.Node) -> Any:
+        """What the call of `node` makes of its arguments."""
+        call = (node.target, _described(node.args), _described(node.kwargs))
         try:
-            call = (node.target, _described(node.args), _described(node.kwargs))
-            if call not in self._values:
-                self._values[call] = run_on_fakes(node)
-            value = self._values[call]
+            known = call in self._values
         except TypeError:  # symbolic sizes have no hash
-            value = run_on_fakes(node)
-        set_value(node, value)
+            return run_on_fakes(node)
+        if not known:
+            self._values[call] = run_on_fakes(node)
+        return self._values[call]
 
 
 def _described(argument: Any) -> Any:
@@ -84,6 +88,33 @@ def set_value(node: fx.Node, value: Any) -> None:
     node.meta["val"] = value
     if isinstance(value, torch.Tensor):
         node.meta["tensor_meta"] = extract_tensor_metadata(value)
+
+
+def check_values(graph: fx.Graph) -> None:
+    """Run every operator of a graph on fake tensors.
+
+    Raises:
+        ValueError: An operator does not take its arguments, or `meta["val"]` is not what it gives.
+    """
+    runs = FakeRuns()
+    for node in graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.all_input_nodes:
+            continue
+        try:
+            value = runs.value_of(node)
+        except Exception as cause:
+            raise ValueError(f"{node.name} cannot be computed: {str(cause).splitlines()[0]}") from cause
+        kept = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and not _is_alike(value, kept):
+            raise ValueError(f"{node.name} gives {_kind(value)}, and its meta['val'] says {_kind(kept)}")
+
+
+def _is_alike(value: torch.Tensor, kept: Any) -> bool:
+    return isinstance(kept, torch.Tensor) and (kept.dtype, kept.shape) == (value.dtype, value.shape)
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
 
 
 def replace_node(node: fx.Node, by: fx.Node) -> None:

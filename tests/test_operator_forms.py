@@ -1,0 +1,137 @@
+"""Operators that torch_xla lowers to something else, in the forms that they have here."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.spine import check_gradients_like_eager, check_like_eager, compiled, run_script
+
+NAN = float("nan")
+ROWS = torch.tensor([[1.0, NAN, 2.0, NAN], [0.0, 3.0, 3.0, 1.0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_a_right_shift_rounds_down(dtype):
+    x = torch.tensor([-5, 5, -1, 0, -128, 127], dtype=dtype)
+    check_like_eager(lambda x: (x >> 1, x >> 3, x.bitwise_right_shift(7)), x)
+
+
+def test_a_right_shift_of_large_integers_is_exact():
+    check_like_eager(lambda x: (x >> 1, x >> 40), torch.tensor([2**62 + 12345, -(2**62) - 777, -(2**63)]))
+
+
+def test_extremes_carry_a_nan_on():
+    check_like_eager(lambda x: (x.max(), x.amin((0, 1)), torch.maximum(x, x.flip(1)), x.amax(0)), ROWS)
+
+
+def test_places_of_extremes_are_those_of_the_first_nan():
+    check_like_eager(lambda x: (x.argmax(), x.argmax(1), x.argmin(-1, keepdim=True), x.argmax(keepdim=True)), ROWS)
+    check_like_eager(lambda x: (*x.max(1), *x.min(0, keepdim=True)), ROWS)
+
+
+def test_max_pooling_carries_a_nan_on():
+    check_like_eager(lambda x: F.max_pool1d(x[None], 2), ROWS)
+
+
+def test_the_users_choice_of_fast_extremes_stays():
+    source = """
+import os, torch
+torch.compile(lambda x: x.max(), backend="kp_tpu")(torch.ones(2))
+print(os.environ["XLA_FLAGS"])
+"""
+    assert "--xla_cpu_enable_fast_min_max=false" in run_script(source, {"XLA_FLAGS": ""}).split()
+    chosen = "--xla_cpu_enable_fast_min_max=true"
+    flags = run_script(source, {"XLA_FLAGS": chosen}).split()
+    assert [flag for flag in flags if "min_max" in flag] == [chosen]
+    assert "--xla_cpu_enable_fast_min_max=false" in os.environ["XLA_FLAGS"]
+
+
+def test_logit_clamps():
+    check_like_eager(lambda x: torch.logit(x, eps=1e-6), torch.tensor([-0.5, 0.0, 0.3, 1.0, 1.5]))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [torch.log2, torch.log10, F.gelu, lambda x: F.gelu(x, approximate="tanh"), lambda x: F.threshold(x, 0.1, 20.1)],
+)
+def test_float64_is_float64(fn):
+    x = torch.linspace(0.01, 3, 50, dtype=torch.float64)
+    torch.testing.assert_close(compiled(lambda x: fn(x))(x), fn(x), rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 2.0])
+def test_gradients_of_elu_know_alpha(alpha):
+    x = torch.tensor([-2.0, -0.5, 0.5, 2.0], requires_grad=True)
+    check_gradients_like_eager(lambda x: F.elu(x, alpha), x)
+    check_gradients_like_eager(lambda x: F.celu(x, alpha), x)
+
+
+def test_graphs_that_differ_in_a_constant_share_no_program():
+    """torch_xla 2.9's key of a program leaves the constants of some operators out."""
+    x = torch.tensor([-2.0, -0.5, 0.5])
+    by_slope = [compiled(lambda x, s=slope: torch.ops.aten.softshrink(x, s))(x) for slope in (0.3, 1.0)]
+    for slope, result in zip((0.3, 1.0), by_slope, strict=True):
+        assert torch.equal(result, F.softshrink(x, slope))
+
+
+def test_a_result_that_torch_xla_leaves_out_comes_from_the_cpu():
+    check_gradients_like_eager(torch.logdet, torch.eye(3).mul(2).requires_grad_())
+
+
+def test_importing_torch_xla_leaves_torch_as_it_was():
+    source = """
+import torch
+gru = torch.nn.GRU
+torch.compile(lambda x: x + 1, backend="kp_tpu")(torch.ones(2))
+assert torch.nn.GRU is gru
+print(torch.nn.GRU(3, 4)(torch.ones(2, 1, 3))[0].shape)
+"""
+    assert run_script(source).strip() == "torch.Size([2, 1, 4])"
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_a_dtype_that_torch_xla_lacks_is_refused_by_name():
+    with pytest.raises(Exception, match=r"torch.complex32.*Allowed: bool"):
+        compiled(lambda x: x * x)(torch.ones(3, dtype=torch.complex32))
+    check_like_eager(lambda x: x * x, torch.ones(3))
+
+
+def test_a_mutating_operator_of_the_users_is_refused_under_its_name():
+    @torch.library.custom_op("kp_tests::write_", mutates_args=("x",))
+    def write_(x: torch.Tensor) -> None:
+        x.add_(1)
+
+    def fn(x):
+        y = x * 2
+        write_(y)
+        return y
+
+    with pytest.raises(Exception, match=r"kp_tests.write_.default, which writes to its arguments"):
+        compiled(fn)(torch.ones(3))
+
+
+def test_threads_may_train_one_model_with_buffers():
+    import threading
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    run, x, problems = compiled(model), torch.randn(8, 4), []
+    run(x).sum().backward()
+
+    def work():
+        try:
+            for _ in range(20):
+                run(x).sum().backward()
+        except RuntimeError as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
