@@ -81,11 +81,11 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """Tokens [B, T] int64 -> logits [B, T, VOCABULARY]."""
 
-    def __init__(self, num_blocks: int, width: int, num_heads: int = 4) -> None:
+    def __init__(self, num_blocks: int, width: int, num_heads: int = 4, num_tokens: int = VOCABULARY) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, width)
+        self.embed = nn.Embedding(num_tokens, width)
         self.blocks = nn.ModuleList(LlamaBlock(width, num_heads) for _ in range(num_blocks))
-        self.norm, self.head = RmsNorm(width), nn.Linear(width, VOCABULARY, bias=False)
+        self.norm, self.head = RmsNorm(width), nn.Linear(width, num_tokens, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
@@ -97,9 +97,9 @@ class Llama(nn.Module):
 class Bert(nn.Module):
     """Tokens [B, T] int64 and which of them count, [B, T] bool -> logits of two classes [B, 2]."""
 
-    def __init__(self, num_blocks: int, width: int, num_heads: int = 4) -> None:
+    def __init__(self, num_blocks: int, width: int, num_heads: int = 4, num_tokens: int = VOCABULARY) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, width)
+        self.embed = nn.Embedding(num_tokens, width)
         layer = nn.TransformerEncoderLayer(width, num_heads, 4 * width, 0.0, F.gelu, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, num_blocks, enable_nested_tensor=False)
         self.head = nn.Linear(width, 2)

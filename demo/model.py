@@ -54,11 +54,11 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Bytes [B, T] int64 -> logits of each next byte [B, T, 256]."""
 
-    def __init__(self, num_layers: int = 4, width: int = 256, num_heads: int = 4) -> None:
+    def __init__(self, num_layers: int = 4, width: int = 256, num_heads: int = 4, num_tokens: int = NUM_BYTES) -> None:
         super().__init__()
-        self.embed = nn.Embedding(NUM_BYTES, width)
+        self.embed = nn.Embedding(num_tokens, width)
         self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(num_layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, NUM_BYTES, bias=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, num_tokens, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)

@@ -10,6 +10,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from kp_dynamo import compat
+from kp_dynamo.encoder_layer import native_multi_head_attention, transformer_encoder_layer
 from kp_dynamo.float64_forms import float64_decompositions
 from kp_dynamo.integer_division import RIGHT_SHIFTS, div_mode, floor_divide, right_shift
 from kp_dynamo.nan_order import order_decompositions
@@ -62,6 +63,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     for op in RIGHT_SHIFTS:
         table[op] = right_shift
     table[aten.randperm.default] = _randperm
+    table[aten._native_multi_head_attention.default] = native_multi_head_attention
+    table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer
     for op in (aten.cumsum.default, aten.cumprod.default):
         table[op] = partial(_accumulated_in_int64, op)
     for op in (aten.index.Tensor, aten.index_put.default):

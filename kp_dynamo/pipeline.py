@@ -17,6 +17,7 @@ from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.insertion import check_values
 from kp_dynamo.passes.keep_float32 import unknown_op_names
+from kp_dynamo.passes.product_rules import has_float32_product
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.telemetry import TELEMETRY
 
@@ -103,6 +104,14 @@ def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> P
             f'Take it out with options={{"disable_passes": ["{graph_pass.name}"]}}.'
         ) from cause
     return report
+
+
+def product_precision(graph: fx.Graph, asked: str) -> str:
+    """The precision to lower a graph at: the one asked for, or "default" where no float32 product could tell.
+
+    libtpu 0.0.21 cannot compile some bfloat16 products at "highest" (T5's attention: "Bad lhs type").
+    """
+    return asked if has_float32_product(graph) else "default"
 
 
 def _signature(graph: fx.Graph) -> tuple[list[str], int]:

@@ -26,7 +26,7 @@ from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import Lowering, LoweringSpec, get_lowering
 from kp_dynamo.memory_bound import MemoryBudget, require_room
 from kp_dynamo.options import CompileOptions, resolve_matmul_precision
-from kp_dynamo.pipeline import Pipeline, build_pipeline, run_pipeline
+from kp_dynamo.pipeline import Pipeline, build_pipeline, product_precision, run_pipeline
 from kp_dynamo.placement import Placement
 from kp_dynamo.telemetry import TELEMETRY
 
@@ -116,7 +116,8 @@ class Session:
             if budget is not None:
                 require_room(gm.graph, name, budget)
             text = _graph_text(gm)
-            spec = LoweringSpec(name, num_returned, precision, options.strict, _identity(text))
+            needed = product_precision(gm.graph, precision)
+            spec = LoweringSpec(name, num_returned, needed, options.strict, _identity(text))
             key = None if text is None else (("graph", text), ("returned", num_returned), *conditions)
             contract = GraphContract(key, capture.mode == "cpu", f"{number}.{name}")
             lowering = self._export or get_lowering(options.lowering)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.spine import check_gradients_like_eager, check_like_eager, compiled, run_script
+from tests.spine import check_gradients_like_eager, check_like_eager, compiled, counted, run_script
 
 NAN = float("nan")
 ROWS = torch.tensor([[1.0, NAN, 2.0, NAN], [0.0, 3.0, 3.0, 1.0]])
@@ -135,3 +135,25 @@ def test_threads_may_train_one_model_with_buffers():
     for thread in threads:
         thread.join()
     assert not problems
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_an_encoder_layer_in_evaluation_does_not_run_on_the_cpu(norm_first, activation):
+    layer = nn.TransformerEncoderLayer(16, 4, 32, 0.1, activation, batch_first=True, norm_first=norm_first).eval()
+    x, keep = torch.randn(2, 6, 16), torch.arange(6) < torch.tensor([[6], [4]])
+    for masks in ({}, {"src_key_padding_mask": ~keep}, {"src_mask": torch.ones(6, 6).triu(1).bool()}):
+        with torch.no_grad(), counted() as counts:
+            result = compiled(lambda x, m=masks: layer(x, **m))(x)
+        assert counts.fallbacks == 0
+        torch.testing.assert_close(result, layer(x, **masks).detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_attention_in_evaluation_gives_its_weights(average):
+    layer, x = nn.MultiheadAttention(16, 4, batch_first=True).eval(), torch.randn(2, 6, 16)
+    with torch.no_grad(), counted() as counts:
+        found = compiled(lambda x: layer(x, x, x, average_attn_weights=average))(x)
+        expected = layer(x, x, x, average_attn_weights=average)
+    assert counts.fallbacks == 0
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.passes.base import backward_nodes, calls, tensor_of
-from kp_dynamo.passes.casts import is_float32, is_widening, origins
+from kp_dynamo.passes.casts import is_bfloat16, is_float32, is_widening, origins
 from kp_dynamo.passes.sensitive_ops import (
     ANGLES,
     EXPONENTIALS,
@@ -41,6 +41,23 @@ _CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 def float32_products(graph: fx.Graph) -> list[fx.Node]:
     """Products of float32 operands, in graph order, but for those whose operands are widened bfloat16 already."""
     return [node for node in calls(graph, *PRODUCTS) if _may_gain(node)]
+
+
+# Other operators that XLA makes products of.
+_OTHER_PRODUCTS = (
+    "dot", "vdot", "mv", "addmv", "addr", "matmul", "linear", "einsum", "_cdist_forward", "_trilinear", "lstm", "gru",
+)  # fmt: skip
+_FAMILIES_WITH_PRODUCTS = ("linalg_", "_linalg_", "cholesky", "triangular_solve", "upsample_", "_upsample_", "_fft_")
+
+
+def has_float32_product(graph: fx.Graph) -> bool:
+    """Whether the precision of float32 products matters to a graph: not where all operands are, or were, bfloat16."""
+    others = (n for n in graph.nodes if n.op == "call_function" and _makes_product(op_name(n.target)))
+    return bool(float32_products(graph)) or any(not is_bfloat16(node) for node in others)
+
+
+def _makes_product(name: str) -> bool:
+    return name in _OTHER_PRODUCTS or name.startswith(_FAMILIES_WITH_PRODUCTS)
 
 
 def linear_products(graph: fx.Graph) -> set[fx.Node]:

@@ -1,0 +1,100 @@
+"""`make bench-v5e`: what a v5e's compiler makes of the models, through each level and through stock openxla.
+
+No time here is measured on a chip: cycles are the compiler's; modelled milliseconds keep those of matmul fusions and
+take bytes for the rest (docs/aot.md). A figure and its ratio come from the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+import kp_dynamo
+from bench import report
+from bench.v5e_workloads import MODELS, WITH_LENGTHS, workload
+
+LENGTHS = (512, 2048)
+OPENXLA = "openxla"
+LEVELS = ("conservative", "balanced", "aggressive")
+
+
+def cases(models: list[str], lengths: tuple[int, ...] = LENGTHS) -> Iterator[tuple[str, int, bool]]:
+    """(model, length, whether it trains); models without a length come once."""
+    for length in lengths:
+        for model in models:
+            if length == lengths[0] or model in WITH_LENGTHS:
+                yield model, length, False
+                yield model, length, True
+
+
+def measure(model: str, length: int, train: bool, variant: str) -> dict[str, Any]:
+    """One row: a model through a level or through openxla."""
+    made = workload(model, length)
+    how: dict[str, Any] = {"backend": OPENXLA} if variant == OPENXLA else {"options": {"level": variant}}
+    found = kp_dynamo.aot_compile(made.model, made.inputs, target="v5e", train=train, **how)
+    return {
+        "model": model,
+        "S": length,
+        "mode": "train" if train else "infer",
+        "variant": variant,
+        "cycles ms": found.estimated_ms,
+        "modelled ms": found.modelled_ms,
+        "over the floors": found.over_floor,
+        "peak MiB": found.peak_bytes / 2**20,
+        "GB touched": found.bytes / 1e9,
+        "TPU compile s": found.tpu_compile_s,
+        "our s": sum(found.seconds[stage] for stage in ("dynamo", "aot", "passes", "trace")),
+        "unknown": len(found.unknown),
+        "programs": len(found.programs),
+    }
+
+
+def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of one case, openxla's first, with their ratios to it."""
+    base = rows[0]
+    ratios = [
+        {f"{name} ratio": row[name] / base[name] for name in ("cycles ms", "modelled ms", "peak MiB")} for row in rows
+    ]
+    return [{**row, **ratio} for row, ratio in zip(rows, ratios, strict=True)]
+
+
+def picture(rows: list[dict[str, Any]]) -> None:
+    """Modelled time of each level over openxla's, by case, as bench/results/v5e.png."""
+    names = list(dict.fromkeys(f"{r['model']} {r['mode']} S{r['S']}" for r in rows))
+    figure = Figure(figsize=(9, 1 + 0.35 * len(names)), layout="constrained")
+    axes = figure.add_subplot()
+    for offset, (level, color) in enumerate(zip(LEVELS, ("#9bb7d4", "#3366aa", "#dd8833"), strict=True)):
+        ratios = [r["modelled ms ratio"] for r in rows if r["variant"] == level]
+        axes.barh([i + 0.27 * (offset - 1) for i in range(len(names))], ratios, height=0.25, label=level, color=color)
+    axes.axvline(1, color="#444444", label="stock openxla")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set(xlabel="modelled time over stock openxla's, on a v5e (lower is faster)")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    report.RESULTS.mkdir(exist_ok=True)
+    figure.savefig(report.RESULTS / "v5e.png", dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.v5e", description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of: {', '.join(MODELS)}; all by default")
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), metavar="S")
+    args = parser.parse_args()
+    unknown = sorted(set(args.models) - set(MODELS))
+    if unknown:
+        parser.error(f"there is no model {unknown[0]!r}; choose from {', '.join(MODELS)}")
+    rows: list[dict[str, Any]] = []
+    for model, length, train in tqdm(list(cases(args.models or list(MODELS), tuple(args.lengths))), unit="case"):
+        rows += with_ratios([measure(model, length, train, variant) for variant in (OPENXLA, *LEVELS)])
+    title = "What a v5e's compiler makes of one block and head of width 1024 (estimates; no chip ran this)"
+    report.publish(report.Report("v5e", title, rows))
+    picture(rows)
+
+
+if __name__ == "__main__":
+    main()
