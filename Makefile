@@ -7,19 +7,24 @@ PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+V7     := .venv-v7
 STEPS  ?= 300
+TARGET ?= v5e
 PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test test-all check format bench zoo wheel clean
+.PHONY: help setup demo aot aot-v7 test test-all check format bench bench-v5e zoo wheel clean
 
 help:
 	@echo "make demo      train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
+	@echo "make aot       what a TPU's compiler makes of a GPT, without a TPU (TARGET=$(TARGET))"
+	@echo "make aot-v7    the compiler for v7, in an environment of its own"
 	@echo "make test      the test suite, at most 20 minutes on two cores"
 	@echo "make test-all  the slow tests too, and the wheel in an empty environment"
 	@echo "make check     ruff (lint and format) and mypy"
 	@echo "make bench     speed and memory against stock openxla and eager"
+	@echo "make bench-v5e what a v5e's compiler makes of the models, beside stock openxla"
 	@echo "make zoo       the table of models: programs, graph breaks, fallbacks, errors"
 	@echo "make wheel     build dist/*.whl"
 	@echo "make clean     remove what was built; the virtual environment stays"
@@ -34,6 +39,19 @@ $(READY): pyproject.toml setup.cfg constraints.txt
 
 demo: $(READY)
 	$(BIN)/python -m demo --steps $(STEPS)
+
+aot: $(READY)
+	@mkdir -p out
+	$(BIN)/python -m kp_dynamo aot demo/aot_gpt.py:make --target $(TARGET) --html out/aot.html
+	@echo "The same with pictures: out/aot.html"
+
+# v7 needs a newer libtpu than torch_xla 2.9 has; the two do not fit into one environment.
+aot-v7: $(V7)/.ready
+
+$(V7)/.ready:
+	$(PYTHON) -m venv $(V7)
+	$(V7)/bin/python -m pip install --quiet "jax==0.10.2" "jaxlib==0.10.2" "libtpu==0.0.51"
+	@touch $@
 
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -53,6 +71,9 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python -m bench
 
+bench-v5e: $(READY)
+	$(BIN)/python -m bench.v5e
+
 zoo: $(READY)
 	$(BIN)/python -m tests.zoo
 
@@ -62,4 +83,4 @@ wheel: $(READY)
 
 clean:
 	rm -rf build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 # JAX's name of the smallest topology of each generation.
@@ -60,6 +61,7 @@ class _Compiler:
         self._device = topology.devices[0]
         self._devices = xla_client.DeviceList((self._device,))
         self._options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
+        self._dumps = self._dump_into(Path(os.environ["TPU_LOG_DIR"]) / "dumps") if target == "v7" else None
         self.versions = {
             "jax": jax.__version__,
             "jaxlib": jaxlib.__version__,
@@ -70,12 +72,12 @@ class _Compiler:
     def compiled(self, stablehlo: str, hlo: str) -> dict[str, Any]:
         """Compile the file `stablehlo` (MLIR bytecode), write the scheduled program to `hlo`; its figures."""
         with open(stablehlo, "rb") as file:
-            module = file.read()
+            module = self._read(file.read())
         start = time.perf_counter()
         executable = self._device.client.compile(module, self._devices, self._options)
         seconds = time.perf_counter() - start
         with open(hlo, "w") as file:
-            file.write(executable.hlo_modules()[0].to_string())
+            file.write(self._scheduled(executable))
         cost = executable.cost_analysis()
         cost = cost[0] if isinstance(cost, list) else cost
         memory = executable.get_compiled_memory_stats()
@@ -84,6 +86,33 @@ class _Compiler:
         # What a program has none of is left out.
         flops, moved = cost.get("flops", 0.0), cost.get("bytes accessed", 0.0)
         return {"seconds": seconds, "flops": flops, "bytes": moved, **sizes}
+
+    def _scheduled(self, executable: Any) -> str:
+        """The scheduled program as text."""
+        if self._dumps is None:
+            return str(executable.hlo_modules()[0].to_string())
+        # jaxlib 0.10.2 cannot read every program of libtpu 0.0.51 back, so libtpu writes it down itself.
+        [found] = self._dumps.glob("*IrToHlo*.after_codegen.txt")
+        text = found.read_text()
+        for file in self._dumps.glob("*"):
+            if file.is_file():
+                file.unlink()
+        return text
+
+    def _dump_into(self, folder: Path) -> Path:
+        settings = self._options.executable_build_options.debug_options
+        settings.xla_dump_to, settings.xla_dump_hlo_as_text = str(folder), True
+        return folder
+
+    def _read(self, artifact: bytes) -> Any:
+        """A portable artifact as this JAX takes it: 0.7 the bytes themselves, 0.10 what they stand for."""
+        if tuple(int(part) for part in self.versions["jax"].split(".")[:2]) < (0, 8):
+            return artifact
+        from jax._src.interpreters import mlir
+        from jaxlib.mlir.dialects import stablehlo
+
+        self._context = mlir.make_ir_context()  # the module lives as long as it does
+        return stablehlo.deserialize_portable_artifact(self._context, artifact)
 
 
 def _version_of(package: str) -> str:
