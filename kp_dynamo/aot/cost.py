@@ -60,12 +60,14 @@ class ProgramCost:
         ops: What it runs, in order; asynchronous moves have no time of their own.
         unknown: Names of operations for which the compiler gives no cycles, and loops without a trip count.
         cycles: The compiler's cycles in all, loop bodies times their trips.
+        hbm_bytes: What all runs move to and from the chip's memory.
         modelled_s: Matmul fusions by their cycles, the rest by its bytes; never less than all traffic needs.
     """
 
     ops: tuple[OpCost, ...]
     unknown: tuple[str, ...]
     cycles: int
+    hbm_bytes: int
     modelled_s: float
 
 
@@ -79,6 +81,7 @@ def cost_of(module: Module, chip: Chip) -> ProgramCost:
         ops=ops,
         unknown=tuple(walk.unknown),
         cycles=sum((op.cycles or 0) * op.times for op in ops),
+        hbm_bytes=hbm_bytes,
         modelled_s=max(seconds, hbm_bytes / chip.hbm_bytes_per_s),
     )
 

@@ -23,7 +23,10 @@ def page_of(report: AotReport) -> str:
     """The page: pictures first, then the whole text."""
     title = f"{'Training step' if report.train else 'Inference'} on one {report.target}"
     pictures = [
-        ("Roofline: work per byte of memory traffic against speed. Each point is a program.", _roofline(report)),
+        (
+            "Roofline: work per byte to and from the chip's memory against speed. Each point is a program.",
+            _roofline(report),
+        ),
         ("Where the modelled time goes, by kind of operation.", _bars(report)),
         ("Memory of each program against the chip's.", _memory(report)),
     ]
@@ -59,7 +62,8 @@ def _roofline(report: AotReport) -> str:
     chip = CHIPS[report.target]
     figure, axes = _drawing(4.5)
     ridge = chip.bf16_flops / chip.hbm_bytes_per_s
-    points = [(p.flops / p.bytes, p.flops / (p.modelled_ms * 1e-3), p.name) for p in report.programs if p.modelled_ms]
+    moving = [p for p in report.programs if p.hbm_bytes and p.modelled_ms and p.flops]
+    points = [(p.flops / p.hbm_bytes, p.flops / (p.modelled_ms * 1e-3), p.name) for p in moving]
     low = min([ridge, *(x for x, _, _ in points)]) / 4
     high = max([ridge, *(x for x, _, _ in points)]) * 4
     axes.plot([low, ridge, high], [low * chip.hbm_bytes_per_s, chip.bf16_flops, chip.bf16_flops], color="#444444")
@@ -67,7 +71,11 @@ def _roofline(report: AotReport) -> str:
         axes.scatter([x], [y], color=color, zorder=3)
         axes.annotate(name, (x, y), textcoords="offset points", xytext=(6, -12))
     axes.set(
-        xscale="log", yscale="log", xlabel="FLOP per byte touched", ylabel="FLOP/s", title=f"{report.target} roofline"
+        xscale="log",
+        yscale="log",
+        xlabel="FLOP per byte of the chip's memory",
+        ylabel="FLOP/s",
+        title=f"{report.target} roofline",
     )
     return _svg(figure)
 

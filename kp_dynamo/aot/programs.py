@@ -33,6 +33,7 @@ def program_report(name: str, program: ExportedProgram, made: Compiled, chip: Ch
         generated_code_bytes=made.generated_code_bytes,
         flops=made.flops,
         bytes=made.bytes,
+        hbm_bytes=cost.hbm_bytes,
         model_flops=model_flops(program.gm.graph),
         cycles=cost.cycles,
         estimated_ms=cost.cycles / chip.clock_hz * 1e3,

@@ -62,6 +62,7 @@ class ProgramReport:
         generated_code_bytes: The program itself.
         flops: Operations by the compiler's count.
         bytes: Bytes read and written in any memory, by the same.
+        hbm_bytes: Of these, what the schedule moves to and from the chip's memory.
         model_flops: Operations of the products that the graph asks for.
         cycles: The compiler's cycles in all.
         estimated_ms: These by the chip's clock.
@@ -81,6 +82,7 @@ class ProgramReport:
     generated_code_bytes: int
     flops: float
     bytes: float
+    hbm_bytes: int
     model_flops: int
     cycles: int
     estimated_ms: float

@@ -185,3 +185,11 @@ def test_a_program_has_all_its_figures():
         (program.argument_bytes, program.output_bytes, program.temp_bytes, program.generated_code_bytes)
     )
     assert sum(program.ms_by_kind.values()) == pytest.approx(program.modelled_ms, rel=1e-6)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_no_program_is_above_the_roofline(train):
+    for program in mlp_report(train=train).programs:
+        speed = program.flops / (program.modelled_ms * 1e-3)
+        assert speed <= 197e12 * 1.001
+        assert speed <= program.flops / program.hbm_bytes * 819e9 * 1.001

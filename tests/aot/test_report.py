@@ -17,7 +17,8 @@ from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError
 FUSION = FusionReport("fusion.1", "matmul", 1, 1500, 0.001, 4096, (Origin("aten.mm.default", "model.py:3 in forward"),))
 PROGRAM = ProgramReport(
     name="1.inference", compile_s=0.5, argument_bytes=2**20, output_bytes=2**19, temp_bytes=2**18, alias_bytes=0,
-    generated_code_bytes=2**17, flops=2e9, bytes=3e6, model_flops=2_000_000_000, cycles=30_000, estimated_ms=0.02,
+    generated_code_bytes=2**17, flops=2e9, bytes=3e6, hbm_bytes=2_000_000, model_flops=2_000_000_000, cycles=30_000,
+    estimated_ms=0.02,
     modelled_ms=0.04, unknown=("custom-call.1",), ms_by_kind={"matmul": 0.03, "copy": 0.01}, dearest=(FUSION,),
     num_copies=1,
 )  # fmt: skip
