@@ -113,7 +113,7 @@ class Casts:
         while scaling.target in VIEWS:
             scaling = scaling.args[0]  # type: ignore[assignment]  # the first argument of a view is a tensor
         factor = _factor(scaling)
-        if factor == 1 or not self.is_exact(scaling.args[0]):  # type: ignore[arg-type]
+        if factor == 1 or not self.is_exact(scaling.args[0]) or _is_broadcast(scaling.args[0]):  # type: ignore[arg-type]
             return self.narrow(node, before), 1.0
         return self._seen_through(node, scaling, before), factor
 
@@ -183,6 +183,12 @@ class Casts:
         self._wide.setdefault(narrow, wide)
         self._narrow[wide] = narrow
         self._exact.add(wide)
+
+
+def _is_broadcast(node: object) -> bool:
+    """Whether a value repeats elements in memory: a multiple of it does not, and has views that it has not."""
+    value = tensor_of(node)
+    return value is None or any(stride == 0 for stride in value.stride())
 
 
 def _factor(node: fx.Node) -> float:

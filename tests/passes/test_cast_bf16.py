@@ -568,3 +568,24 @@ def test_a_fused_linear_is_kept_by_what_it_was_made_of(name):
 
 def test_repr_is_its_identity():
     assert repr(CastBf16("all", ("aten.mm",))) == "CastBf16(scope='all', keep_float32=('aten.mm',))"
+
+
+def test_a_scaled_broadcast_is_not_seen_through():
+    """The gradient of a mean is a broadcast, divided: a view of the quotient is none of the broadcast."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.head((x + self.inner(x)).mean(1))
+
+    model, x = Model(), torch.randn(2, 5, 8)
+    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    for level in ("conservative", "balanced", "aggressive"):
+        result = torch.compile(model, backend="kp_tpu", options={"level": level})(x)
+        found = torch.autograd.grad(result.square().sum(), list(model.parameters()))
+        difference = torch.cat([(f - e).flatten() for f, e in zip(found, expected, strict=True)])
+        # Three products in a row, forward and back, of operands rounded to 2**-9.
+        assert difference.norm() < 0.02 * torch.cat([e.flatten() for e in expected]).norm()

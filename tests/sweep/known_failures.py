@@ -23,7 +23,7 @@ _VALUE_DECIDES = "a tensor's value decides a shape, and an XLA program has its s
 
 KNOWN_FAILURES: dict[str, Refusal] = {
     "chalf": Refusal("XLA has no complex numbers of half precision", "complex32"),
-    "narrow": Refusal(_VALUE_DECIDES, "DataDependent"),
-    "tensor_split": Refusal(_VALUE_DECIDES, "DataDependent"),
+    "narrow": Refusal(_VALUE_DECIDES, "the value of a tensor decides a shape"),
+    "tensor_split": Refusal(_VALUE_DECIDES, "the value of a tensor decides a shape"),
     "to_sparse": Refusal("XLA has dense tensors only", "sparse"),
 }
