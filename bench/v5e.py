@@ -7,6 +7,7 @@ take bytes for the rest (docs/aot.md). A figure and its ratio come from the same
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,9 +92,28 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for model, length, train in tqdm(list(cases(args.models or list(MODELS), tuple(args.lengths))), unit="case"):
         rows += with_ratios([measure(model, length, train, variant) for variant in (OPENXLA, *LEVELS)])
-    title = "What a v5e's compiler makes of one block and head of width 1024 (estimates; no chip ran this)"
-    report.publish(report.Report("v5e", title, rows))
-    picture(rows)
+        _keep(rows)
+    print(f"\n{TITLE}\n\n{report.table(rows)}\n")
+
+
+TITLE = "What a v5e's compiler makes of one block and head of width 1024 (estimates; no chip ran this)"
+
+
+def _keep(rows: list[dict[str, Any]]) -> None:
+    """Write the rows, after those of other cases that are there: a run takes long, and may be of some models only."""
+    file = report.RESULTS / "v5e.json"
+    before = json.loads(file.read_text())["rows"] if file.is_file() else []
+    done = {_case(row) for row in rows}
+    together = [row for row in before if _case(row) not in done] + rows
+    together.sort(key=lambda row: (row["S"], list(MODELS).index(row["model"]), row["mode"]))
+    report.RESULTS.mkdir(exist_ok=True)
+    content = {"name": "v5e", "title": TITLE, "rows": together, "environment": report.environment()}
+    file.write_text(json.dumps(content, indent=1) + "\n")
+    picture(together)
+
+
+def _case(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["model"], row["S"], row["mode"]
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ def check_layouts(gm: fx.GraphModule) -> None:
             )
 
 
+# Kernels for every device.
+_ANYWHERE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 # torch_xla 2.9 knows them not, or under no name.
 _NO_DTYPES = (torch.complex32, torch.quint8, torch.qint8, torch.qint32)
 
@@ -34,7 +36,7 @@ def check_runs_somewhere(missing: list[fx.Node], spec: LoweringSpec) -> None:
     """Raise where operators that XLA lacks may not, or cannot, run on the CPU."""
     for node in missing:
         name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
-        keys = ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+        keys = ("CPU", *_ANYWHERE)
         if not any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys):
             raise XLACompilationError(
                 f"{node.target} can run neither on XLA nor on the CPU{user_line(node)}. "

@@ -67,7 +67,7 @@ class XlaInterpreter(fx.Interpreter):
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self._higher_order(node, args, kwargs)
         args, kwargs = fx.node.map_aggregate((args, kwargs), self._on_device)
-        if _is_opaque(node.target) or _is_svd_of_nothing(node.target, args):
+        if _is_opaque(node.target) or _decomposes_nothing(node.target, args):
             return self._on_fallback(node, args, kwargs)
         try:
             result = node.target(*args, **kwargs)  # type: ignore[operator]
@@ -102,10 +102,10 @@ def _is_opaque(target: Any) -> bool:
     return not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "XLA")
 
 
-def _is_svd_of_nothing(target: Any, args: Any) -> bool:
-    """torch_xla 2.9 slices one element off the factors of an empty matrix, and fails when it compiles."""
+def _decomposes_nothing(target: Any, args: Any) -> bool:
+    """torch_xla 2.9 slices one element off the singular vectors of an empty matrix, and fails when it compiles."""
     name = target.name() if isinstance(target, torch._ops.OpOverload) else ""
-    return name in ("aten::_linalg_svd", "aten::svd") and args[0].numel() == 0
+    return name.startswith(("aten::svd", "aten::_linalg_svd", "aten::linalg_pinv")) and args[0].numel() == 0
 
 
 # torch_xla 2.9 gives these indices as int32, under the name of int64; a cast of them fails.
