@@ -19,7 +19,9 @@ def watch_programs(receive: Callable[[ExportedProgram], None]) -> Iterator[None]
 
     A graph that the bridge splits is named in the first of its programs.
     """
+    # torch's openxla backend takes the bridge from the second, which holds the names of the first.
     from torch_xla._dynamo import dynamo_bridge
+    from torch_xla.core import dynamo_bridge as bridge_of_torch
 
     xlac = compat.xlac()
     extract, warm_up = dynamo_bridge.extract_compiled_graph, xlac._xla_warm_up_cache
@@ -37,6 +39,7 @@ def watch_programs(receive: Callable[[ExportedProgram], None]) -> Iterator[None]
 
     with (
         mock.patch.object(dynamo_bridge, "extract_compiled_graph", extract_watched),
+        mock.patch.object(bridge_of_torch, "extract_compiled_graph", extract_watched),
         mock.patch.object(xlac, "_xla_warm_up_cache", warm_up_watched),
     ):
         yield

@@ -172,6 +172,17 @@ def test_the_floors_are_below_the_time():
     assert 0 < report.mfu < 1
 
 
+def test_every_backend_is_asked_for_the_same_products():
+    """Twice: what watches torch_xla's bridge must be gone after the first."""
+    args = (torch.ones(16, 32),)
+    for _ in range(2):
+        found = {
+            kp_dynamo.aot_compile(nn.Linear(32, 8), args, backend=backend, options=options).model_flops
+            for backend, options in (("kp_tpu", None), ("kp_tpu", {"lowering": "stock"}), ("openxla", None))
+        }
+        assert found == {2 * 16 * 32 * 8}
+
+
 @pytest.mark.parametrize("target", ["v4", "v5p", "v6e"])
 def test_other_generations_compile(target):
     report = aot(nn.Linear(256, 256), torch.ones(128, 256), target=target)
