@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.passes.cast_bf16 import CastBf16
+from kp_dynamo.passes.casts import is_widening
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.insertion import run_on_fakes
 from kp_dynamo.passes.keep_float32 import module_paths, unknown_op_names
@@ -253,7 +254,7 @@ def test_linear_takes_linears_and_their_gradients_only():
 
 def test_matmul_takes_the_whole_family():
     def fn(x: Tensor, y: Tensor, b: Tensor, image: Tensor, kernel: Tensor) -> tuple[Tensor, ...]:
-        products = x @ y, torch.addmm(b, x, y), torch.bmm(x[None], y[None]), F.conv2d(image, kernel, b)
+        products = x @ y, torch.addmm(b, x, y), torch.bmm(x[None], y[None]), F.conv2d(image, kernel)
         return tuple(p.tanh() for p in products)
 
     shapes = (4, 4), (4, 4), (4,), (1, 2, 5, 5), (4, 2, 3, 3)
@@ -263,7 +264,7 @@ def test_matmul_takes_the_whole_family():
         **{op: {BF16} for op in family}, aten.mm: {BF16, F32},  # some gradients are returned as they are
     }  # fmt: skip
     convolution = next(n for n in gm.graph.nodes if n.target is aten.convolution.default)
-    assert [operand.meta["val"].dtype for operand in convolution.all_input_nodes] == [BF16] * 3
+    assert [operand.meta["val"].dtype for operand in convolution.all_input_nodes] == [BF16] * 2
 
 
 @pytest.mark.parametrize(
@@ -589,3 +590,13 @@ def test_a_scaled_broadcast_is_not_seen_through():
         difference = torch.cat([(f - e).flatten() for f, e in zip(found, expected, strict=True)])
         # Three products in a row, forward and back, of operands rounded to 2**-9.
         assert difference.norm() < 0.02 * torch.cat([e.flatten() for e in expected]).norm()
+
+
+def test_a_convolution_with_a_bias_keeps_its_result():
+    """XLA adds the bias to the rounded result and rounds again."""
+    gm = trace_inference(F.conv1d, torch.randn(1, 2, 8), torch.randn(4, 2, 3), torch.randn(4))
+    CastBf16("matmul")(gm)
+    convolution = next(n for n in gm.graph.nodes if n.target is aten.convolution.default)
+    dtypes = [operand.meta["val"].dtype for operand in convolution.all_input_nodes]
+    assert (dtypes, convolution.meta["val"].dtype) == ([torch.float32] * 3, torch.float32)
+    assert sum(is_widening(n) for n in gm.graph.nodes) == 2
