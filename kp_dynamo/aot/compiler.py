@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import queue
 import re
-import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,11 +63,6 @@ class Compiled:
     alias_bytes: int
     generated_code_bytes: int
 
-    @property
-    def peak_bytes(self) -> int:
-        """Memory of the chip that a run of the program takes at most."""
-        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes + self.generated_code_bytes
-
 
 class TpuCompiler:
     """Compiles for one chip of a generation, in a process of its own that starts at once and warms up meanwhile.
@@ -81,6 +78,7 @@ class TpuCompiler:
         self.target, self._deadline = target, deadline
         self.versions: dict[str, str] = {}
         self._waiting: list[Path] = []
+        self._numbers = itertools.count()
         python = _python_for(target)
         self._folder = tempfile.TemporaryDirectory(prefix="kp_tpu_aot_")
         self._noise = (Path(self._folder.name) / "stderr").open("w+")
@@ -89,6 +87,10 @@ class TpuCompiler:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._noise, text=True, bufsize=1,
             env=_environment(self._folder.name),
         )  # fmt: skip
+        # A thread reads: a pipe whose lines Python has buffered looks silent to select, and a read has no time limit.
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, args=(_pipe(self._process.stdout),), daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +102,7 @@ class TpuCompiler:
         """Kill the process and remove its files."""
         self._process.kill()
         self._process.wait()
+        self._reader.join()
         for pipe in (_pipe(self._process.stdin), _pipe(self._process.stdout), self._noise):
             with contextlib.suppress(BrokenPipeError):  # what was still on its way to the worker
                 pipe.close()
@@ -107,7 +110,7 @@ class TpuCompiler:
 
     def submit(self, stablehlo: bytes) -> None:
         """Hand over a program (MLIR bytecode); `result` gives the answers in the same order."""
-        number = len(os.listdir(self._folder.name))
+        number = next(self._numbers)
         source, target = (Path(self._folder.name) / f"{number}.{kind}" for kind in ("mlir", "hlo"))
         source.write_bytes(stablehlo)
         self._waiting.append(target)
@@ -135,7 +138,7 @@ class TpuCompiler:
         return compiled
 
     def _answer(self, kind: type[TPUBackendError]) -> dict[str, Any]:
-        line = self._line(_pipe(self._process.stdout))
+        line = self._line()
         message: dict[str, Any] = json.loads(line) if line else {"failed": f"it ended: {self._last_noise()}"}
         if "failed" not in message:
             return message
@@ -147,16 +150,21 @@ class TpuCompiler:
             raise TPUOutOfMemoryError(f"a {self.target} has no room for this program. {_short(problem)} {REMEDIES}")
         raise XLACompilationError(f"the compiler for {self.target} refused a program: {_short(problem)}")
 
-    def _line(self, pipe: IO[str]) -> str:
+    def _read(self, pipe: IO[str]) -> None:
+        for line in pipe:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _line(self) -> str:
         """The next line that the worker writes, or "" where it has ended."""
-        if self._deadline is not None:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, self._deadline - time.monotonic()))
-            if not ready:
-                raise XLACompilationTimeoutError(
-                    f"compiling for {self.target} took longer than the time it was given, and was stopped. "
-                    "Raise the limit, or compile a smaller model (fewer layers are enough to compare options)."
-                )
-        return pipe.readline()
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        try:
+            return self._lines.get(timeout=left)
+        except queue.Empty:
+            raise XLACompilationTimeoutError(
+                f"compiling for {self.target} took longer than the time it was given, and was stopped. "
+                "Raise the limit, or compile a smaller model (fewer layers are enough to compare options)."
+            ) from None
 
     def _last_noise(self) -> str:
         self._noise.seek(0)

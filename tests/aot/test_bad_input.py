@@ -148,3 +148,21 @@ def test_the_worker_stands_alone():
     assert "import torch" not in source
     assert "kp_dynamo" not in source
     assert compiler._python_for("v5e") == sys.executable
+
+
+def test_answers_that_come_together_are_all_heard(monkeypatch, tmp_path):
+    """A line that has been read from the pipe with another one makes the pipe look silent."""
+    sizes = dict.fromkeys(("argument_bytes", "output_bytes", "temp_bytes", "alias_bytes", "generated_code_bytes"), 0)
+    figures = {"seconds": 0.0, "flops": 0.0, "bytes": 0.0, **sizes}
+    worker = tmp_path / "worker.py"
+    worker.write_text(f"""
+import json, sys, time
+request = json.loads(sys.stdin.readline())
+open(request["hlo"], "w").close()
+print(json.dumps({{"ready": {{"jax": "0"}}}}) + "\\n" + json.dumps({figures!r}), flush=True)
+time.sleep(60)
+""")
+    monkeypatch.setattr(compiler, "_WORKER", worker)
+    with compiler.TpuCompiler("v5e", time.monotonic() + 20) as tpu:
+        tpu.submit(b"")
+        assert tpu.result().seconds == 0
