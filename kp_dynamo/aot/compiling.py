@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -11,19 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from kp_dynamo import compat
 from kp_dynamo.aot.compiler import TpuCompiler
+from kp_dynamo.aot.plan import Plan, plan_of
 from kp_dynamo.aot.programs import program_report
 from kp_dynamo.aot.report import AotReport, ProgramReport
-from kp_dynamo.exceptions import TPUConfigurationError, TPUModelPreparationError, XLACompilationError
-from kp_dynamo.hardware import CHIPS, Chip, memory_budget_bytes
+from kp_dynamo.exceptions import XLACompilationError
+from kp_dynamo.hardware import CHIPS, memory_budget_bytes
 from kp_dynamo.one_run import dynamo_seconds, graph_breaks
-from kp_dynamo.options import CompileOptions, resolve_matmul_precision
+from kp_dynamo.options import resolve_matmul_precision
 from kp_dynamo.versions import check_versions
-
-BACKENDS = ("kp_tpu", "openxla")
 
 
 def aot_compile(
@@ -61,15 +58,14 @@ def aot_compile(
         XLACompilationTimeoutError: The time was over.
     """
     start = time.perf_counter()
-    chip = _chip(target)
-    plan = _plan(model, args, target, options, backend, train)
+    plan = plan_of(model, args, target, options, backend, train)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     with TpuCompiler(target, deadline) as compiler:
         compat.device()
         run = _Run(plan, compiler)
         with _alone(train):
             run.trace()
-        programs = run.collected(chip)
+        programs = run.collected()
         versions = {**check_versions(), **compiler.versions}
     if not programs:
         raise XLACompilationError(
@@ -78,60 +74,6 @@ def aot_compile(
         )
     seconds = {**run.seconds, "tpu": sum(p.compile_s for p in programs), "total": time.perf_counter() - start}
     return run.report(programs, seconds, versions)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be compiled, and how."""
-
-    model: Callable[..., Any]
-    args: tuple[Any, ...]
-    target: str
-    given: dict[str, Any]
-    options: CompileOptions
-    backend: str
-    train: bool
-
-    @property
-    def is_run(self) -> bool:
-        """Whether the model has to run: torch_xla's own bridge knows no other way to trace."""
-        return self.backend == "openxla" or self.options.lowering == "stock"
-
-
-def _chip(target: str) -> Chip:
-    if target not in CHIPS:
-        nearest = difflib.get_close_matches(str(target), CHIPS, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise TPUConfigurationError(f"target {target!r} is not known; {hint}allowed: {', '.join(CHIPS)}")
-    return CHIPS[target]
-
-
-def _plan(model: Any, args: Any, target: str, options: Any, backend: str, train: bool) -> Plan:
-    if backend not in BACKENDS:
-        raise TPUConfigurationError(f"backend {backend!r} is not known; allowed: {', '.join(BACKENDS)}")
-    if not callable(model):
-        raise TPUModelPreparationError(f"the model is {type(model).__name__}, which cannot be called; give a module")
-    if isinstance(args, torch.Tensor) or not isinstance(args, Sequence):
-        raise TPUModelPreparationError(
-            f"args is {type(args).__name__}; allowed: a tuple of what the model is called with, such as (tokens,)"
-        )
-    given = CompileOptions.from_dict(options).given_values()
-    if given.get("target", target) not in ("auto", target):
-        raise TPUConfigurationError(f"target={target!r}, but options say {given['target']!r}; give one of them")
-    _require_shapes(model, args)
-    return Plan(
-        model, tuple(args), target, given, CompileOptions.from_dict({**given, "target": target}), backend, train
-    )
-
-
-def _require_shapes(model: Any, args: Any) -> None:
-    named = dict([*model.named_parameters(), *model.named_buffers()]) if isinstance(model, nn.Module) else {}
-    given = {f"argument {i}": a for i, a in enumerate(torch.utils._pytree.tree_leaves(args))}
-    for name, tensor in {**named, **given}.items():
-        if torch.nn.parameter.is_lazy(tensor):
-            raise TPUModelPreparationError(
-                f"{name} has no shape yet: a lazy module gets it from its first input. Call the model once before."
-            )
 
 
 @contextlib.contextmanager
@@ -185,11 +127,11 @@ class _Run:
             new = self.handed_over[len(self.names) :]
             self.names += [event.label if len(new) == 1 else f"{event.label}.{i}" for i in range(len(new))]
 
-    def collected(self, chip: Chip) -> tuple[ProgramReport, ...]:
+    def collected(self) -> tuple[ProgramReport, ...]:
         """What the TPU's compiler made of what it was handed."""
         names = self.names + [f"{i}.{p.name}" for i, p in enumerate(self.handed_over, 1)][len(self.names) :]
         compiled = ((name, p, self.compiler.result()) for name, p in zip(names, self.handed_over, strict=True))
-        return tuple(program_report(name, p, made, chip) for name, p, made in compiled)
+        return tuple(program_report(name, p, made, CHIPS[self.plan.target]) for name, p, made in compiled)
 
     def report(
         self, programs: tuple[ProgramReport, ...], seconds: dict[str, float], versions: dict[str, str]

@@ -85,11 +85,11 @@ def _bars(report: AotReport) -> str:
     kinds = sorted({kind for p in report.programs for kind in p.ms_by_kind})
     left = [0.0] * len(report.programs)
     for kind, color in zip(kinds, _COLORS, strict=False):
-        values = [p.ms_by_kind.get(kind, 0.0) for p in report.programs]
+        values = [p.runs * p.ms_by_kind.get(kind, 0.0) for p in report.programs]
         axes.barh([p.name for p in report.programs], values, left=left, label=kind, color=color)
         left = [start + value for start, value in zip(left, values, strict=True)]
     axes.invert_yaxis()
-    axes.set(xlabel="modelled ms")
+    axes.set(xlabel="modelled ms of a step")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3, frameon=False)
     return _svg(figure)
 

@@ -25,6 +25,7 @@ def program_report(name: str, program: ExportedProgram, made: Compiled, chip: Ch
     dearest = sorted(cost.ops, key=lambda op: -op.total_seconds)[:NUM_DEAREST]
     return ProgramReport(
         name=name,
+        runs=max(1, program.num_runs),  # a program that was handed over was wanted
         compile_s=made.seconds,
         argument_bytes=made.argument_bytes,
         output_bytes=made.output_bytes,

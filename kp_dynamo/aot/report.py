@@ -9,7 +9,7 @@ from typing import Any
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.hardware import CHIPS
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON form; one that is read must have this one."""
 
 DISCLAIMER = (
@@ -54,6 +54,7 @@ class ProgramReport:
 
     Attributes:
         name: Of the graph: "1.forward".
+        runs: How often a step runs it: equal graphs have one program. All other figures here are of one run.
         compile_s: Seconds that the TPU compiler took.
         argument_bytes: Parameters and inputs; sizes are padded to the chip's tiles.
         output_bytes: Results, those that are saved for the backward among them.
@@ -74,6 +75,7 @@ class ProgramReport:
     """
 
     name: str
+    runs: int
     compile_s: float
     argument_bytes: int
     output_bytes: int
@@ -145,33 +147,33 @@ class AotReport:
 
     @property
     def cycles(self) -> int:
-        """Of a step: all programs once."""
-        return sum(p.cycles for p in self.programs)
+        """Of a step: all programs, as often as they run."""
+        return sum(p.runs * p.cycles for p in self.programs)
 
     @property
     def estimated_ms(self) -> float:
         """Milliseconds of a step by the compiler's cycles."""
-        return sum(p.estimated_ms for p in self.programs)
+        return sum(p.runs * p.estimated_ms for p in self.programs)
 
     @property
     def modelled_ms(self) -> float:
         """Milliseconds of a step, modelled."""
-        return sum(p.modelled_ms for p in self.programs)
+        return sum(p.runs * p.modelled_ms for p in self.programs)
 
     @property
     def flops(self) -> float:
         """Operations of a step by the compiler's count."""
-        return sum(p.flops for p in self.programs)
+        return sum(p.runs * p.flops for p in self.programs)
 
     @property
     def bytes(self) -> float:
         """Bytes of a step by the compiler's count."""
-        return sum(p.bytes for p in self.programs)
+        return sum(p.runs * p.bytes for p in self.programs)
 
     @property
     def model_flops(self) -> int:
         """Operations that the graphs ask for."""
-        return sum(p.model_flops for p in self.programs)
+        return sum(p.runs * p.model_flops for p in self.programs)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -196,17 +198,18 @@ class AotReport:
     @property
     def flops_floor_ms(self) -> float:
         """Milliseconds below which the products alone cannot go."""
-        return sum(p.flops_floor_ms(self.target) for p in self.programs)
+        return sum(p.runs * p.flops_floor_ms(self.target) for p in self.programs)
 
     @property
     def bytes_floor_ms(self) -> float:
         """Milliseconds below which arguments and results cannot be moved."""
-        return sum(p.bytes_floor_ms(self.target) for p in self.programs)
+        return sum(p.runs * p.bytes_floor_ms(self.target) for p in self.programs)
 
     @property
     def over_floor(self) -> float:
         """Modelled time over the higher of the two floors of each program."""
-        floor = sum(max(p.flops_floor_ms(self.target), p.bytes_floor_ms(self.target)) for p in self.programs)
+        floors = ((p, p.flops_floor_ms(self.target), p.bytes_floor_ms(self.target)) for p in self.programs)
+        floor = sum(p.runs * max(by_flops, by_bytes) for p, by_flops, by_bytes in floors)
         return self.modelled_ms / floor if floor else 0.0
 
     @property

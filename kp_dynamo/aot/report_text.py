@@ -69,6 +69,7 @@ def _memory(report: AotReport) -> Iterator[str]:
 def _programs(report: AotReport) -> Iterator[str]:
     titles = (
         "program",
+        "runs",
         "modelled ms",
         "cycles ms",
         "peak MiB",
@@ -88,17 +89,28 @@ def _programs(report: AotReport) -> Iterator[str]:
 def _row(p: ProgramReport) -> tuple[str, ...]:
     sizes = (p.peak_bytes, p.argument_bytes, p.output_bytes, p.temp_bytes, p.generated_code_bytes)
     times = (f"{p.modelled_ms:.3f}", f"{p.estimated_ms:.3f}")
-    return (p.name, *times, *(f"{size / _MIB:.1f}" for size in sizes), f"{p.compile_s:.1f}")
+    return (p.name, str(p.runs), *times, *(f"{size / _MIB:.1f}" for size in sizes), f"{p.compile_s:.1f}")
 
 
 def _dearest(report: AotReport) -> Iterator[str]:
-    found = sorted(((f, p) for p in report.programs for f in p.dearest), key=lambda pair: -pair[0].modelled_ms)[:12]
+    found = sorted(((f, p) for p in report.programs for f in p.dearest), key=_of_a_step)[:12]
     yield "dearest operations"
     for fusion, program in found:
-        share = fusion.modelled_ms / report.modelled_ms if report.modelled_ms else 0
+        share = program.runs * fusion.modelled_ms / report.modelled_ms if report.modelled_ms else 0
         cycles = "no cycles" if fusion.cycles is None else f"{fusion.cycles} cycles"
-        yield f"  {fusion.modelled_ms:.4f} ms {share:4.0%}  {fusion.kind}, {cycles}, {program.name} {fusion.name}"
+        place = f"{program.name} {fusion.name}{_times(program)}"
+        yield f"  {fusion.modelled_ms:.4f} ms {share:4.0%}  {fusion.kind}, {cycles}, {place}"
         yield from (f"      {line}" for line in _origin_lines(fusion))
+
+
+def _times(program: ProgramReport) -> str:
+    return f", {program.runs} times a step" if program.runs > 1 else ""
+
+
+def _of_a_step(pair: tuple[FusionReport, ProgramReport]) -> float:
+    """Sorts the operations that cost a step most to the front."""
+    fusion, program = pair
+    return -program.runs * fusion.modelled_ms
 
 
 def _origin_lines(fusion: FusionReport) -> Iterator[str]:

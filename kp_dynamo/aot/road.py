@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx, nn
 
 from kp_dynamo import compat
 from kp_dynamo.aot.fakes import Fakes
+from kp_dynamo.aot.plan import Plan
 from kp_dynamo.backend import compile_in
 from kp_dynamo.events import Observe
 from kp_dynamo.exceptions import TPUBackendError, TPUModelPreparationError, XLACompilationError
@@ -19,19 +20,18 @@ from kp_dynamo.lowering.watch import watch_programs
 from kp_dynamo.one_run import run_backward, uncompiled
 from kp_dynamo.session import Session
 
-if TYPE_CHECKING:
-    from kp_dynamo.aot.compiling import Plan
-
 Receive = Callable[[ExportedProgram], None]
 
 
 def call_on_fakes(plan: Plan, receive: Receive, observe: Observe) -> None:
-    """Compile without running: the backward is compiled with the forward."""
+    """Compile without running; the calls that a step makes are counted all the same, those of the backward as well."""
     fakes = Fakes()
     model, args = fakes.model(uncompiled(plan.model)), fakes.arguments(plan.args)
     session = Session(plan.options.cache_size, observe, Export(receive))
     with fakes.mode:
-        _call(_in_mode(model, plan.train), args, _backend(session, plan))
+        results = _call(_in_mode(model, plan.train), args, _backend(session, plan))
+        if plan.train:
+            run_backward(results)
 
 
 def call_for_real(plan: Plan, receive: Receive, observe: Observe) -> None:

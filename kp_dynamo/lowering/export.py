@@ -26,7 +26,7 @@ from kp_dynamo.lowering.trace import Trace, trace
 from kp_dynamo.source_lines import source_line
 
 
-@dataclass(frozen=True)
+@dataclass
 class ExportedProgram:
     """One program on its way to a compiler.
 
@@ -36,6 +36,7 @@ class ExportedProgram:
         origins: Name of an operation in it -> (ATen operator, the user's source line).
         seconds: What tracing it took.
         gm: The graph that it computes.
+        num_runs: How often it has been called for: a program that serves equal graphs is handed over once.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ExportedProgram:
     origins: dict[str, tuple[str, str]]
     seconds: float
     gm: fx.GraphModule
+    num_runs: int = 0
 
 
 class Export:
@@ -56,29 +58,39 @@ class Export:
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
         check_layouts(gm)
         start = time.perf_counter()
-        missing = self._export(gm, args, spec)
+        programs: list[ExportedProgram] = []
+        missing = self._export(gm, args, spec, programs)
         seconds = {"trace": time.perf_counter() - start}
-        run = _FakeRun(gm)
+        run = _FakeRun(gm, programs)
         if not missing:
             return Executable(run, num_programs=1, seconds=seconds)
         check_runs_somewhere(missing, spec)
         fallbacks = tuple((str(n.target), source_line(n)) for n in missing)
-        return Executable(run, self._export_pieces(gm, set(missing), args, spec), fallbacks, seconds)
+        return Executable(run, self._export_pieces(gm, set(missing), args, spec, programs), fallbacks, seconds)
 
-    def _export_pieces(self, gm: fx.GraphModule, on_cpu: set[fx.Node], args: Sequence[Any], spec: LoweringSpec) -> int:
+    def _export_pieces(
+        self,
+        gm: fx.GraphModule,
+        on_cpu: set[fx.Node],
+        args: Sequence[Any],
+        spec: LoweringSpec,
+        programs: list[ExportedProgram],
+    ) -> int:
         """Hand over the programs of a graph of which the CPU runs some nodes; how many there are."""
 
         def run_piece(node: fx.Node, piece: fx.GraphModule, values: Sequence[Any]) -> Any:
             if is_xla_piece(node):
-                self._export(piece, values, spec_of_pieces(spec))
+                self._export(piece, values, spec_of_pieces(spec), programs)
             return piece(*values)
 
         whole = split_around(gm, on_cpu)
         Conductor(whole, run_piece).run(*args)
         return sum(is_xla_piece(node) for node in whole.graph.nodes)
 
-    def _export(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> list[fx.Node]:
-        """Trace and hand over one program; the nodes that XLA lacks, if any stand in the way."""
+    def _export(
+        self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec, programs: list[ExportedProgram]
+    ) -> list[fx.Node]:
+        """Trace, add to `programs` and hand over; the nodes that XLA lacks, if any stand in the way."""
         start = time.perf_counter()
         with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
             traced = trace(gm, args, device_constants(gm), spec.num_returned, on_node=_name_operations)
@@ -87,7 +99,8 @@ class Export:
             stablehlo = _stablehlo(traced)
         calls = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
         origins = {n.name: (str(n.target), source_line(n)) for n in calls}
-        self._receive(ExportedProgram(spec.name, stablehlo, origins, time.perf_counter() - start, gm))
+        programs.append(ExportedProgram(spec.name, stablehlo, origins, time.perf_counter() - start, gm))
+        self._receive(programs[-1])
         return []
 
 
@@ -130,12 +143,15 @@ def _operation_names() -> Iterator[None]:
 class _FakeRun:
     """Results of a graph without running it: fake tensors of the shapes that it gives."""
 
-    def __init__(self, gm: fx.GraphModule) -> None:
+    def __init__(self, gm: fx.GraphModule, programs: Sequence[ExportedProgram]) -> None:
+        self._programs = programs
         returned = next(n for n in gm.graph.nodes if n.op == "output").args[0]
         self._nodes = returned if isinstance(returned, (list, tuple)) else [returned]
         self._inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
+        for program in self._programs:
+            program.num_runs += 1
         given = dict(zip(self._inputs, args, strict=True))
         return [given[node] if node in given else _fake_like(node) for node in self._nodes]
 

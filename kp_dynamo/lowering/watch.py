@@ -17,7 +17,7 @@ from kp_dynamo.lowering.export import ExportedProgram
 def watch_programs(receive: Callable[[ExportedProgram], None]) -> Iterator[None]:
     """Hand every program that `torch_xla._dynamo.dynamo_bridge` compiles to `receive`; torch_xla 2.9.
 
-    A graph that the bridge splits is named in the first of its programs.
+    A graph that the bridge splits is named in the first of its programs. Its runs are counted.
     """
     # torch's openxla backend takes the bridge from the second, which holds the names of the first.
     from torch_xla._dynamo import dynamo_bridge
@@ -25,7 +25,9 @@ def watch_programs(receive: Callable[[ExportedProgram], None]) -> Iterator[None]
 
     xlac = compat.xlac()
     extract, warm_up = dynamo_bridge.extract_compiled_graph, xlac._xla_warm_up_cache
+    run = xlac._run_cached_graph
     graphs: list[fx.GraphModule] = []
+    programs: dict[Any, ExportedProgram] = {}
 
     def extract_watched(gm: fx.GraphModule, args: Any) -> Any:
         graphs.append(_copied(gm))  # the bridge fuses nodes of the graph itself
@@ -34,13 +36,20 @@ def watch_programs(receive: Callable[[ExportedProgram], None]) -> Iterator[None]
     def warm_up_watched(tensors: Any, devices: Any) -> Any:
         stablehlo: bytes = xlac._get_stablehlo(tensors, xlac._xla_get_default_device(), [], True)
         gm = graphs.pop() if graphs else fx.GraphModule({}, _nothing())
-        receive(ExportedProgram("graph", stablehlo, {}, 0.0, gm))
+        programs[xlac._get_graph_hash(tensors)] = program = ExportedProgram("graph", stablehlo, {}, 0.0, gm)
+        receive(program)
         return warm_up(tensors, devices)
+
+    def run_watched(key: Any, inputs: Any) -> Any:
+        if key in programs:
+            programs[key].num_runs += 1
+        return run(key, inputs)
 
     with (
         mock.patch.object(dynamo_bridge, "extract_compiled_graph", extract_watched),
         mock.patch.object(bridge_of_torch, "extract_compiled_graph", extract_watched),
         mock.patch.object(xlac, "_xla_warm_up_cache", warm_up_watched),
+        mock.patch.object(xlac, "_run_cached_graph", run_watched),
     ):
         yield
 

@@ -53,6 +53,41 @@ def test_figures_are_those_of_an_independent_instrument(case):
     assert report.unknown == ()
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 256, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).relu()
+
+
+class ThreeEqualBlocks(nn.Module):
+    """A loop that Dynamo leaves to Python: it compiles the blocks by themselves, and their graphs are equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("backend", ["kp_tpu", "openxla"])
+def test_a_program_counts_as_often_as_a_step_runs_it(backend, train):
+    report = aot(ThreeEqualBlocks(), torch.ones(128, 256, requires_grad=train), backend=backend, train=train)
+    products = 3 if train else 1
+    assert report.model_flops == 3 * products * 2 * 128 * 256 * 256
+    assert report.cycles == sum(p.runs * p.cycles for p in report.programs)
+    if backend == "kp_tpu":
+        assert max(p.runs for p in report.programs) > 1
+        assert "runs" in str(report)
+
+
 def test_linear_and_gelu_are_one_output_fusion():
     model = nn.Sequential(nn.Linear(256, 1024), nn.GELU())
     [program] = aot(model, torch.ones(512, 256)).programs

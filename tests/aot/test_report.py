@@ -16,7 +16,8 @@ from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError
 
 FUSION = FusionReport("fusion.1", "matmul", 1, 1500, 0.001, 4096, (Origin("aten.mm.default", "model.py:3 in forward"),))
 PROGRAM = ProgramReport(
-    name="1.inference", compile_s=0.5, argument_bytes=2**20, output_bytes=2**19, temp_bytes=2**18, alias_bytes=0,
+    name="1.inference", runs=1, compile_s=0.5,
+    argument_bytes=2**20, output_bytes=2**19, temp_bytes=2**18, alias_bytes=0,
     generated_code_bytes=2**17, flops=2e9, bytes=3e6, hbm_bytes=2_000_000, model_flops=2_000_000_000, cycles=30_000,
     estimated_ms=0.02,
     modelled_ms=0.04, unknown=("custom-call.1",), ms_by_kind={"matmul": 0.03, "copy": 0.01}, dearest=(FUSION,),
@@ -37,6 +38,16 @@ def test_the_text_says_what_is_known_and_what_is_not():
     assert "aten.mm.default at model.py:3 in forward" in text
     assert "no estimate from the compiler, counted as no cycles: 1\n  1.inference custom-call.1" in text
     assert "no chip ran this program" in text.splitlines()[-1]
+
+
+def test_totals_count_every_run_of_a_program():
+    report = replace(REPORT, programs=(replace(PROGRAM, runs=3), PROGRAM))
+    once = REPORT.totals()
+    for figure in ("cycles", "estimated_ms", "modelled_ms", "flops", "bytes", "model_flops", "flops_floor_ms"):
+        assert report.totals()[figure] == pytest.approx(4 * once[figure])
+    assert report.totals()["over_floor"] == pytest.approx(once["over_floor"])
+    assert report.peak_bytes == REPORT.peak_bytes
+    assert "3 times a step" in str(report)
 
 
 def test_what_does_not_fit_is_said_loudly():

@@ -1,0 +1,77 @@
+"""What is to be compiled ahead of time, checked before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from kp_dynamo.exceptions import TPUConfigurationError, TPUModelPreparationError
+from kp_dynamo.hardware import CHIPS
+from kp_dynamo.options import CompileOptions
+
+BACKENDS = ("kp_tpu", "openxla")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be compiled, and how."""
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    target: str
+    given: dict[str, Any]
+    options: CompileOptions
+    backend: str
+    train: bool
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the model has to run: torch_xla's own bridge knows no other way to trace."""
+        return self.backend == "openxla" or self.options.lowering == "stock"
+
+
+def plan_of(model: Any, args: Any, target: str, options: Any, backend: str, train: bool) -> Plan:
+    """What the caller of `aot_compile` asks for.
+
+    Raises:
+        TPUConfigurationError: A target, option or backend that there is not.
+        TPUModelPreparationError: A model that cannot be called, arguments that are no sequence, or no shapes yet.
+    """
+    _require_target(target)
+    if backend not in BACKENDS:
+        raise TPUConfigurationError(f"backend {backend!r} is not known; allowed: {', '.join(BACKENDS)}")
+    if not callable(model):
+        raise TPUModelPreparationError(f"the model is {type(model).__name__}, which cannot be called; give a module")
+    if isinstance(args, torch.Tensor) or not isinstance(args, Sequence):
+        raise TPUModelPreparationError(
+            f"args is {type(args).__name__}; allowed: a tuple of what the model is called with, such as (tokens,)"
+        )
+    given = CompileOptions.from_dict(options).given_values()
+    if given.get("target", target) not in ("auto", target):
+        raise TPUConfigurationError(f"target={target!r}, but options say {given['target']!r}; give one of them")
+    _require_shapes(model, args)
+    return Plan(
+        model, tuple(args), target, given, CompileOptions.from_dict({**given, "target": target}), backend, train
+    )
+
+
+def _require_shapes(model: Any, args: Any) -> None:
+    named = dict([*model.named_parameters(), *model.named_buffers()]) if isinstance(model, nn.Module) else {}
+    given = {f"argument {i}": a for i, a in enumerate(torch.utils._pytree.tree_leaves(args))}
+    for name, tensor in {**named, **given}.items():
+        if torch.nn.parameter.is_lazy(tensor):
+            raise TPUModelPreparationError(
+                f"{name} has no shape yet: a lazy module gets it from its first input. Call the model once before."
+            )
+
+
+def _require_target(target: str) -> None:
+    if target not in CHIPS:
+        nearest = difflib.get_close_matches(str(target), CHIPS, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise TPUConfigurationError(f"target {target!r} is not known; {hint}allowed: {', '.join(CHIPS)}")
