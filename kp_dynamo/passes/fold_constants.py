@@ -15,7 +15,8 @@ lowering that copy is an op on another device in the middle of the graph, which 
 4. A cast of a constant of at most `max_cast_elements` is computed now; its result is a constant again.
 5. A 0-dim full or scalar_tensor becomes a Python number in the ops that have a form for one (`scalar_forms.py`), where
    dtypes come out the same and the number is exact in the dtype of the result.
-6. alias and detach of what is no constant go as well: an ATen graph is differentiated already.
+6. full_like, zeros_like and ones_like of a static shape no longer need the tensor (`shape_sources.py`).
+7. alias and detach of what is no constant go as well: an ATen graph is differentiated already.
 
 Refuses, with the reason: a constant that a result of the graph shares memory with or that an op writes to (a call
 would change it for the next one); a parameter (its owner may change it); one whose value cannot be read (a
@@ -35,6 +36,7 @@ from torch import fx, nn
 from kp_dynamo.passes.base import PassReport, calls
 from kp_dynamo.passes.insertion import insert_call, replace_node, set_value
 from kp_dynamo.passes.scalar_forms import use_scalars
+from kp_dynamo.passes.shape_sources import drop_shape_sources
 
 aten = torch.ops.aten
 
@@ -62,7 +64,8 @@ class FoldConstants:
             folding = _Folding(gm, self.max_cast_elements)
             for node in list(gm.graph.nodes):
                 folding.visit(node)
-            rewritten = folding.rewritten + _drop_identities(gm.graph) + use_scalars(gm.graph)
+            rewritten = folding.rewritten + _drop_identities(gm.graph)
+            rewritten += drop_shape_sources(gm.graph) + use_scalars(gm.graph)
         return PassReport(self.name, rewritten, tuple(folding.refused))
 
 

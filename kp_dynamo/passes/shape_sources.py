@@ -1,0 +1,42 @@
+"""Constants of a tensor's shape without the tensor: `full_like(x, 0.0)` -> `full([2, 3], 0.0)`.
+
+The value of `x` does not matter, but a graph says that it does: equal `full_like` of two layers become one by common
+subexpression elimination, which ties the later layer's backward to a value of the earlier one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo.passes.base import calls, tensor_of
+from kp_dynamo.passes.insertion import replace_node
+
+aten = torch.ops.aten
+
+_VALUES: dict[Any, Any] = {aten.zeros_like.default: 0, aten.ones_like.default: 1}
+
+
+def drop_shape_sources(graph: fx.Graph) -> int:
+    """Rewrite constants of a static shape; returns how many."""
+    found = [n for n in calls(graph, aten.full_like.default, *_VALUES) if _is_static(n)]
+    for node in found:
+        value = node.args[1] if node.target is aten.full_like.default else _VALUES[node.target]
+        result = node.meta["val"]
+        with graph.inserting_before(node):
+            made = graph.call_function(aten.full.default, (list(result.shape), value), _like(result))
+        made.meta = dict(node.meta)
+        replace_node(node, made)
+    return len(found)
+
+
+def _is_static(node: fx.Node) -> bool:
+    value = tensor_of(node)
+    is_number = node.target is not aten.full_like.default or not isinstance(node.args[1], fx.Node)
+    return value is not None and is_number and all(isinstance(size, int) for size in value.shape)
+
+
+def _like(result: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": result.dtype, "layout": result.layout, "device": torch.device("cpu"), "pin_memory": False}
