@@ -17,10 +17,15 @@ from tqdm import tqdm
 import kp_dynamo
 from bench import report
 from bench.v5e_workloads import MODELS, WITH_LENGTHS, workload
+from kp_dynamo.exceptions import XLACompilationError
 
 LENGTHS = (512, 2048)
 OPENXLA = "openxla"
 LEVELS = ("conservative", "balanced", "aggressive")
+COMPARED = ("cycles ms", "modelled ms", "peak MiB")
+FIGURES = (
+    *COMPARED, "over the floors", "GB touched", "TPU compile s", "our s", "unknown", "programs",
+)  # fmt: skip
 
 
 def cases(models: list[str], lengths: tuple[int, ...] = LENGTHS) -> Iterator[tuple[str, int, bool]]:
@@ -36,12 +41,13 @@ def measure(model: str, length: int, train: bool, variant: str) -> dict[str, Any
     """One row: a model through a level or through openxla."""
     made = workload(model, length)
     how: dict[str, Any] = {"backend": OPENXLA} if variant == OPENXLA else {"options": {"level": variant}}
-    found = kp_dynamo.aot_compile(made.model, made.inputs, target="v5e", train=train, **how)
+    row = {"model": model, "S": length, "mode": "train" if train else "infer", "variant": variant}
+    try:
+        found = kp_dynamo.aot_compile(made.model, made.inputs, target="v5e", train=train, **how)
+    except XLACompilationError as error:  # libtpu's own failures are a result as well
+        return {**row, **dict.fromkeys(FIGURES), "failed": str(error).splitlines()[0][:200]}
     return {
-        "model": model,
-        "S": length,
-        "mode": "train" if train else "infer",
-        "variant": variant,
+        **row,
         "cycles ms": found.estimated_ms,
         "modelled ms": found.modelled_ms,
         "over the floors": found.over_floor,
@@ -56,11 +62,11 @@ def measure(model: str, length: int, train: bool, variant: str) -> dict[str, Any
 
 def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of one case, openxla's first, with their ratios to it."""
-    base = rows[0]
-    ratios = [
-        {f"{name} ratio": row[name] / base[name] for name in ("cycles ms", "modelled ms", "peak MiB")} for row in rows
-    ]
-    return [{**row, **ratio} for row, ratio in zip(rows, ratios, strict=True)]
+    return [{**row, **{f"{name} ratio": _ratio(row[name], rows[0][name]) for name in COMPARED}} for row in rows]
+
+
+def _ratio(figure: float | None, base: float | None) -> float | None:
+    return None if figure is None or base is None else figure / base
 
 
 def picture(rows: list[dict[str, Any]]) -> None:
@@ -69,7 +75,7 @@ def picture(rows: list[dict[str, Any]]) -> None:
     figure = Figure(figsize=(9, 1 + 0.35 * len(names)), layout="constrained")
     axes = figure.add_subplot()
     for offset, (level, color) in enumerate(zip(LEVELS, ("#9bb7d4", "#3366aa", "#dd8833"), strict=True)):
-        ratios = [r["modelled ms ratio"] for r in rows if r["variant"] == level]
+        ratios = [r["modelled ms ratio"] or 0 for r in rows if r["variant"] == level]
         axes.barh([i + 0.27 * (offset - 1) for i in range(len(names))], ratios, height=0.25, label=level, color=color)
     axes.axvline(1, color="#444444", label="stock openxla")
     axes.set_yticks(range(len(names)), names)
@@ -85,13 +91,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.v5e", description=__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of: {', '.join(MODELS)}; all by default")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), metavar="S")
+    parser.add_argument(
+        "--keep-openxla", action="store_true", help="take openxla's rows, which run, from the last time"
+    )
     args = parser.parse_args()
     unknown = sorted(set(args.models) - set(MODELS))
     if unknown:
         parser.error(f"there is no model {unknown[0]!r}; choose from {', '.join(MODELS)}")
     rows: list[dict[str, Any]] = []
     for model, length, train in tqdm(list(cases(args.models or list(MODELS), tuple(args.lengths))), unit="case"):
-        rows += with_ratios([measure(model, length, train, variant) for variant in (OPENXLA, *LEVELS)])
+        kept = _kept_openxla(model, length, train) if args.keep_openxla else None
+        base = kept or measure(model, length, train, OPENXLA)
+        rows += with_ratios([base, *(measure(model, length, train, level) for level in LEVELS)])
         _keep(rows)
     print(f"\n{TITLE}\n\n{report.table(rows)}\n")
 
@@ -110,6 +121,15 @@ def _keep(rows: list[dict[str, Any]]) -> None:
     content = {"name": "v5e", "title": TITLE, "rows": together, "environment": report.environment()}
     file.write_text(json.dumps(content, indent=1) + "\n")
     picture(together)
+
+
+def _kept_openxla(model: str, length: int, train: bool) -> dict[str, Any] | None:
+    """openxla's row of a case as it was measured before, or None; no change of ours changes it."""
+    file = report.RESULTS / "v5e.json"
+    rows = json.loads(file.read_text())["rows"] if file.is_file() else []
+    case = (model, length, "train" if train else "infer")
+    found = next((r for r in rows if _case(r) == case and r["variant"] == OPENXLA), None)
+    return found if found and found["over the floors"] is not None else None
 
 
 def _case(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -42,6 +42,11 @@ KNOWN_LIMITS = (
         "Pad lengths to a few sizes before the call.",
     ),
     KnownLimit(
+        "libtpu 0.0.21 cannot compile some products of bfloat16 values beside float32 ones at matmul precision "
+        '"highest" (T5 at level conservative: "Bad lhs type").',
+        '`options={"matmul_precision": "high"}`.',
+    ),
+    KnownLimit(
         "Programs are compiled anew in every process: torch_xla 2.9 writes its persistent cache and cannot read it "
         "(pytorch/xla#9094).",
         "Keep the process alive; within it, equal graphs share a program.",

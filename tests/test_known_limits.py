@@ -8,6 +8,9 @@ import pytest
 import torch
 import torch_xla
 
+from bench.v5e_workloads import workload
+from kp_dynamo import aot_compile
+from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.known_limits import KNOWN_LIMITS
 from kp_dynamo.telemetry import snapshot
 
@@ -50,6 +53,15 @@ def test_the_overlap_of_cpu_inputs_is_not_guarded(backend):
     assert compiled(base[:2], base[1:3]).tolist() == [2, 0]
     with pytest.raises(AssertionError):
         compiled(base[:2], torch.zeros(2))
+
+
+@pytest.mark.slow
+def test_libtpu_cannot_compile_the_attention_of_t5_at_highest():
+    assert "matmul_precision" in limit("libtpu 0.0.21 cannot compile").cure
+    made = workload("t5", 512)
+    with pytest.raises(XLACompilationError, match="matmul_precision"):
+        aot_compile(made.model, made.inputs, options={"level": "conservative"})
+    assert aot_compile(made.model, made.inputs, options={"level": "conservative", "matmul_precision": "high"}).cycles
 
 
 class Tied(torch.nn.Module):

@@ -33,6 +33,10 @@ _INSTALL_V7 = (
     "v7 needs a newer libtpu in an environment of its own: `make aot-v7` in a clone builds it, or set KP_TPU_V7_PYTHON "
     'to the Python of an environment with "jax==0.10.2" and "libtpu==0.0.51".'
 )
+_NARROWER = (
+    " This is a failure of libtpu 0.0.21 on products of bfloat16 values at precision 'highest'. Give "
+    'options={"matmul_precision": "high"}.'
+)
 # What libtpu says of memory: HBM, VMEM and the scalar memory beside it.
 _NO_ROOM = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory|out of memory|exceeds the limit", re.IGNORECASE)
 
@@ -148,7 +152,8 @@ class TpuCompiler:
             raise TPUNotAvailableError(f"no compiler for a TPU {self.target} could be started: {problem}. {advice}")
         if _NO_ROOM.search(problem):
             raise TPUOutOfMemoryError(f"a {self.target} has no room for this program. {_short(problem)} {REMEDIES}")
-        raise XLACompilationError(f"the compiler for {self.target} refused a program: {_short(problem)}")
+        advice = _NARROWER if "Mosaic failed" in problem and "Bad lhs type" in problem else ""
+        raise XLACompilationError(f"the compiler for {self.target} refused a program: {_short(problem)}{advice}")
 
     def _read(self, pipe: IO[str]) -> None:
         for line in pipe:
