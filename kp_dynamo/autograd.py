@@ -21,8 +21,8 @@ from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kp_dynamo.analysis.random_results import save_random_results
 from kp_dynamo.decompositions import decompositions
-from kp_dynamo.random_ops import save_random_results
 
 # (graph, number of results that the user sees, name of the graph) -> what runs it.
 CompileGraph = Callable[[fx.GraphModule, int, str], Callable[[list[Any]], list[Any]]]
@@ -33,7 +33,7 @@ class GraphStages:
     """What is done to the graphs that AOTAutograd makes.
 
     Attributes:
-        transform: Edits a joint or an inference graph in place.
+        transform: Edits a joint, inference or partitioned backward graph in place.
         compile: Compiles a forward, backward or inference graph.
     """
 
@@ -52,7 +52,11 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
         least = _LEAST_BUDGET if save_random_results(joint.graph) else 0.0
         num_returned.append(num_fwd_outputs)
         with functorch_config.patch(activation_memory_budget=max(budget, least)):
-            return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
+            forward, backward = min_cut_rematerialization_partition(
+                joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs
+            )
+        stages.transform(backward, "backward")
+        return forward, backward
 
     def forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         _donate_nothing()

@@ -129,6 +129,11 @@ def require_backward() -> None:
             ) from cause
 
 
+def optimization_barrier(tensors: list[torch.Tensor]) -> None:
+    """Make XLA tensors wait for each other, in place (torch_xla 2.9; its public name takes this same call)."""
+    xlac()._xla_optimization_barrier_(tensors)
+
+
 def device_kind() -> str:
     """ "CPU", "TPU" or what PJRT calls the device."""
     load()

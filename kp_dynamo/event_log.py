@@ -32,7 +32,9 @@ def _log_passes(event: GraphTransformed) -> None:
     for report in event.reports:
         fields = {"graph": event.label, "pass": report.name, "rewritten": report.rewritten, "refused": report.refused}
         text = "%s: %s rewrote %d, refused %s"
-        logger.debug(text, *fields.values(), extra={"event": "pass", **fields})
+        logger.debug(text, *fields.values(), extra={"event": "pass", **fields, "notes": report.notes})
+        for note in report.notes:
+            logger.info("%s: %s: %s", event.label, report.name, note)
 
 
 def _log_program(event: ProgramReady) -> None:

@@ -28,12 +28,13 @@ class LevelPreset:
 
     cast_scope: CastScope
     fuse: bool
+    checkpoint: str
 
 
 LEVELS: dict[Level, LevelPreset] = {
-    "conservative": LevelPreset(cast_scope="linear", fuse=False),
-    "balanced": LevelPreset(cast_scope="matmul", fuse=True),
-    "aggressive": LevelPreset(cast_scope="all", fuse=True),
+    "conservative": LevelPreset(cast_scope="linear", fuse=False, checkpoint="off"),
+    "balanced": LevelPreset(cast_scope="matmul", fuse=True, checkpoint="auto"),
+    "aggressive": LevelPreset(cast_scope="all", fuse=True, checkpoint="auto"),
 }
 
 
@@ -67,7 +68,7 @@ class CompileOptions:
     """Names of the keys the user set; the level decides about the others."""
 
     level: Level = _option("balanced", rules.one_of(*get_args(Level)))
-    """Preset. Decides what `cast_bf16` may cast (`cast_scope`) and the default of `fuse`.
+    """Preset. Decides what `cast_bf16` may cast (`cast_scope`) and the defaults of `fuse` and `checkpoint`.
     Balanced, because the matmul family is where bfloat16 pays and is safe."""
 
     precision: Precision = _option("bfloat16", rules.one_of(*get_args(Precision)))
@@ -86,10 +87,10 @@ class CompileOptions:
     """Linear+activation fusion: one rounding instead of two. By level, off at conservative only."""
 
     checkpoint: str | float = _option(
-        "off", rules.one_of("off", "attention", "blocks", "auto") | rules.number(minimum=0, maximum=1), is_inert=True
+        None, rules.one_of("off", "attention", "blocks", "auto") | rules.number(minimum=0, maximum=1)
     )
-    """Gradient checkpointing; a number is the fraction of activation bytes to keep. "off" at every
-    level until the checkpointing passes are there."""
+    """Gradient checkpointing; a number is the share of activation bytes to keep. By level: "off" at conservative, else
+    "auto", and attention scores are then computed again even where there is room: the TPU's compiler is faster so."""
 
     buckets: Literal["pow2"] | tuple[int, ...] | Mapping[str, int] | None = _option(
         None, rules.one_of("pow2") | rules.buckets() | rules.nothing(), is_inert=True
@@ -106,8 +107,8 @@ class CompileOptions:
     memory_budget_gb: float | None = _option(None, rules.number(above=0) | rules.nothing())
     """Gigabytes (1e9 bytes) that overrule chip memory x `memory_fraction`."""
 
-    optimizer_state_factor: float | None = _option(None, rules.number(minimum=0) | rules.nothing(), is_inert=True)
-    """Bytes of optimizer state per parameter byte, for `checkpoint="auto"`. None while nothing reads it."""
+    optimizer_state_factor: float = _option(2.0, rules.number(minimum=0))
+    """Bytes of optimizer state per parameter byte, for `checkpoint="auto"`: two moments, as of AdamW."""
 
     disable_passes: tuple[str, ...] = _option((), rules.names("pass names"))
     """Passes taken out of the pipeline, which knows the names and refuses others."""

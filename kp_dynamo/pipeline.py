@@ -6,15 +6,26 @@ import json
 import time
 from pathlib import Path
 
+import torch
 from torch import fx
 
 from kp_dynamo import log
-from kp_dynamo.exceptions import TPUConfigurationError, TPUOptimizationError
-from kp_dynamo.options import CompileOptions
+from kp_dynamo.exceptions import TPUConfigurationError, TPUOptimizationError, TPUOutOfMemoryError
+from kp_dynamo.hardware import memory_budget_bytes
+from kp_dynamo.memory_bound import REMEDIES
+from kp_dynamo.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.passes.base import GraphPass, PassReport
 from kp_dynamo.passes.cast_bf16 import CastBf16
+from kp_dynamo.passes.checkpoint_activations import (
+    CheckpointAttention,
+    CheckpointAuto,
+    CheckpointBlocks,
+    CheckpointShare,
+)
+from kp_dynamo.passes.checkpoint_budget import Budget, BudgetError
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
+from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.insertion import check_values
 from kp_dynamo.passes.keep_float32 import unknown_op_names
 from kp_dynamo.passes.product_rules import has_float32_product
@@ -23,7 +34,10 @@ from kp_dynamo.telemetry import TELEMETRY
 
 Pipeline = tuple[GraphPass, ...]
 
-OUR_PASSES = ("fold_constants", "fuse_linear_activation", "cast_bf16", "recompute_casts")
+OUR_PASSES = (
+    "fold_constants", "fuse_linear_activation", "cast_bf16", "recompute_casts", "checkpoint_attention",
+    "checkpoint_blocks", "checkpoint_share", "checkpoint_auto", "gate_recomputation",
+)  # fmt: skip
 
 
 def build_pipeline(options: CompileOptions) -> Pipeline:
@@ -40,11 +54,45 @@ def build_pipeline(options: CompileOptions) -> Pipeline:
         *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),
         # After the casts, which it tags; also those of a model that is in bfloat16 by itself.
         RecomputeCasts(),
+        # After the casts, whose results are what would be saved.
+        *_checkpoints(options),
         # The user's see what will be lowered.
         *options.extra_passes,
     ]
     _check_names(options)
     return tuple(p for p in ours if p.name not in options.disable_passes)
+
+
+def build_backward_pipeline(options: CompileOptions) -> Pipeline:
+    """The passes for a backward graph behind the partitioner, which has decided what is computed again."""
+    return tuple(p for p in (GateRecomputation(),) if p.name not in options.disable_passes)
+
+
+def _checkpoints(options: CompileOptions) -> Pipeline:
+    match options.checkpoint:
+        case "off":
+            return ()
+        case "attention":
+            return (CheckpointAttention(),)
+        case "blocks":
+            return (CheckpointBlocks(),)
+        case "auto":
+            least = () if "checkpoint" in options.given else (CheckpointAttention(),)
+            return (*least, CheckpointAuto(_budget(options)))
+        case share:
+            return (CheckpointShare(float(share)),)
+
+
+def _budget(options: CompileOptions) -> Budget:
+    chip = options.chip
+    return Budget(
+        num_bytes=memory_budget_bytes(chip, options.memory_fraction, options.memory_budget_gb),
+        optimizer_state_factor=options.optimizer_state_factor,
+        vmem_bytes=chip.vmem_bytes,
+        narrow_products=resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
+        == "default",
+        must_do=options.is_memory_bounded,
+    )
 
 
 def _check_names(options: CompileOptions) -> None:
@@ -97,6 +145,8 @@ def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> P
         if graph_pass.name not in OUR_PASSES:
             check_values(gm.graph)
         gm.recompile()
+    except BudgetError as cause:
+        raise TPUOutOfMemoryError(f"checkpoint='auto': {cause}. {REMEDIES}") from None
     except Exception as cause:
         ran = f"after {', '.join(before)}" if before else "as the first pass"
         raise TPUOptimizationError(
@@ -137,7 +187,10 @@ def _dump(gm: fx.GraphModule, options: CompileOptions, stem: str) -> None:
 
 def _dump_reports(reports: list[PassReport], options: CompileOptions, graph_name: str) -> None:
     if options.dump_dir is not None:
-        rows = [{"pass": r.name, "rewritten": r.rewritten, "refused": [list(x) for x in r.refused]} for r in reports]
+        rows = [
+            {"pass": r.name, "rewritten": r.rewritten, "refused": [list(x) for x in r.refused], "notes": list(r.notes)}
+            for r in reports
+        ]
         _write(options.dump_dir, f"{graph_name}.report.json", json.dumps(rows, indent=1))
 
 

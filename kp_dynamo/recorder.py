@@ -68,7 +68,7 @@ class Recorder:
         self._seconds["aot"] += event.seconds - self._spent[str(event.number)]
 
     def _transformed(self, event: GraphTransformed) -> None:
-        self.passes += [PassOnGraph(event.label, r.name, r.rewritten, r.refused) for r in event.reports]
+        self.passes += [PassOnGraph(event.label, r.name, r.rewritten, r.refused, r.notes) for r in event.reports]
         self._seconds["passes"] += event.seconds
         self._spend(event.label, event.seconds)
 

@@ -48,6 +48,7 @@ def _capture_lines(capture: CaptureReport) -> Iterator[str]:
 
 def _pass_lines(done: PassOnGraph) -> Iterator[str]:
     yield f"{done.graph} {done.name}: rewrote {done.rewritten}, refused {len(done.refused)}"
+    yield from (f"  {note}" for note in done.notes)
     for node, reason in done.refused[:_MAX_REFUSALS]:
         yield f"  refused {node}: {reason}"
     if len(done.refused) > _MAX_REFUSALS:

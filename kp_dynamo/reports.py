@@ -43,12 +43,13 @@ class CaptureReport:
 
 @dataclass(frozen=True)
 class PassOnGraph:
-    """What one pass did to one graph: places rewritten, and (node, reason) of those refused."""
+    """What one pass did to one graph: places rewritten, (node, reason) of those refused, and what it decided."""
 
     graph: str
     name: str
     rewritten: int
     refused: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import Lowering, LoweringSpec, get_lowering
 from kp_dynamo.memory_bound import MemoryBudget, require_room
 from kp_dynamo.options import CompileOptions, resolve_matmul_precision
-from kp_dynamo.pipeline import Pipeline, build_pipeline, product_precision, run_pipeline
+from kp_dynamo.pipeline import Pipeline, build_backward_pipeline, build_pipeline, product_precision, run_pipeline
 from kp_dynamo.placement import Placement
 from kp_dynamo.telemetry import TELEMETRY
 
@@ -34,10 +34,11 @@ logger = logging.getLogger(__name__)
 
 
 class _Plan(NamedTuple):
-    """How a capture is compiled."""
+    """How a capture is compiled: passes on joint and inference graphs, and those behind the partitioner."""
 
     options: CompileOptions
     pipeline: Pipeline
+    behind: Pipeline
     conditions: Parts
 
 
@@ -75,9 +76,9 @@ class Session:
                 "the inputs are fake tensors, which have no values to run with. Allowed: tensors on the CPU or on the "
                 "XLA device. To learn what a TPU makes of a model without running it, call kp_dynamo.aot_compile."
             )
-        pipeline = build_pipeline(options)
-        conditions = _conditions(options, pipeline, "cpu" if capture.mode == "fake" else capture.mode)
-        plan = _Plan(options, pipeline, conditions)
+        pipeline, behind = build_pipeline(options), build_backward_pipeline(options)
+        conditions = _conditions(options, (*pipeline, *behind), "cpu" if capture.mode == "fake" else capture.mode)
+        plan = _Plan(options, pipeline, behind, conditions)
         key = None if capture.key is None else CompileKey((*capture.key, *conditions))
         run = self._look_up(key)
         if run is not None:
@@ -103,12 +104,12 @@ class Session:
         return run
 
     def _trace(self, capture: Capture, plan: _Plan, number: int) -> Callable[..., Any]:
-        options, pipeline, conditions = plan
+        options, pipeline, behind, conditions = plan
         precision, budget = _precision(options), _memory_budget(options)
 
         def transform(gm: fx.GraphModule, name: str) -> None:
             start, label = time.perf_counter(), f"{number}.{name}"
-            reports = run_pipeline(gm, pipeline, options, label)
+            reports = run_pipeline(gm, behind if name == "backward" else pipeline, options, label)
             self.runtime.observe(GraphTransformed(label, tuple(reports), time.perf_counter() - start))
 
         def compile_graph(gm: fx.GraphModule, num_returned: int, name: str) -> CompiledGraph:

@@ -62,7 +62,13 @@ def snapshot() -> dict[str, Any]:
             "fallback_bytes": TELEMETRY.counts["fallback_bytes"],
             "seconds": {stage: round(value, 6) for stage, value in TELEMETRY.seconds.items()},
             "passes": [
-                {"graph": graph, "name": r.name, "rewritten": r.rewritten, "refused": [list(x) for x in r.refused]}
+                {
+                    "graph": graph,
+                    "name": r.name,
+                    "rewritten": r.rewritten,
+                    "refused": [list(x) for x in r.refused],
+                    "notes": list(r.notes),
+                }
                 for graph, r in TELEMETRY.passes
             ],
         }

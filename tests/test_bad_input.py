@@ -62,10 +62,11 @@ BAD_OPTIONS = [
     ({"cache_size": "9"}, "option 'cache_size' is '9'; allowed: an int >= 1; correct it"),
     ({"keep_float32": "aten.mm"}, "option 'keep_float32' is 'aten.mm' (write ['aten.mm'], a list with one name)"),
     ({"buckets": "pow2"}, "option 'buckets' is 'pow2', which is not there yet in this version"),
-    ({"checkpoint": "auto"}, "option 'checkpoint' is 'auto', which is not there yet in this version"),
+    ({"buckets": "pow2"}, "option 'buckets' is 'pow2', which is not there yet in this version"),
+    ({"checkpoint": -0.1}, "option 'checkpoint' is -0.1; allowed: 'off', 'attention', 'blocks', 'auto', a number >= 0"),
     (
         {"disable_passes": ["nonsense"]},
-        "disable_passes: there is no pass 'nonsense'; allowed: cast_bf16, fold_constants",
+        "disable_passes: there is no pass 'nonsense'; allowed: cast_bf16, checkpoint_attention",
     ),
     ({3: 4}, "option 3 is not known"),
 ]

@@ -228,6 +228,8 @@ OTHER_VALUES = {
     "matmul_precision": "highest",
     "keep_float32": ["aten.mm"],
     "fuse": False,
+    "checkpoint": "blocks",
+    "optimizer_state_factor": 1.0,
     "memory_fraction": 0.5,
     "memory_budget_gb": 8.0,
     "target": "v6e",

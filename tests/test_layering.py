@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "kp_dynamo.options": ("kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.option_rules"),
     "kp_dynamo.versions": ("kp_dynamo.exceptions",),
     "kp_dynamo.ops": ("torch", "kp_dynamo.ops"),
-    "kp_dynamo.passes": ("torch", "kp_dynamo.ops", "kp_dynamo.passes"),
+    "kp_dynamo.analysis": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes.base"),
+    "kp_dynamo.passes": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes"),
     # FX and ATen come in, a callable goes out: nothing of what made the graph.
     "kp_dynamo.lowering": (
         "torch",
@@ -28,6 +29,7 @@ MAY_IMPORT = {
         "kp_dynamo.compat",
         "kp_dynamo.exceptions",
         "kp_dynamo.lowering",
+        "kp_dynamo.ops",
         "kp_dynamo.source_lines",
         "kp_dynamo.telemetry",
     ),

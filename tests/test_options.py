@@ -34,6 +34,8 @@ ANOTHER_VALUE = {
     "matmul_precision": "high",
     "keep_float32": ("aten.mm",),
     "fuse": False,
+    "checkpoint": 0.5,
+    "optimizer_state_factor": 0,
     "memory_fraction": 0.5,
     "memory_budget_gb": 16.0,
     "target": "v6e",
@@ -46,10 +48,8 @@ ANOTHER_VALUE = {
 }
 # Options that nothing reads yet: the value in effect, and some that are allowed but have no effect.
 NOT_THERE_YET = {
-    "checkpoint": ("off", ["attention", "blocks", "auto", 0, 0.5, 1]),
     "buckets": (None, ["pow2", [64, 128], (1,), {"min": 64, "max": 512, "step": 64}]),
     "over_bucket": ("exact", ["error"]),
-    "optimizer_state_factor": (None, [2.0, 0]),
     "donate": ("off", ["mutated"]),
     "compile_timeout_s": (None, [300, 0.1]),
 }
@@ -85,13 +85,17 @@ def test_every_option_is_in_these_tables():
 
 
 @pytest.mark.parametrize(
-    ("level", "scope", "fuse"),
-    [("conservative", "linear", False), ("balanced", "matmul", True), ("aggressive", "all", True)],
+    ("level", "scope", "fuse", "checkpoint"),
+    [
+        ("conservative", "linear", False, "off"),
+        ("balanced", "matmul", True, "auto"),
+        ("aggressive", "all", True, "auto"),
+    ],
 )
-def test_a_level_decides_what_the_user_left_out(level, scope, fuse):
+def test_a_level_decides_what_the_user_left_out(level, scope, fuse, checkpoint):
     options = CompileOptions(level=level)
-    assert (options.cast_scope, options.fuse) == (scope, fuse)
-    assert (options.precision, options.checkpoint) == ("bfloat16", "off")
+    assert (options.cast_scope, options.fuse, options.checkpoint) == (scope, fuse, checkpoint)
+    assert options.precision == "bfloat16"
     assert options.given == {"level"}
 
 

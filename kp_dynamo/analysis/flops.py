@@ -13,12 +13,12 @@ def model_flops(graph: fx.Graph) -> int:
     Counted as `torch.utils.flop_counter.FlopCounterMode` does: a multiplication and an addition are two, and
     pointwise work is free.
     """
-    return sum(_flops(node) for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload))
+    return sum(map(node_flops, graph.nodes))
 
 
-def _flops(node: fx.Node) -> int:
-    assert isinstance(node.target, torch._ops.OpOverload)
-    formula = flop_registry.get(node.target.overloadpacket)
+def node_flops(node: fx.Node) -> int:
+    """The same of one node; 0 for what is no product."""
+    formula = flop_registry.get(node.target.overloadpacket) if isinstance(node.target, torch._ops.OpOverload) else None
     if formula is None:
         return 0
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda source: source.meta["val"])

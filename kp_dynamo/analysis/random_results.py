@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import hint_int
 from torch.utils.checkpoint import CheckpointPolicy
 
-from kp_dynamo.passes.base import backward_nodes, tensor_of
+from kp_dynamo.analysis.sizes import node_bytes
+from kp_dynamo.passes.base import backward_nodes
 
 
 def save_random_results(graph: fx.Graph) -> bool:
@@ -23,7 +23,7 @@ def save_random_results(graph: fx.Graph) -> bool:
         if node in backward or not is_random(node):
             continue
         is_any = True
-        masks = [u for u in node.users if u not in backward and _num_bytes(u) < _num_bytes(node)]
+        masks = [u for u in node.users if u not in backward and node_bytes(u) < node_bytes(node)]
         for saved in (node, *masks):
             saved.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     return is_any
@@ -32,8 +32,3 @@ def save_random_results(graph: fx.Graph) -> bool:
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws random numbers."""
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-
-
-def _num_bytes(node: fx.Node) -> int:
-    tensor = tensor_of(node)
-    return 0 if tensor is None else tensor.element_size() * hint_int(tensor.numel(), fallback=1)

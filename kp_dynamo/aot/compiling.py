@@ -151,7 +151,8 @@ class _Run:
             seconds=seconds,
             peak_host_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             passes=tuple(
-                f"{p.graph} {p.name}: rewrote {p.rewritten}, refused {len(p.refused)}" for p in self.recorder.passes
+                "; ".join([f"{p.graph} {p.name}: rewrote {p.rewritten}, refused {len(p.refused)}", *p.notes])
+                for p in self.recorder.passes
             ),
             graph_breaks=self.graph_breaks,
             fallbacks=tuple(f"{f.graph} {f.op} at {f.line}" for f in self.recorder.fallbacks()),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from kp_dynamo.analysis.flops import model_flops
 from kp_dynamo.aot.compiler import Compiled
 from kp_dynamo.aot.cost import OpCost, cost_of
-from kp_dynamo.aot.flops import model_flops
 from kp_dynamo.aot.hlo import Module
 from kp_dynamo.aot.report import FusionReport, Origin, ProgramReport
 from kp_dynamo.hardware import Chip

@@ -23,6 +23,7 @@ from kp_dynamo.lowering.cut import Conductor, is_xla_piece, spec_of_pieces, spli
 from kp_dynamo.lowering.program import LOCK, settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
 from kp_dynamo.lowering.trace import Trace, trace
+from kp_dynamo.ops.wait_for import barriers
 from kp_dynamo.source_lines import source_line
 
 
@@ -93,7 +94,8 @@ class Export:
         """Trace, add to `programs` and hand over; the nodes that XLA lacks, if any stand in the way."""
         start = time.perf_counter()
         with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
-            traced = trace(gm, args, device_constants(gm), spec.num_returned, on_node=_name_operations)
+            with barriers(compat.optimization_barrier):
+                traced = trace(gm, args, device_constants(gm), spec.num_returned, on_node=_name_operations)
             if traced.fallbacks or not traced.roots:
                 return traced.fallbacks
             stablehlo = _stablehlo(traced)

@@ -17,6 +17,7 @@ from kp_dynamo import compat
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.trace import Slot, Trace, trace
+from kp_dynamo.ops.wait_for import barriers
 
 Run = Callable[[Sequence[Any]], list[Any]]
 
@@ -41,7 +42,9 @@ def compile_program(
     # AOTAutograd compiles under a fake mode, which would take the tensors made here for its own.
     with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
-        traced = trace(gm, args, constants, spec.num_returned)
+        # XLA:CPU drops barriers.
+        with barriers(compat.optimization_barrier if compat.device_kind() == "TPU" else None):
+            traced = trace(gm, args, constants, spec.num_returned)
         if traced.fallbacks:
             return None, traced.fallbacks, {"trace": time.perf_counter() - start}
         middle = time.perf_counter()

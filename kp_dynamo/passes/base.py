@@ -18,11 +18,13 @@ class PassReport:
         name: Name of the pass, in snake case ("cast_bf16").
         rewritten: Number of places rewritten; 0 means that the graph is untouched.
         refused: Pairs (node name, reason) of places that look like a match and were left alone.
+        notes: What else a user should know of it: decisions, and the figures behind them.
     """
 
     name: str
     rewritten: int
     refused: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @runtime_checkable

@@ -1,0 +1,237 @@
+"""The memory that a program takes, estimated from its graph in milliseconds, without a compiler.
+
+    peak = arguments + results + the most that temporaries hold at once, less what stays in the vector memory
+
+Arguments and results are exact. Temporaries are those of the graph's order, in which only what nobody reads (a weight's
+gradient) runs as soon as it can. What XLA does to a graph is taken into account by rules:
+1. A view has no memory of its own, and a constant none at all.
+2. A pointwise result with one reader, or with none but pointwise readers and reductions, is fused away;
+   so is a small one.
+3. A softmax or norm needs its operands in memory, and is made again where it is read, but not in a product's operand.
+4. A product is fused with the pointwise work that alone reads it. More than six operands are too many for a fusion.
+5. A float32 value that products alone read is kept in bfloat16 where products take one pass over the matrix unit.
+6. What waits for a gradient (`kp::wait_for`) does not run before it is there.
+
+docs/checkpointing.md has the error against the TPU's compiler.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+import kp_dynamo.ops  # noqa: F401  # registers the operators
+from kp_dynamo.analysis.sizes import node_bytes
+
+aten, kp = torch.ops.aten, torch.ops.kp
+
+_SMALL = 1 << 14
+_MAX_OPERANDS = 6  # of a fusion that is made again in each of its readers
+_PRODUCTS = (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, kp.linear_act, kp.linear_act_train)
+_REDUCTIONS = (
+    aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean, aten.argmax, aten.any, aten.all, aten.prod,
+    aten.logsumexp,
+)  # fmt: skip
+_OF_PROBABILITIES = (aten._softmax_backward_data, aten._log_softmax_backward_data)
+# Made of nothing but a shape.
+_CREATIONS = (aten.full_like, aten.zeros_like, aten.ones_like, aten.empty_like, aten.new_zeros, aten.new_full)
+# A reduction and pointwise work on the same operands, which are thus in memory; the result is made where it is read.
+_READ_TWICE = (
+    aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data,
+    aten.native_layer_norm,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """Bytes of a program, by estimate.
+
+    Attributes:
+        arguments: Inputs that are used.
+        results: Outputs that are no inputs.
+        temporaries: The most that others hold at once.
+    """
+
+    arguments: int
+    results: int
+    temporaries: int
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.results + self.temporaries
+
+
+def peak_memory(graph: fx.Graph, vmem_bytes: int, *, narrow_products: bool = True) -> PeakMemory:
+    """The estimate for a forward, backward or inference graph.
+
+    Args:
+        graph: An ATen graph of static shapes, or of symbolic ones with hints.
+        vmem_bytes: Vector memory of the chip. Half of it holds temporaries, the rest is the fusions'.
+        narrow_products: Whether products read their float32 operands as bfloat16: at matmul precision "default".
+    """
+    buffers = _Buffers(graph, narrow_products)
+    arguments = sum(node_bytes(n) for n in graph.nodes if n.op == "placeholder" and n.users)
+    held = max(0, buffers.most_held() - vmem_bytes // 2)
+    return PeakMemory(arguments, buffers.result_bytes, held)
+
+
+class _Buffers:
+    """What of a graph has memory, and from when to when."""
+
+    def __init__(self, graph: fx.Graph, narrow_products: bool) -> None:
+        self._owner: dict[fx.Node, fx.Node] = {}
+        self._waits: dict[fx.Node, fx.Node] = {}  # a value behind a gate -> the gradient it waits for
+        for node in graph.nodes:
+            self._owner[node] = self._owner_of(node)
+        self._readers = self._all_readers(graph)
+        output = next(n for n in graph.nodes if n.op == "output")
+        self._results = {self._owner[n] for n in output.all_input_nodes if n.op != "placeholder"}
+        self.result_bytes = sum(node_bytes(n) for n in output.all_input_nodes if n.op != "placeholder")
+        self._narrow = narrow_products
+        self._needs: dict[fx.Node, set[fx.Node]] = {}
+        self._sizes: dict[fx.Node, int] = {}
+        for node in graph.nodes:
+            if self._has_memory(node):
+                self._sizes[node] = self._size(node)
+
+    def most_held(self) -> int:
+        """Bytes of temporaries at the worst moment."""
+        needs = {n: self._buffers_read_by(n) for n in self._sizes}
+        left = Counter(source for sources in needs.values() for source in sources)
+        now = most = 0
+        for node in self._schedule(needs):
+            is_result, size = node in self._results, self._sizes[node]
+            now += 0 if is_result else size
+            most = max(most, now)
+            for source in needs[node]:
+                left[source] -= 1
+                now -= self._sizes[source] if left[source] == 0 and source not in self._results else 0
+            now -= size if not left[node] and not is_result else 0
+        return most
+
+    def _schedule(self, needs: dict[fx.Node, set[fx.Node]]) -> Iterator[fx.Node]:
+        """The order of the graph, but what nobody reads (a weight's gradient) runs as soon as it can."""
+        readers: dict[fx.Node, list[fx.Node]] = {n: [] for n in needs}
+        for node, sources in needs.items():
+            for source in sources:
+                readers[source].append(node)
+        waiting = {n: len(sources) for n, sources in needs.items()}
+        done: set[fx.Node] = set()
+        for first in needs:
+            ready = [first]
+            while ready:
+                node = ready.pop()
+                if node not in done:
+                    done.add(node)
+                    yield node
+                    waiting.update({reader: waiting[reader] - 1 for reader in readers[node]})
+                    ready += [reader for reader in readers[node] if not readers[reader] and not waiting[reader]]
+
+    def _owner_of(self, node: fx.Node) -> fx.Node:
+        """The node whose memory a node's value is in."""
+        if node.op != "call_function" or not node.all_input_nodes:
+            return node
+        source = node.all_input_nodes[0]
+        if node.target is operator.getitem and source.target is kp.wait_for.default:
+            *values, signal = source.all_input_nodes
+            self._waits[node] = signal
+            return self._owner[[*values, signal][node.args[1]]]  # type: ignore[index]
+        is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+        return self._owner[source] if is_view else node
+
+    def _all_readers(self, graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+        readers: dict[fx.Node, list[fx.Node]] = {n: [] for n in graph.nodes}
+        for node in graph.nodes:
+            is_call = node.op == "call_function" and self._owner[node] is node
+            if is_call and node.target is not kp.wait_for.default and not _is_one_of(node, _CREATIONS):
+                for owner in dict.fromkeys(self._owner[s] for s in node.all_input_nodes):
+                    readers[owner].append(node)
+        return readers
+
+    def _has_memory(self, node: fx.Node) -> bool:
+        if node.op != "call_function" or self._owner[node] is not node or node.target is kp.wait_for.default:
+            return False
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            return False
+        is_long = node_bytes(node) >= _SMALL and len(self._buffers_read_by(node)) > _MAX_OPERANDS
+        return is_long or not self._is_fused_away(node)
+
+    def _is_fused_away(self, node: fx.Node) -> bool:
+        if node in self._results:
+            return False
+        if node_bytes(node) < _SMALL or not node.all_input_nodes or _is_one_of(node, _CREATIONS):
+            return True
+        readers = self._readers[node]
+        if any(self._reads_twice(r, node) for r in readers):
+            return False
+        if _is_one_of(node, _PRODUCTS):
+            return len(readers) == 1 and is_pointwise(readers[0])
+        made_by = node.args[0] if node.target is operator.getitem else node
+        assert isinstance(made_by, fx.Node)
+        if not is_pointwise(made_by) and not _is_one_of(made_by, _READ_TWICE):
+            return False
+        if all(_is_one_of(r, _PRODUCTS) for r in readers) and self._is_normed(node):
+            return False
+        return len(readers) == 1 or all(is_pointwise(r) or _is_one_of(r, _REDUCTIONS) for r in readers)
+
+    def _reads_twice(self, reader: fx.Node, node: fx.Node) -> bool:
+        """Whether a reader reduces a value and reads it again; probabilities it makes again from their scores."""
+        if not _is_one_of(reader, _READ_TWICE):
+            return False
+        is_probabilities = _is_one_of(reader, _OF_PROBABILITIES) and self._owner[reader.all_input_nodes[0]] is not node
+        return not is_probabilities
+
+    def _is_normed(self, node: fx.Node) -> bool:
+        """Whether a value comes of a softmax or a norm by pointwise work: too dear to make in a product."""
+        while is_pointwise(node) or self._owner[node] is not node:
+            source = next(
+                (self._owner[s] for s in node.all_input_nodes if node_bytes(s) >= node_bytes(node) // 2), None
+            )
+            if source is None or source.op != "call_function":
+                return False
+            node = source
+        made_by = node.args[0] if node.target is operator.getitem else node
+        return isinstance(made_by, fx.Node) and _is_one_of(made_by, _READ_TWICE)
+
+    def _size(self, node: fx.Node) -> int:
+        readers = self._readers[node]
+        is_narrow = self._narrow and readers and all(_is_one_of(r, _PRODUCTS) for r in readers)
+        is_wide = isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].dtype == torch.float32
+        return node_bytes(node) // (2 if is_narrow and is_wide and node not in self._results else 1)
+
+    def _buffers_read_by(self, node: fx.Node) -> set[fx.Node]:
+        """Buffers that must be there when a node runs: through what is fused into it."""
+        return set().union(*(self._reached(s) for s in _with_waits(node, self._waits)))
+
+    def _reached(self, node: fx.Node) -> set[fx.Node]:
+        owner = self._owner[node]
+        if owner in self._sizes:
+            return {owner}
+        if owner.op == "placeholder":
+            return set()
+        if owner not in self._needs:
+            self._needs[owner] = self._buffers_read_by(owner)
+        return self._needs[owner]
+
+
+def _with_waits(node: fx.Node, waits: dict[fx.Node, fx.Node]) -> Iterator[fx.Node]:
+    for source in node.all_input_nodes:
+        yield source
+        if source in waits:
+            yield waits[source]
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether a node computes each element from the elements at its place."""
+    return isinstance(node.target, torch._ops.OpOverload) and (
+        torch.Tag.pointwise in node.target.tags or node.target is aten._to_copy.default
+    )
+
+
+def _is_one_of(node: fx.Node, packets: tuple[object, ...]) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket in packets

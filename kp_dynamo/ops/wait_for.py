@@ -1,0 +1,69 @@
+"""`kp::wait_for`: values that nothing may read before a signal is there; the identity otherwise.
+
+    wait_for(values, signal) -> [*values, signal]
+
+XLA schedules what a backward computes again as early as its operands allow, all segments at once, and the memory that
+gradient checkpointing should free is never free. Behind `wait_for(saved values, incoming gradient)` a segment cannot
+run before its gradient has arrived. Two forms, both without effect on the values:
+
+TPU  an optimization barrier over values and signal: the scheduler keeps the order, and no byte moves. XLA prunes a
+     barrier's results that nobody reads, and what they waited for: somebody must read the signal that comes out;
+CPU  `where(signal[0] > inf, 0, value)`, which no compiler can know to be `value`: XLA:CPU drops barriers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+Barrier = Callable[[list[Tensor]], None]
+"""Makes XLA tensors wait for each other, in place."""
+
+_BARRIER: ContextVar[Barrier | None] = ContextVar("barrier of the platform that is traced for", default=None)
+
+_library = torch.library.Library("kp", "FRAGMENT")
+_library.define("wait_for(Tensor[] values, Tensor signal) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
+
+
+@contextlib.contextmanager
+def barriers(barrier: Barrier | None) -> Iterator[None]:
+    """Trace for a compiler that keeps barriers; None for one that drops them."""
+    token = _BARRIER.set(barrier)
+    try:
+        yield
+    finally:
+        _BARRIER.reset(token)
+
+
+def _on_xla(values: list[Tensor], signal: Tensor) -> list[Tensor]:
+    barrier = _BARRIER.get()
+    if barrier is None:
+        return _depending(values, signal)
+    held = [tensor.clone() for tensor in (*values, signal)]  # the barrier is in place, and arguments stay as they are
+    barrier(held)
+    return held
+
+
+def _depending(values: list[Tensor], signal: Tensor) -> list[Tensor]:
+    never = signal.reshape(-1)[:1].reshape(()) > torch.inf
+    zeros = (torch.zeros((), dtype=value.dtype, device=value.device) for value in values)
+    return [*(torch.where(never, zero, value) for zero, value in zip(zeros, values, strict=True)), signal.clone()]
+
+
+def _on_cpu(values: list[Tensor], signal: Tensor) -> list[Tensor]:
+    return [tensor.clone() for tensor in (*values, signal)]
+
+
+_library.impl("wait_for", _on_cpu, "CPU")
+_library.impl("wait_for", _on_xla, "XLA")
+
+
+def _fake(values: list[Tensor], signal: Tensor) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in (*values, signal)]
+
+
+torch.library.register_fake("kp::wait_for", _fake, lib=_library)

@@ -1,0 +1,142 @@
+"""Compute activations again in the backward instead of saving them: gradient checkpointing.
+
+The graph stays as it is. Nodes of the forward part are tagged, with what `torch.utils.checkpoint` writes as well
+(`node.meta["recompute"]`), and the min-cut partitioner acts on the tags; without any it saves what is cheapest to
+read. Random values are always saved. What the user's own checkpoints have tagged is left alone.
+
+"attention"  scores and probabilities [B, H, S, S] are computed again, all else is the partitioner's.
+"blocks"     the sums x + f(x) are saved, all else is computed again.
+0..1         this share of the bytes that the partitioner would save stays saved: those that cost most to compute again.
+"auto"       as many as fit: nothing is computed again while the estimated peak is within the budget.
+
+For a fraction and for "auto" values are given up one by one, the most bytes for an operation first; what one of them
+computes again, the next ones have for nothing. The sums at the ends of blocks go last: behind them a segment ends.
+docs/checkpointing.md has the figures.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from kp_dynamo.analysis.saved_values import ForwardPart, saved_by_min_cut
+from kp_dynamo.analysis.sizes import node_bytes
+from kp_dynamo.passes.base import PassReport, backward_nodes
+from kp_dynamo.passes.checkpoint_budget import Budget, fitted
+from kp_dynamo.passes.checkpoint_policies import (
+    Step,
+    attention_scores,
+    cheapest_first,
+    comes_of_chance,
+    residual_sums,
+)
+from kp_dynamo.passes.checkpoint_tags import tag, tag_again, tag_all
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class CheckpointAttention:
+    """The pass for "attention"."""
+
+    @property
+    def name(self) -> str:
+        return "checkpoint_attention"
+
+    def __call__(self, gm: fx.GraphModule) -> PassReport:
+        if not backward_nodes(gm.graph):
+            return PassReport(self.name, 0)
+        return PassReport(
+            self.name, tag(attention_scores(ForwardPart(gm.graph, ()).nodes), CheckpointPolicy.MUST_RECOMPUTE)
+        )
+
+
+@dataclass(frozen=True)
+class CheckpointBlocks:
+    """The pass for "blocks"."""
+
+    @property
+    def name(self) -> str:
+        return "checkpoint_blocks"
+
+    def __call__(self, gm: fx.GraphModule) -> PassReport:
+        if not backward_nodes(gm.graph):
+            return PassReport(self.name, 0)
+        part = ForwardPart(gm.graph, ())
+        ends = residual_sums(part.nodes)
+        if not ends:
+            reason = "no sum x + f(x) ends a block; give a share of 0 to 1 of the activations to keep"
+            return PassReport(self.name, 0, (("output", reason),))
+        part.saved = dict.fromkeys([*ends, *(n for n in part.nodes if comes_of_chance(n))])
+        note = f"saves the sums at the ends of {len(ends)} blocks, {sum(map(node_bytes, ends)) / _MIB:.1f} MiB"
+        return PassReport(self.name, tag_all(part), notes=(note,))
+
+
+@dataclass(frozen=True)
+class CheckpointShare:
+    """The pass for a share of the bytes that the partitioner would save: `share` of them stay saved."""
+
+    share: float
+
+    @property
+    def name(self) -> str:
+        return "checkpoint_share"
+
+    def __call__(self, gm: fx.GraphModule) -> PassReport:
+        if not backward_nodes(gm.graph):
+            return PassReport(self.name, 0)
+        part = ForwardPart(gm.graph, saved_by_min_cut(gm))
+        before, ends = part.saved_bytes(), set(residual_sums(part.nodes))
+        order = itertools.chain(cheapest_first(part, lambda n: n in ends), cheapest_first(part, lambda n: False))
+        steps, after = self._give_up(gm, part, order)
+        if not steps:
+            return PassReport(self.name, 0)
+        note = f"saves {after / _MIB:.1f} of {before / _MIB:.1f} MiB and computes {_gflop(steps)} GFLOP again"
+        return PassReport(self.name, sum(len(s.again) for s in steps), notes=(note,))
+
+    def _give_up(self, gm: fx.GraphModule, part: ForwardPart, order: Iterator[Step]) -> tuple[list[Step], int]:
+        """Tag until the partitioner saves no more than the share; the steps taken, and the bytes that it saves."""
+        steps: list[Step] = []
+        after = before = part.saved_bytes()
+        while after > self.share * before:
+            wanted = part.saved_bytes() - (after - self.share * before)
+            new = list(_until(order, part, wanted))
+            if not new:
+                break
+            tag_again(new)
+            steps += new
+            after = ForwardPart(gm.graph, saved_by_min_cut(gm)).saved_bytes()
+        return steps, after
+
+
+def _until(order: Iterator[Step], part: ForwardPart, wanted: float) -> Iterator[Step]:
+    while part.saved_bytes() > wanted and (step := next(order, None)) is not None:
+        yield step
+
+
+def _gflop(steps: list[Step]) -> str:
+    return f"{sum(s.flops for s in steps) / 1e9:.2f}"
+
+
+@dataclass(frozen=True)
+class CheckpointAuto:
+    """The pass for "auto".
+
+    Attributes:
+        budget: What there is, and whether it must do.
+    """
+
+    budget: Budget
+
+    @property
+    def name(self) -> str:
+        return "checkpoint_auto"
+
+    def __call__(self, gm: fx.GraphModule) -> PassReport:
+        if not backward_nodes(gm.graph):
+            return PassReport(self.name, 0)
+        return fitted(gm, self.name, self.budget)

@@ -1,0 +1,150 @@
+"""`checkpoint="auto"`: as much is computed again as it takes to fit, and no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from kp_dynamo.analysis.peak_memory import peak_memory
+from kp_dynamo.analysis.saved_values import ForwardPart, partitioned, saved_by_min_cut
+from kp_dynamo.analysis.sizes import node_bytes
+from kp_dynamo.passes.base import PassReport
+from kp_dynamo.passes.checkpoint_policies import Step, cheapest_first, residual_sums
+from kp_dynamo.passes.checkpoint_tags import tag_again, untag
+from kp_dynamo.passes.gate_recomputation import GateRecomputation
+
+# By how much the estimate of the peak may be short: see docs/checkpointing.md.
+MARGIN = 0.20
+_MIB = 2**20
+
+
+class BudgetError(Exception):
+    """The smallest programs that "auto" knows of are over a budget that the user gave."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What "auto" has to fit into.
+
+    Attributes:
+        num_bytes: Memory of the chip that may be used.
+        optimizer_state_factor: Bytes of optimizer state, beside the programs, for each byte of a trainable parameter.
+        vmem_bytes: Vector memory of the chip.
+        narrow_products: Whether products read float32 operands as bfloat16.
+        must_do: Whether to raise where nothing fits, and not just do what can be done.
+    """
+
+    num_bytes: float
+    optimizer_state_factor: float
+    vmem_bytes: int
+    narrow_products: bool
+    must_do: bool
+
+
+def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
+    """Tag a joint graph so that its programs fit.
+
+    Raises:
+        BudgetError: They cannot, and the budget must do.
+    """
+    state = budget.optimizer_state_factor * _trainable_bytes(gm.graph)
+    room = (budget.num_bytes - state) * (1 - MARGIN)
+    if _all_bytes(gm.graph) <= room:
+        return PassReport(name, 0)
+    before = _peak(gm, budget)
+    given = f"{room / _MIB:.1f} MiB are there beside {state / _MIB:.1f} of optimizer state"
+    if before <= room:
+        return PassReport(name, 0, notes=(f"nothing is computed again: {before / _MIB:.1f} MiB by estimate, {given}",))
+    attempt = _Attempt(gm, budget)
+    least = attempt.find(before, room)
+    if least > room and budget.must_do:
+        raise BudgetError(
+            f"the smallest programs that computing activations again gives take {least / _MIB:.1f} MiB by estimate, and "
+            f"{given}. The smallest budget that does is {(least / (1 - MARGIN) + state) / 1e9:.2f} GB"
+        )
+    note = (
+        f"{attempt.freed_bytes / _MIB:.1f} MiB are computed again, {attempt.flops / 1e9:.2f} GFLOP: by estimate "
+        f"{before / _MIB:.1f} -> {least / _MIB:.1f} MiB, {given}"
+    )
+    refused = (("output", f"does not fit: {note}"),) if least > room else ()
+    return PassReport(name, attempt.num_tagged, refused, (note,))
+
+
+class _Attempt:
+    """Gives up values, the cheapest first, until the estimate is small enough; leaves the tags of the last try."""
+
+    def __init__(self, gm: fx.GraphModule, budget: Budget) -> None:
+        self._gm, self._budget = gm, budget
+        part = ForwardPart(gm.graph, saved_by_min_cut(gm))
+        ends = set(residual_sums(part.nodes))
+        self._steps = list(cheapest_first(part, lambda n: n in ends))
+        self._taken: list[Step] = []
+        self._tagged: list[fx.Node] = []
+
+    @property
+    def num_tagged(self) -> int:
+        return len(self._tagged)
+
+    @property
+    def freed_bytes(self) -> int:
+        return sum(s.freed_bytes for s in self._taken)
+
+    @property
+    def flops(self) -> int:
+        return sum(s.flops for s in self._taken)
+
+    def find(self, before: int, room: float) -> int:
+        """The estimate of the first try that fits, or of the smallest."""
+        wanted = before - room
+        tries: dict[int, int] = {}
+        while (count := self._how_many(wanted)) not in tries:
+            tries[count] = self._try(count)
+            if tries[count] <= room:
+                return tries[count]
+            wanted = sum(s.freed_bytes for s in self._steps[:count]) + max(tries[count] - room, self._next(count))
+        best = min(tries, key=lambda n: (tries[n], n))
+        return self._try(best)
+
+    def _how_many(self, wanted: float) -> int:
+        """The first steps that free as many bytes, or all."""
+        freed = 0
+        for count, step in enumerate(self._steps, start=1):
+            freed += step.freed_bytes
+            if freed >= wanted:
+                return count
+        return len(self._steps)
+
+    def _next(self, count: int) -> int:
+        return self._steps[count].freed_bytes if count < len(self._steps) else 0
+
+    def _try(self, count: int) -> int:
+        """Tag for the first steps, in the place of what was tagged before; the estimate."""
+        untag(self._tagged)
+        self._taken = self._steps[:count]
+        self._tagged = tag_again(self._taken)
+        return _peak(self._gm, self._budget)
+
+
+def _all_bytes(joint: fx.Graph) -> int:
+    """What a graph takes where nothing is ever freed: more than any program of it."""
+    return sum(node_bytes(n) for n in joint.nodes if n.op != "output")
+
+
+def _peak(gm: fx.GraphModule, budget: Budget) -> int:
+    """Of the larger program, by estimate."""
+    forward, backward = partitioned(gm)
+    GateRecomputation()(backward)
+    return max(
+        peak_memory(g.graph, budget.vmem_bytes, narrow_products=budget.narrow_products).total
+        for g in (forward, backward)
+    )
+
+
+def _trainable_bytes(joint: fx.Graph) -> int:
+    """Bytes of the inputs that a joint graph returns a gradient for."""
+    results = next(n for n in joint.nodes if n.op == "output").args[0]
+    inputs = [n for n in joint.nodes if n.op == "placeholder" and not str(n.target).startswith("tangents_")]
+    assert isinstance(results, (list, tuple))
+    gradients = results[len(results) - len(inputs) :]
+    return sum(node_bytes(node) for node, gradient in zip(inputs, gradients, strict=True) if gradient is not None)

@@ -1,0 +1,169 @@
+"""What to compute again in the backward: pure decisions on the forward part of a joint graph."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from kp_dynamo.analysis.random_results import is_random
+from kp_dynamo.analysis.saved_values import ForwardPart, flops_of
+from kp_dynamo.analysis.sizes import node_bytes
+from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.passes.sensitive_ops import PRODUCTS, VIEWS
+
+aten = torch.ops.aten
+
+_SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
+
+
+def attention_scores(nodes: list[fx.Node]) -> list[fx.Node]:
+    """Scores, probabilities and what is between the two products of an attention, [B, H, S, S] each.
+
+    All of the size of a softmax that leads from a product to it, the product among it, and on to the next product.
+    Random values, and the masks made of them, are left out.
+    """
+    forward, found = set(nodes), set[fx.Node]()
+    for softmax in (n for n in nodes if n.target in _SOFTMAXES):
+        before = _of_one_size(softmax, lambda n: [s for s in n.all_input_nodes if s in forward])
+        behind = _of_one_size(softmax, lambda n: [u for u in n.users if u in forward])
+        # The second product gives another size, unless S is the width of a head.
+        readers = {u for n in behind for u in n.users} | behind
+        if any(n.target in PRODUCTS for n in before) and any(u.target in PRODUCTS for u in readers & forward):
+            found |= before | {n for n in behind if n.target not in PRODUCTS}
+    return [n for n in nodes if n in found and not comes_of_chance(n)]
+
+
+def _of_one_size(start: fx.Node, neighbours: Callable[[fx.Node], list[fx.Node]]) -> set[fx.Node]:
+    """What is reached from a node through values of its size, and no further than products."""
+    size, found, stack = _numel(start), {start}, [start]
+    while stack:
+        for node in neighbours(stack.pop()):
+            if node not in found and _numel(node) == size:
+                found.add(node)
+                stack += [] if node.target in PRODUCTS else [node]
+    return found
+
+
+def _numel(node: fx.Node) -> object:
+    tensor = tensor_of(node)
+    return None if tensor is None else tensor.numel()
+
+
+def residual_sums(nodes: list[fx.Node]) -> list[fx.Node]:
+    """Sums of a value and of what products have made of it, x + f(x): where the blocks of a model end."""
+    forward, found = set(nodes), dict[fx.Node, None]()
+    for node in nodes:
+        if node.target is aten.add.Tensor and any(_is_skip(x, fx_, forward, found) for x, fx_ in _both_ways(node)):
+            found[node] = None
+    return list(found)
+
+
+def _both_ways(add: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
+    one, other = add.args[:2]
+    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node) or _shape(one) != _shape(other):
+        return []
+    return [(one, other), (other, one)]
+
+
+def _is_skip(x: fx.Node, made: fx.Node, forward: set[fx.Node], ends: dict[fx.Node, None]) -> bool:
+    """Whether `made` comes of `x` by way of a product, both within one block: not past the sums at its ends."""
+    while x.target in (*VIEWS, aten._to_copy.default) and isinstance(x.args[0], fx.Node) and x.args[0] in forward:
+        x = x.args[0]
+    seen, stack = {made}, [made]
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            if source not in seen and source in forward:
+                seen.add(source)
+                stack += [] if source is x or source in ends else [source]
+    return x in seen and any(n.target in PRODUCTS for n in seen - {x})
+
+
+def _shape(node: fx.Node) -> object:
+    tensor = tensor_of(node)
+    return None if tensor is None else tuple(tensor.shape)
+
+
+def comes_of_chance(node: fx.Node) -> bool:
+    """Whether a node is random, or a mask made of random numbers: computed again it is another one."""
+    return is_random(node) or any(is_random(s) and node_bytes(node) < node_bytes(s) for s in node.all_input_nodes)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One value that is saved no longer.
+
+    Attributes:
+        node: The value.
+        freed_bytes: Its size.
+        again: What runs again for it, and has not for those before; itself among them.
+    """
+
+    node: fx.Node
+    freed_bytes: int
+    again: tuple[fx.Node, ...]
+
+    @property
+    def flops(self) -> int:
+        """Operations of the products among what runs again."""
+        return flops_of(self.again)
+
+
+def cheapest_first(part: ForwardPart, keep: Callable[[fx.Node], bool]) -> Iterator[Step]:
+    """Values to save no longer, the most bytes for an operation first; each is dropped from `part` when it is taken.
+
+    What one of them computes again the next ones have for nothing. `keep` names those that stay saved. Attention scores
+    go before all others: they are many times as large as what they are made of, and the TPU's compiler is faster where
+    they do not cross from one program to the next.
+    """
+    greedy = _Greedy(part, [n for n in part.saved if not keep(n) and not comes_of_chance(n)])
+    while (step := greedy.take()) is not None:
+        yield step
+
+
+class _Greedy:
+    """A heap of candidates; those whose price a step changes are priced again."""
+
+    def __init__(self, part: ForwardPart, candidates: list[fx.Node]) -> None:
+        self._part = part
+        self._again: set[fx.Node] = set()  # computed again already
+        self._near: defaultdict[fx.Node, set[fx.Node]] = defaultdict(set)  # node -> candidates that it is a price of
+        self._version: dict[fx.Node, int] = dict.fromkeys(candidates, 0)
+        self._heap: list[tuple[tuple[bool, float], int, int, fx.Node]] = []
+        self._number = {n: i for i, n in enumerate(candidates)}
+        self._scores = set(attention_scores(part.nodes))
+        for node in candidates:
+            self._price(node)
+
+    def take(self) -> Step | None:
+        while self._heap:
+            _, _, version, node = heapq.heappop(self._heap)
+            if self._version.get(node) == version:
+                return self._drop(node)
+        return None
+
+    def _drop(self, node: fx.Node) -> Step:
+        new = [n for n in self._part.to_recompute(node) if n not in self._again]
+        step = Step(node, node_bytes(node), tuple(new))
+        del self._version[node]
+        self._part.drop(node)
+        self._again.update(new)
+        for other in set().union(*(self._near[n] for n in new)) & self._version.keys():
+            self._version[other] += 1
+            self._price(other)
+        return step
+
+    def _price(self, node: fx.Node) -> None:
+        cone = self._part.to_recompute(node)
+        for near in {*cone, *(s for n in cone for s in n.all_input_nodes)}:
+            self._near[near].add(node)
+        new = [n for n in cone if n not in self._again]
+        # Elements count as operations, so that pointwise work is not free, and short chains go before long ones.
+        cost = 1 + flops_of(new) + sum(map(node_bytes, new))
+        if not any(is_random(n) for n in cone):
+            price = (node not in self._scores, cost / max(1, node_bytes(node)))
+            heapq.heappush(self._heap, (price, self._number[node], self._version[node], node))

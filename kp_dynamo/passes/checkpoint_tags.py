@@ -1,0 +1,40 @@
+"""The tags by which a joint graph tells the partitioner what to save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from kp_dynamo.analysis.saved_values import ForwardPart
+from kp_dynamo.passes.checkpoint_policies import Step
+
+_NO_REGION = 0  # of the user's checkpoints: theirs are numbered from 1
+
+
+def tag(nodes: Iterable[fx.Node], policy: CheckpointPolicy) -> int:
+    """Tag those nodes that have no tag, of the user's own checkpoints or of a pass; how many they are."""
+    new = [node for node in nodes if "recompute" not in node.meta]
+    for node in new:
+        node.meta |= {"recompute": policy, "ac_graph_id": _NO_REGION}
+    return len(new)
+
+
+def tag_all(part: ForwardPart) -> int:
+    """Save what a forward part says is saved, and nothing else; how many nodes are computed again."""
+    tag(part.saved, CheckpointPolicy.MUST_SAVE)
+    return tag((n for n in part.nodes if n.op == "call_function"), CheckpointPolicy.MUST_RECOMPUTE)
+
+
+def untag(nodes: Iterable[fx.Node]) -> None:
+    """Take the tags off again."""
+    for node in nodes:
+        del node.meta["recompute"], node.meta["ac_graph_id"]
+
+
+def tag_again(steps: Iterable[Step]) -> list[fx.Node]:
+    """Compute again what steps say, and leave all else to the partitioner; the nodes that got a tag."""
+    new = [node for step in steps for node in step.again if "recompute" not in node.meta]
+    tag(new, CheckpointPolicy.MUST_RECOMPUTE)
+    return new

@@ -1,0 +1,125 @@
+"""Segments that a backward computes again, and the gates behind which they wait."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+
+from kp_dynamo.analysis.saved_values import partitioned
+from kp_dynamo.passes.base import backward_nodes
+from kp_dynamo.passes.cast_bf16 import CastBf16
+from kp_dynamo.passes.checkpoint_activations import CheckpointAttention, CheckpointBlocks, CheckpointShare
+from kp_dynamo.passes.fold_constants import FoldConstants
+from kp_dynamo.passes.gate_recomputation import GateRecomputation
+from kp_dynamo.passes.recompute_casts import RecomputeCasts
+from kp_dynamo.passes.recomputed_segments import recomputed_segments
+from tests.graphs import graph_text, trace_joint
+from tests.passes.test_checkpoint_policies import attend, gpt_joint, joint_of, qkv
+
+WAIT = torch.ops.kp.wait_for.default
+
+
+def backward_of(joint, checkpoint):
+    checkpoint(joint)
+    return partitioned(joint)[1]
+
+
+def segments_of(backward):
+    return recomputed_segments(backward.graph, backward_nodes(backward.graph))
+
+
+def two_layers(x, v, w):
+    return ((x @ v).sin() @ w).cos().sum()
+
+
+def test_a_segment_waits_for_the_gradient_of_its_first_reader():
+    args = [torch.randn(64, 64).requires_grad_() for _ in range(3)]
+    backward = backward_of(trace_joint(two_layers, *args), CheckpointShare(0.0))
+    report = GateRecomputation()(backward)
+    assert report.rewritten == 1
+    assert_expected_inline(graph_text(backward), """\
+primals_1: f32[64, 64] = input
+primals_2: f32[64, 64] = input
+primals_3: f32[64, 64] = input
+tangents_1: f32[] = input
+expand: f32[64, 64] = aten.expand.default(tangents_1, [64, 64])
+wait_for_default = kp.wait_for.default([primals_1, primals_2, primals_3], expand)
+getitem: f32[64, 64] = <built-in function getitem>(wait_for_default, 0)
+getitem_1: f32[64, 64] = <built-in function getitem>(wait_for_default, 1)
+getitem_2: f32[64, 64] = <built-in function getitem>(wait_for_default, 2)
+getitem_3: f32[64, 64] = <built-in function getitem>(wait_for_default, 3)
+mm: f32[64, 64] = aten.mm.default(getitem, getitem_1)
+sin: f32[64, 64] = aten.sin.default(mm)
+mm_1: f32[64, 64] = aten.mm.default(sin, getitem_2)
+sin_1: f32[64, 64] = aten.sin.default(mm_1)
+neg: f32[64, 64] = aten.neg.default(sin_1)
+t: f32[64, 64] = aten.t.default(sin)
+cos_1: f32[64, 64] = aten.cos.default(mm)
+mul: f32[64, 64] = aten.mul.Tensor(getitem_3, neg)
+mm_2: f32[64, 64] = aten.mm.default(t, mul)
+t_1: f32[64, 64] = aten.t.default(primals_3)
+mm_3: f32[64, 64] = aten.mm.default(mul, t_1)
+mul_1: f32[64, 64] = aten.mul.Tensor(mm_3, cos_1)
+t_2: f32[64, 64] = aten.t.default(primals_1)
+mm_4: f32[64, 64] = aten.mm.default(t_2, mul_1)
+t_3: f32[64, 64] = aten.t.default(primals_2)
+mm_5: f32[64, 64] = aten.mm.default(mul_1, t_3)
+return (mm_5, mm_4, mm_2)""")
+
+
+def test_every_half_block_is_a_segment_and_the_mask_is_in_none():
+    backward = backward_of(gpt_joint(num_blocks=3, width=128, num_tokens=64), CheckpointBlocks())
+    segments = segments_of(backward)
+    assert len(segments) == 7  # two a block, and the head with the loss
+    ins = [n for s in segments for n in s]
+    assert len(ins) == len(set(ins))
+
+
+def test_scores_of_each_block_are_a_segment():
+    joint = joint_of(lambda q, k, v: attend(_attended(q, k, v), k, v), *qkv(64))
+    backward = backward_of(joint, CheckpointAttention())
+    assert len(segments_of(backward)) == 2
+
+
+def _attended(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2) + torch.ones(64, 64).tril(), -1) @ v
+
+
+@pytest.mark.parametrize("checkpoint", [CheckpointAttention(), CheckpointBlocks(), CheckpointShare(0.3)])
+def test_gates_make_no_cycle_and_cover_every_input(checkpoint):
+    backward = backward_of(gpt_joint(num_blocks=2, length=64, dropout=0.1), checkpoint)
+    assert GateRecomputation()(backward).rewritten > 0
+    backward.graph.lint()
+    for gate in (n for n in backward.graph.nodes if n.target is WAIT):
+        values, signal = gate.args
+        assert signal in backward_nodes(backward.graph)
+        assert all(v not in backward_nodes(backward.graph) or v.target is WAIT for v in values)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.2])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_whatever_is_computed_again_stays_in_order(share, dropout):
+    """Views that a segment shares with the backward itself once stayed behind when the segment moved."""
+    joint = gpt_joint(length=64, dropout=dropout)
+    for graph_pass in (FoldConstants(), CastBf16("matmul"), RecomputeCasts()):
+        graph_pass(joint)
+    backward = backward_of(joint, CheckpointShare(share))
+    assert GateRecomputation()(backward).rewritten > 0
+    backward.graph.lint()
+
+
+def test_the_signal_that_comes_out_is_read():
+    """XLA prunes results of a barrier that nobody reads, and with them what the others waited for."""
+    backward = backward_of(gpt_joint(), CheckpointBlocks())
+    GateRecomputation()(backward)
+    for gate in (n for n in backward.graph.nodes if n.target is WAIT):
+        parts = {n.args[1]: n for n in gate.users}
+        assert parts[len(gate.args[0])].users
+
+
+def test_what_is_fused_away_has_no_gate():
+    backward = backward_of(
+        trace_joint(lambda x: x.sin().exp().cos().sum(), torch.randn(64, 64).requires_grad_()), CheckpointShare(0.0)
+    )
+    assert GateRecomputation()(backward).rewritten == 0

@@ -1,0 +1,143 @@
+"""Gradient checkpointing from the option to the gradients: equal in every mode, and never another dropout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch_xla
+from torch.utils.checkpoint import checkpoint
+
+from kp_dynamo import explain
+from kp_dynamo.exceptions import TPUOutOfMemoryError
+from kp_dynamo.ops.wait_for import barriers
+from tests.spine import compiled
+from tests.transformer import TinyGpt
+
+MODES = ["attention", "blocks", 0.6, 0.0, "auto"]
+TOKENS = torch.arange(512).reshape(8, 64) % 32
+
+
+def gradients(run, model):
+    model.zero_grad()
+    torch.manual_seed(3)
+    run(TOKENS).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def model_and_reference(dropout=0.0):
+    torch.manual_seed(0)
+    model = TinyGpt(length=64, dropout=dropout)
+    return model, gradients(compiled(model, checkpoint="off"), model)
+
+
+def difference(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def test_gradients_are_equal_in_every_mode():
+    """With dropout: masks that were drawn again would be others."""
+    model, expected = model_and_reference(0.1)
+    for mode in MODES:
+        torch._dynamo.reset()
+        budget = {"memory_budget_gb": 0.004, "optimizer_state_factor": 0} if mode == "auto" else {}
+        run = compiled(model, checkpoint=mode, **budget)
+        assert difference(gradients(run, model), expected) < 1e-5, mode
+
+
+def test_eager_agrees():
+    model, found = model_and_reference()
+    assert difference(found, gradients(model, model)) < 1e-5
+
+
+def test_default_levels_compute_scores_again():
+    model, _ = model_and_reference()
+    rewritten = {p.name: p.rewritten for p in explain(model, TOKENS).passes}
+    assert rewritten["checkpoint_attention"] > 0
+    assert rewritten["checkpoint_auto"] == 0  # there is room
+    assert "checkpoint_attention" not in {p.name for p in explain(model, TOKENS, options={"checkpoint": "auto"}).passes}
+
+
+def test_auto_does_nothing_where_there_is_room():
+    model, _ = model_and_reference()
+    found = explain(model, TOKENS, options={"checkpoint": "auto", "memory_budget_gb": 16})
+    assert [p.rewritten for p in found.passes if p.name == "checkpoint_auto"] == [0]
+
+
+def test_auto_says_what_it_decided():
+    model, _ = model_and_reference()
+    options = {"checkpoint": "auto", "memory_budget_gb": 0.004, "optimizer_state_factor": 0, "precision": "float32"}
+    [decided] = [p for p in explain(model, TOKENS, options=options).passes if p.name == "checkpoint_auto"]
+    assert decided.rewritten > 0
+    assert "computed again" in decided.notes[0]
+    assert "GFLOP: by estimate" in decided.notes[0]
+
+
+def test_a_budget_that_cannot_be_met_names_the_smallest_that_can():
+    model, _ = model_and_reference()
+    run = compiled(model, checkpoint="auto", memory_budget_gb=0.002, optimizer_state_factor=2)
+    with pytest.raises(Exception, match=r"The smallest budget that does is 0\.00[0-9]* GB") as caught:
+        run(TOKENS)
+    assert isinstance(caught.value.inner_exception, TPUOutOfMemoryError)
+    assert compiled(model, checkpoint="blocks")(TOKENS).isfinite()  # the process goes on
+
+
+def test_optimizer_state_takes_its_room():
+    model, _ = model_and_reference()
+    options = {"checkpoint": "auto", "memory_budget_gb": 0.007, "precision": "float32"}
+    rewritten = {
+        factor: next(
+            p.rewritten
+            for p in explain(model, TOKENS, options={**options, "optimizer_state_factor": factor}).passes
+            if p.name == "checkpoint_auto"
+        )
+        for factor in (0, 2.0)
+    }
+    assert rewritten[0] < rewritten[2.0]
+
+
+@pytest.mark.parametrize("mode", ["off", "attention", "blocks"])
+def test_checkpoints_of_the_user_keep_working(mode):
+    """Their dropout too: it is drawn once, where eager draws the same mask again."""
+    model, expected = model_and_reference(0.1)
+
+    def forward(tokens):
+        x = model.tokens(tokens) + model.positions(torch.arange(tokens.shape[1]))
+        for block in model.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return torch.nn.functional.cross_entropy(model.head(model.norm(x)).flatten(0, 1), tokens.flatten())
+
+    assert difference(gradients(compiled(forward, checkpoint=mode), model), expected) < 1e-5
+
+
+def on_device(*values):
+    return [v.to(torch_xla.device()) for v in values]
+
+
+def test_the_form_for_the_cpu_is_a_dependency_and_keeps_every_value():
+    values = torch.tensor([1.0, -0.0, torch.nan, torch.inf])
+    for signal in (torch.tensor([2.0]), torch.tensor([torch.nan]), torch.tensor([torch.inf]), torch.tensor([[-1.0]])):
+        first, second, passed = torch.ops.kp.wait_for(on_device(values, torch.tensor([3, 4])), on_device(signal)[0])
+        torch.testing.assert_close(first.cpu(), values, rtol=0, atol=0, equal_nan=True)
+        assert first.cpu().signbit().tolist() == values.signbit().tolist()
+        assert second.cpu().tolist() == [3, 4]
+        torch.testing.assert_close(passed.cpu(), signal, equal_nan=True)
+
+
+def test_the_forms_in_the_program():
+    values, signal = on_device(torch.ones(4), torch.ones(2))
+    dependency = torch.ops.kp.wait_for([values.sin()], signal)
+    text = torch_xla._XLAC._get_xla_tensors_hlo(dependency)
+    assert "select" in text
+    assert "opt-barrier" not in text
+    from kp_dynamo import compat
+
+    with barriers(compat.optimization_barrier):
+        text = torch_xla._XLAC._get_xla_tensors_hlo(torch.ops.kp.wait_for([values.sin()], signal))
+    assert "opt-barrier" in text
+    assert "select" not in text
+
+
+def test_eager_is_the_identity():
+    values = [torch.ones(2), torch.zeros(3, dtype=torch.int64)]
+    found = torch.ops.kp.wait_for(values, torch.ones(()))
+    assert [t.tolist() for t in found] == [[1.0, 1.0], [0, 0, 0], 1.0]

@@ -1,0 +1,81 @@
+"""The estimate of a program's memory from its graph: exact where it can be, and sensitive to what should lower it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kp_dynamo.analysis.peak_memory import peak_memory
+from kp_dynamo.analysis.saved_values import num_forward_results, partitioned
+from kp_dynamo.analysis.sizes import node_bytes
+from kp_dynamo.passes.checkpoint_activations import CheckpointBlocks
+from kp_dynamo.passes.gate_recomputation import GateRecomputation
+from tests.graphs import trace_inference
+from tests.passes.test_checkpoint_policies import gpt_joint
+
+SIZE = 256 * 256 * 4
+
+
+def square(seed=0):
+    return torch.randn(256, 256, generator=torch.Generator().manual_seed(seed))
+
+
+def estimate(fn, *args, vmem_bytes=0, **how):
+    return peak_memory(trace_inference(fn, *args).graph, vmem_bytes, **how)
+
+
+def test_arguments_and_results_are_exact():
+    found = estimate(lambda a, b, unused: (a @ b, a.t(), a[:2]), square(), square(), square())
+    assert found.arguments == 2 * SIZE
+    assert found.results == 2 * SIZE + 2 * 256 * 4
+
+
+@pytest.mark.parametrize(
+    ("fn", "buffers"),
+    [
+        (lambda a, b: (a @ b).relu().sum(), 0),  # fused into the sum
+        (lambda a, b: (a @ b).t().reshape(-1).relu().sum(), 1),  # a copy in another order
+        (lambda a, b: (a @ b @ b).sum(), 2),  # both products at once
+        (lambda a, b: (a @ b @ b @ b).sum(), 2),  # the first has gone
+        (lambda a, b: a.sin().exp().cos() + b, 0),
+        (lambda a, b: F.softmax(a + b, -1) @ b, 2),  # what is reduced and read again, and what a product reads
+        (lambda a, b: (torch.ones_like(a) + b).relu(), 0),
+    ],
+)
+def test_temporaries_are_what_is_held_at_once(fn, buffers):
+    found = estimate(fn, square(), square(), narrow_products=False)
+    assert found.temporaries == buffers * SIZE
+
+
+def test_products_alone_read_bfloat16():
+    wide = estimate(lambda a, b: (a @ b @ b).sum(), square(), square(), narrow_products=False)
+    narrow = estimate(lambda a, b: (a @ b @ b).sum(), square(), square())
+    assert narrow.temporaries == wide.temporaries - SIZE // 2
+
+
+def test_half_of_the_vector_memory_holds_temporaries():
+    found = estimate(lambda a, b: (a @ b @ b).sum(), square(), square(), vmem_bytes=2 * SIZE, narrow_products=False)
+    assert found.temporaries == SIZE
+
+
+def test_gates_let_segments_run_one_after_the_other():
+    temporaries = []
+    for gated in (False, True):
+        joint = gpt_joint(length=64, num_blocks=4)
+        CheckpointBlocks()(joint)
+        _, backward = partitioned(joint)
+        if gated:
+            GateRecomputation()(backward)
+        temporaries.append(peak_memory(backward.graph, 0).temporaries)
+    assert temporaries[1] <= temporaries[0]
+
+
+def test_nothing_is_more_than_all_values_together():
+    joint = gpt_joint(length=64)
+    for graph in (g.graph for g in partitioned(joint)):
+        assert peak_memory(graph, 0).total <= sum(node_bytes(n) for n in joint.graph.nodes if n.op != "output")
+
+
+def test_a_joint_graph_returns_the_loss_and_then_gradients():
+    assert num_forward_results(gpt_joint().graph) == 1
