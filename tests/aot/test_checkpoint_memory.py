@@ -36,6 +36,7 @@ def test_scores_that_are_computed_again_are_faster_and_smaller():
     assert scores.model_flops < 1.1 * off.model_flops
 
 
+@pytest.mark.slow
 def test_a_gate_lowers_the_peak_and_not_just_what_is_saved():
     assert backward_temporaries("blocks") < 0.6 * backward_temporaries("blocks", "gate_recomputation")
 
