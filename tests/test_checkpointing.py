@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from kp_dynamo import explain
 from kp_dynamo.exceptions import TPUOutOfMemoryError
 from kp_dynamo.ops.wait_for import barriers
-from tests.spine import compiled
+from tests.spine import compiled, counted
 from tests.transformer import TinyGpt
 
 MODES = ["attention", "blocks", 0.6, 0.0, "auto"]
@@ -107,6 +107,19 @@ def test_checkpoints_of_the_user_keep_working(mode):
         return torch.nn.functional.cross_entropy(model.head(model.norm(x)).flatten(0, 1), tokens.flatten())
 
     assert difference(gradients(compiled(forward, checkpoint=mode), model), expected) < 1e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoint": "blocks"}, {"checkpoint": 0.3}], ids=str)
+def test_a_dynamic_length_stays_dynamic(options):
+    """To compare or multiply out a symbolic size asks for its value, and a graph for one length is what comes of it."""
+    model = TinyGpt(length=64)
+    run = compiled(model, **options)
+    with torch._dynamo.config.patch(specialize_float=True), counted() as counts:
+        for length in (20, 64, 33):
+            tokens = torch.zeros(2, length, dtype=torch.int64)
+            torch._dynamo.mark_dynamic(tokens, 1)
+            torch.testing.assert_close(run(tokens), model(tokens), rtol=1e-5, atol=1e-5)
+    assert counts.aot_traces == 1
 
 
 def on_device(*values):

@@ -49,9 +49,10 @@ def _of_one_size(start: fx.Node, neighbours: Callable[[fx.Node], list[fx.Node]])
     return found
 
 
-def _numel(node: fx.Node) -> object:
+def _numel(node: fx.Node) -> str | None:
+    """As text: to compare symbolic sizes by their values would fix them for good."""
     tensor = tensor_of(node)
-    return None if tensor is None else tensor.numel()
+    return None if tensor is None else str(tensor.numel())
 
 
 def residual_sums(nodes: list[fx.Node]) -> list[fx.Node]:
@@ -83,9 +84,9 @@ def _is_skip(x: fx.Node, made: fx.Node, forward: set[fx.Node], ends: dict[fx.Nod
     return x in seen and any(n.target in PRODUCTS for n in seen - {x})
 
 
-def _shape(node: fx.Node) -> object:
+def _shape(node: fx.Node) -> tuple[str, ...] | None:
     tensor = tensor_of(node)
-    return None if tensor is None else tuple(tensor.shape)
+    return None if tensor is None else tuple(map(str, tensor.shape))
 
 
 def comes_of_chance(node: fx.Node) -> bool:
