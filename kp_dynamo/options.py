@@ -93,11 +93,12 @@ class CompileOptions:
     "auto", and attention scores are then computed again even where there is room: the TPU's compiler is faster so."""
 
     buckets: Literal["pow2"] | tuple[int, ...] | Mapping[str, int] | None = _option(
-        None, rules.one_of("pow2") | rules.buckets() | rules.nothing(), is_inert=True
+        None, rules.one_of("pow2") | rules.buckets() | rules.nothing()
     )
-    """Sequence lengths that dimensions marked dynamic are padded to. None compiles every length exactly."""
+    """Lengths that dynamic dimensions are padded to, so that one program serves many. "pow2": the next power of two.
+    None compiles every length exactly."""
 
-    over_bucket: Literal["error", "exact"] = _option("exact", rules.one_of("error", "exact"), is_inert=True)
+    over_bucket: Literal["error", "exact"] = _option("exact", rules.one_of("error", "exact"))
     """What a length over the last bucket does. "exact" compiles it as it is: slow, but right."""
 
     memory_fraction: float = _option(0.90, rules.number(above=0, maximum=1))

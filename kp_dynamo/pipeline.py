@@ -28,6 +28,7 @@ from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.insertion import check_values
 from kp_dynamo.passes.keep_float32 import unknown_op_names
+from kp_dynamo.passes.mask_padding import MaskPadding
 from kp_dynamo.passes.product_rules import has_float32_product
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.telemetry import TELEMETRY
@@ -35,18 +36,20 @@ from kp_dynamo.telemetry import TELEMETRY
 Pipeline = tuple[GraphPass, ...]
 
 OUR_PASSES = (
-    "fold_constants", "fuse_linear_activation", "cast_bf16", "recompute_casts", "checkpoint_attention",
+    "mask_padding", "fold_constants", "fuse_linear_activation", "cast_bf16", "recompute_casts", "checkpoint_attention",
     "checkpoint_blocks", "checkpoint_share", "checkpoint_auto", "gate_recomputation",
 )  # fmt: skip
 
 
-def build_pipeline(options: CompileOptions) -> Pipeline:
-    """The passes for these options, top to bottom.
+def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = ()) -> Pipeline:
+    """The passes for these options, top to bottom; `lengths` are the symbolic sizes that will be padded.
 
     Raises:
         TPUConfigurationError: `disable_passes` or `keep_float32` names what there is not.
     """
     ours: list[GraphPass] = [
+        # Before all: it knows ATen's operators, and decides whether the graph is padded at all.
+        *([MaskPadding(lengths)] if lengths else []),
         # First, so that the others see numbers and not tensors that hold one.
         FoldConstants(),
         # Before the casts: it matches a product next to its activation.

@@ -13,6 +13,8 @@ import torch
 from torch import fx
 
 from kp_dynamo.autograd import GraphStages, trace_and_compile
+from kp_dynamo.bucketing import Bucketing, bucketed, is_poisoned
+from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture, as_dynamo_calls_it
 from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
@@ -40,6 +42,7 @@ class _Plan(NamedTuple):
     pipeline: Pipeline
     behind: Pipeline
     conditions: Parts
+    bucketing: Bucketing | None
 
 
 class Session:
@@ -76,9 +79,11 @@ class Session:
                 "the inputs are fake tensors, which have no values to run with. Allowed: tensors on the CPU or on the "
                 "XLA device. To learn what a TPU makes of a model without running it, call kp_dynamo.aot_compile."
             )
-        pipeline, behind = build_pipeline(options), build_backward_pipeline(options)
+        capture, bucketing = _bucketing(capture, options)
+        pipeline = build_pipeline(options, bucketing.symbols if bucketing is not None else ())
+        behind = build_backward_pipeline(options)
         conditions = _conditions(options, (*pipeline, *behind), "cpu" if capture.mode == "fake" else capture.mode)
-        plan = _Plan(options, pipeline, behind, conditions)
+        plan = _Plan(options, pipeline, behind, conditions, bucketing)
         key = None if capture.key is None else CompileKey((*capture.key, *conditions))
         run = self._look_up(key)
         if run is not None:
@@ -104,12 +109,17 @@ class Session:
         return run
 
     def _trace(self, capture: Capture, plan: _Plan, number: int) -> Callable[..., Any]:
-        options, pipeline, behind, conditions = plan
+        options, pipeline, behind, conditions, bucketing = plan
         precision, budget = _precision(options), _memory_budget(options)
 
         def transform(gm: fx.GraphModule, name: str) -> None:
             start, label = time.perf_counter(), f"{number}.{name}"
-            reports = run_pipeline(gm, behind if name == "backward" else pipeline, options, label)
+            chosen = behind if name == "backward" else pipeline
+            if bucketing is not None and name != "backward":
+                chosen = bucketing.allowed(chosen, options.strict)
+            reports = run_pipeline(gm, chosen, options, label)
+            if bucketing is not None and name != "backward":
+                bucketing.decide(reports, gm)
             self.runtime.observe(GraphTransformed(label, tuple(reports), time.perf_counter() - start))
 
         def compile_graph(gm: fx.GraphModule, num_returned: int, name: str) -> CompiledGraph:
@@ -126,7 +136,15 @@ class Session:
 
         with surrounding_autocast(capture.mode):
             run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph))
+        run = run if bucketing is None else bucketing.wrap(run)
         return as_dynamo_calls_it(run, capture)
+
+
+def _bucketing(capture: Capture, options: CompileOptions) -> tuple[Capture, Bucketing | None]:
+    if options.buckets is None:
+        return capture, None
+    buckets = Buckets(options.buckets, options.over_bucket)
+    return bucketed(capture, buckets, poisons=is_poisoned() or (options.strict and options.dump_dir is not None))
 
 
 def _forget(_: CompileKey, program: Program) -> None:

@@ -1,0 +1,268 @@
+"""At run time: pad to a bucket, hand the true lengths to the program, cut the results.
+
+Between Dynamo and AOTAutograd, so that everything below, backward included, sees padded sizes only. Pads and cuts are
+made on the host, which compiles nothing: on the device each length would be a small program of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._dynamo.source import ConstantSource
+from torch._functorch._aot_autograd.schemas import OutputType
+
+from kp_dynamo.buckets import Buckets
+from kp_dynamo.cache import LRUCache
+from kp_dynamo.capture import Capture
+from kp_dynamo.exceptions import TPUOptimizationError
+from kp_dynamo.passes.base import PassReport
+from kp_dynamo.pipeline import Pipeline
+from kp_dynamo.source_lines import user_line
+from kp_dynamo.telemetry import TELEMETRY
+
+logger = logging.getLogger(__name__)
+
+Shape = tuple[int, ...]
+MASKS = "mask_padding"
+_REMEDY = "Write that line otherwise, mask by hand and give a fixed size, or leave buckets out"
+_told: set[str] = set()
+_OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+_MAX_PLANS = 4096  # of some hundred bytes each
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is done for one combination of true lengths: shapes of padded inputs, lengths, what results are cut to."""
+
+    inputs: tuple[tuple[int, Shape | int], ...]
+    lengths: tuple[int, ...]
+    results: tuple[tuple[int, Shape | int], ...]
+
+
+class Bucketing:
+    """The padded form of one capture.
+
+    Attributes:
+        symbols: Names of the symbolic lengths, in the order of their inputs.
+        is_refused: Whether its graph could not be made right at padded sizes: then nothing is padded.
+    """
+
+    def __init__(self, gm: fx.GraphModule, buckets: Buckets, *, poisons: bool) -> None:
+        self._inputs = [_example(n) for n in gm.graph.nodes if n.op == "placeholder"]
+        output = next(n for n in gm.graph.nodes if n.op == "output")
+        self._results = [_example(n) for n in output.args[0]]
+        self._buckets, self._poisons = buckets, poisons
+        self._where = _first_places(self._inputs)
+        self.symbols = tuple(map(str, self._where))
+        self.is_refused = False
+        self._plans: LRUCache[tuple[int, ...], _Plan] = LRUCache(_MAX_PLANS)
+
+    def wrap(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run`, which takes padded inputs and true lengths, as Dynamo calls it."""
+
+        def called(*args: Any) -> list[Any]:
+            lengths = tuple(int(args[i].shape[d]) for i, d in self._where.values())
+            plan = self._plans.get(lengths)
+            if plan is None:
+                plan = self._plan(lengths)
+                self._plans.set(lengths, plan)
+            padded = list(args)
+            for position, shape in plan.inputs:
+                padded[position] = shape if isinstance(shape, int) else self._resized(padded[position], shape)
+            results = list(run(*padded, *map(torch.tensor, plan.lengths)))
+            for position, shape in plan.results:
+                results[position] = shape if isinstance(shape, int) else self._resized(results[position], shape)
+            return results
+
+        return called
+
+    def allowed(self, pipeline: Pipeline, strict: bool) -> Pipeline:
+        """`pipeline`, without the masks where results or writes in place forbid padding.
+
+        Raises:
+            TPUOptimizationError: They do, and `strict` is set.
+        """
+        reason = self._aliasing_reason()
+        if reason is None:
+            return pipeline
+        if strict:
+            raise TPUOptimizationError(f"strict=True and the graph cannot be padded to a bucket: {reason}. {_REMEDY}")
+        self._refuse(reason)
+        return tuple(p for p in pipeline if p.name != MASKS)
+
+    def decide(self, reports: Sequence[PassReport], gm: fx.GraphModule) -> None:
+        """Learn from the reports of the passes whether the graph was made right at padded sizes."""
+        for name, reason in (refused for report in reports if report.name == MASKS for refused in report.refused):
+            node = next(n for n in gm.graph.nodes if n.name == name)
+            self._refuse(f"{node.target}{user_line(node)}: {reason}")
+
+    def _refuse(self, reason: str) -> None:
+        self.is_refused = True
+        TELEMETRY.count("bucket_refusals")
+        if reason not in _told:
+            _told.add(reason)
+            logger.warning("a graph is compiled for each length, not padded to buckets: %s. %s", reason, _REMEDY)
+
+    def _aliasing_reason(self) -> str | None:
+        """Why the graph that AOTAutograd traces just now cannot be padded: it writes to a copy, or returns one."""
+        context = torch._guards.TracingContext.try_get()
+        metadata: Any = context.fw_metadata if context is not None else None
+        if metadata is None:
+            return None
+        for number, info in enumerate(metadata.input_info):
+            if info.mutates_data and self._may_be_padded(number):
+                return f"input {number} has a padded size and is written in place"
+        for number, info in enumerate(metadata.output_info):
+            if info.output_type in (OutputType.alias_of_input, OutputType.is_input):
+                if self._may_be_padded(info.base_idx):
+                    return f"result {number} shares memory with input {info.base_idx}, whose size is padded"
+            elif info.output_type not in _OWN_MEMORY and info.dynamic_dims:
+                return f"result {number} shares memory with another result, and its size is padded"
+        return None
+
+    def _may_be_padded(self, number: int) -> bool:
+        value = self._inputs[number] if number < len(self._inputs) else None
+        return isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
+
+    def _plan(self, lengths: Sequence[int]) -> _Plan:
+        true = dict(zip(self._where, lengths, strict=True))
+        padded = true if self.is_refused else self._padded(true)
+        if padded == true:
+            return _Plan((), tuple(lengths), ())
+        inputs = _changes(self._inputs, true, padded)
+        return _Plan(inputs, tuple(lengths), _changes(self._results, padded, true))
+
+    def _padded(self, true: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, int]:
+        environment = self._shape_env()
+        padded = {s: self._buckets.size_for(n, _cap(environment, s)) for s, n in true.items()}
+        if all(_holds(guard.expr, padded) for guard in environment.guards):
+            return padded
+        TELEMETRY.count("exact_lengths")
+        return true
+
+    def _shape_env(self) -> Any:
+        position, d = next(iter(self._where.values()))
+        return self._inputs[position].shape[d].node.shape_env
+
+    def _resized(self, tensor: torch.Tensor, shape: Shape) -> torch.Tensor:
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return _Resize.apply(tensor, shape, self._poisons)  # type: ignore[no-any-return, no-untyped-call]
+        return resized(tensor, shape, poisons=self._poisons)
+
+
+def bucketed(capture: Capture, buckets: Buckets, *, poisons: bool) -> tuple[Capture, Bucketing | None]:
+    """The capture with the true lengths as further inputs; itself and None where none of its sizes is symbolic."""
+    bucketing = Bucketing(capture.gm, buckets, poisons=poisons)
+    if not bucketing.symbols:
+        return capture, None
+    lengths = [torch.tensor(1) for _ in bucketing.symbols]
+    gm = _with_inputs(capture.gm, [f"true_length_{number}" for number in range(len(lengths))])
+    return replace(capture, gm=gm, inputs=[*capture.inputs, *lengths]), bucketing
+
+
+def _with_inputs(gm: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
+    """A copy of Dynamo's graph with further inputs that nothing uses yet; Dynamo itself goes on with its own."""
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
+    for node in gm.graph.nodes:
+        new[node] = graph.node_copy(node, new.__getitem__)
+        # AOTAutograd asks every input of Dynamo's graph where it comes from.
+        if node.op == "placeholder":
+            new[node]._dynamo_source = node._dynamo_source  # type: ignore[attr-defined]
+        if node is last:
+            for name in names:
+                graph.placeholder(name)._dynamo_source = ConstantSource(name)  # type: ignore[attr-defined]
+    copy = fx.GraphModule(gm, graph)
+    copy.meta.update(gm.meta)
+    copy._param_name_to_source = getattr(gm, "_param_name_to_source", {})  # type: ignore[assignment]
+    return copy
+
+
+def is_poisoned() -> bool:
+    """Whether padding is filled with what would show: `KP_TPU_POISON=1`."""
+    return os.environ.get("KP_TPU_POISON", "0") not in ("", "0")
+
+
+class _Resize(torch.autograd.Function):
+    """`resized`, and its gradient, whose padding nobody must read either."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, shape: Shape, poisons: bool) -> torch.Tensor:
+        ctx.shape, ctx.poisons = tuple(tensor.shape), poisons
+        return resized(tensor, shape, poisons=poisons)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        return resized(gradient, ctx.shape, poisons=ctx.poisons), None, None
+
+
+def resized(tensor: torch.Tensor, shape: Shape, *, poisons: bool) -> torch.Tensor:
+    """A copy of `tensor`, cut to `shape` or padded to it, made on the host, dense, its strides in the same order."""
+    host = tensor.detach().cpu()
+    common = tuple(slice(0, min(a, b)) for a, b in zip(tensor.shape, shape, strict=True))
+    if all(new <= old for new, old in zip(shape, tensor.shape, strict=True)):
+        return host[common].clone().to(tensor.device)
+    order = sorted(range(host.dim()), key=host.stride, reverse=True)
+    padded = torch.full([shape[d] for d in order], _padding(host.dtype, poisons), dtype=host.dtype)
+    padded = padded.permute([order.index(d) for d in range(host.dim())])
+    padded[common] = host[common]
+    return padded.to(tensor.device)
+
+
+def _padding(dtype: torch.dtype, poisons: bool) -> float | int | bool:
+    """0, or what would show where it is read: NaN, true, or a number that is out of every range."""
+    if not poisons:
+        return 0
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return True if dtype == torch.bool else torch.iinfo(dtype).max // 2
+
+
+def _example(node: Any) -> Any:
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
+
+
+def _first_places(inputs: Sequence[Any]) -> dict[sympy.Symbol, tuple[int, int]]:
+    """Symbol of a length -> the input and dimension that it is read from."""
+    found: dict[sympy.Symbol, tuple[int, int]] = {}
+    for position, value in enumerate(inputs):
+        for d, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                found.setdefault(size.node.expr, (position, d))
+    return found
+
+
+def _changes(
+    values: Sequence[Any], source: dict[sympy.Symbol, int], target: dict[sympy.Symbol, int]
+) -> tuple[tuple[int, Shape | int], ...]:
+    """(position, shape or number) of the values that differ between two sets of lengths."""
+    pairs = [(i, _at(v, source), _at(v, target)) for i, v in enumerate(values)]
+    return tuple((i, new) for i, old, new in pairs if new is not None and new != old)
+
+
+def _at(value: Any, sizes: dict[sympy.Symbol, int]) -> Shape | int | None:
+    """The shape of a tensor, or a symbolic number, at given lengths."""
+    if isinstance(value, torch.SymInt):
+        return int(value.node.expr.xreplace(sizes))
+    if isinstance(value, torch.Tensor):
+        return tuple(_at(s, sizes) if isinstance(s, torch.SymInt) else int(s) for s in value.shape)  # type: ignore[misc]
+    return None
+
+
+def _cap(environment: Any, symbol: sympy.Symbol) -> int | None:
+    """The largest size that the model's guards allow, if there is one."""
+    bound = environment.bound_sympy(symbol).upper
+    return int(bound) if bound.is_Integer and int(bound) < 2**31 else None
+
+
+def _holds(guard: sympy.Basic, sizes: dict[sympy.Symbol, int]) -> bool:
+    """Whether a guard that was made for true lengths holds for padded ones as well."""
+    return guard.xreplace({s: sympy.Integer(n) for s, n in sizes.items()}) != sympy.false

@@ -1,0 +1,145 @@
+"""Make a graph right at padded sizes: what mixes along a padded dimension sees no padding.
+
+Before, for `x: f32[2, s]` and the true length `n: i64[]` (an input that nothing uses yet):
+
+    softmax: f32[2, s] = aten._softmax(x, 1, False)
+
+After:
+
+    is_true: b8[s] = aten.lt(aten.arange(s), n)
+    where: f32[2, s] = aten.where(aten.view(is_true, [1, s]), x, -inf)
+    softmax: f32[2, s] = aten._softmax(where, 1, False)
+
+Every size that is symbolic stands for a padded size from here on; true lengths are the inputs `n`. The tail of a value
+is junk and may be NaN: an operator that acts on each element alone just runs, one that mixes along the padded
+dimension has the tail replaced by what changes nothing, and one that counts from the end or uses the length as a value
+takes the true length. So one program serves every length up to its sizes.
+
+1. Each operator has a rule (`padding/`), or acts on elements alone, or is taken apart by torch's own decomposition.
+2. Refused: an operator without a rule, named with the rule that is missing. Then the graph stays as it is.
+3. Results whose true elements are not the first ones (`view(B * s)`) are brought into that order.
+
+Source: the definitions of the operators; masked keys as in Vaswani et al., "Attention Is All You Need" (2017), 3.2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from kp_dynamo.passes.base import PassReport
+from kp_dynamo.passes.padding.atoms import Padded, Refused, plain
+from kp_dynamo.passes.padding.interpreter import PaddingInterpreter, RefusedNode
+from kp_dynamo.passes.padding.masks import Masks
+from kp_dynamo.passes.padding.views import with_one_atom
+
+_DONE = "kp_mask_padding"
+
+
+@dataclass(frozen=True)
+class MaskPadding:
+    """See the top of this file.
+
+    Attributes:
+        symbols: Names of the symbolic lengths. The graph's last inputs that are no gradients are their true values, in
+            this order: 0-dim int64 tensors.
+    """
+
+    symbols: tuple[str, ...]
+    name: str = "mask_padding"
+
+    def __call__(self, gm: fx.GraphModule) -> PassReport:
+        if gm.meta.get(_DONE) == self.symbols:
+            return PassReport(self.name, 0)
+        try:
+            traced, masks = self._traced(gm)
+        except RefusedNode as refused:
+            return PassReport(self.name, 0, ((refused.node.name, refused.reason),))
+        _take_over(gm, traced)
+        gm.meta[_DONE] = self.symbols
+        return PassReport(self.name, max(1, masks.num_masked), notes=(f"{masks.num_masked} tails masked",))
+
+    def _traced(self, gm: fx.GraphModule) -> tuple[fx.GraphModule, Masks]:
+        inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        primals = [n for n in inputs if not str(n.target).startswith("tangents_")]
+        lengths = primals[len(primals) - len(self.symbols) :]
+        _require_known(inputs, self.symbols)
+        made: list[Masks] = []
+
+        def run(*values: Any) -> Any:
+            given = dict(zip(inputs, values, strict=True))
+            masks = Masks({sympy_symbol(s, inputs): given[n] for s, n in zip(self.symbols, lengths, strict=True)})
+            made.append(masks)
+            padded = [Padded(v, plain(v.shape)) if isinstance(v, torch.Tensor) else v for v in values]
+            results = PaddingInterpreter(gm, masks).run(*padded, enable_io_processing=False)
+            output = next(n for n in gm.graph.nodes if n.op == "output")
+            return [_in_order(masks, r, output) for r in results]
+
+        values = [n.meta["val"] for n in inputs]
+        mode = detect_fake_mode(values)
+        assert mode is not None, "a joint or inference graph has fake tensors"
+        with mode, enable_python_dispatcher(), fx.traceback.preserve_node_meta(), torch.no_grad():
+            traced = make_fx(run)(*values)
+        return traced, made[-1]
+
+
+def sympy_symbol(name: str, inputs: Sequence[fx.Node]) -> sympy.Symbol:
+    """The symbol of that name among the sizes of the inputs; one of its own where a guard has fixed the size."""
+    for symbol in _symbols(inputs):
+        if str(symbol) == name:
+            return symbol
+    return sympy.Symbol(name)
+
+
+def _symbols(inputs: Sequence[fx.Node]) -> set[sympy.Symbol]:
+    found: set[sympy.Symbol] = set()
+    for node in inputs:
+        value = node.meta.get("val")
+        sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+        for size in sizes:
+            if isinstance(size, (torch.SymInt, torch.SymFloat)):
+                found |= size.node.expr.free_symbols
+    return found
+
+
+def _require_known(inputs: Sequence[fx.Node], symbols: Sequence[str]) -> None:
+    for node in inputs:
+        unknown = {str(s) for s in _symbols([node])} - set(symbols)
+        if unknown:
+            raise RefusedNode(node, f"a number that is no size of an input varies ({', '.join(sorted(unknown))})")
+
+
+def _in_order(masks: Masks, result: Any, output: fx.Node) -> Any:
+    """A result with its true elements first in every dimension."""
+    if not isinstance(result, Padded):
+        return result
+    try:
+        for d in range(len(result.dims)):
+            result = with_one_atom(masks, result, d)
+    except Refused as refused:
+        raise RefusedNode(output, str(refused)) from None
+    return result.tensor
+
+
+def _take_over(gm: fx.GraphModule, traced: fx.GraphModule) -> None:
+    """Make the traced graph that of `gm`, with the names and values of its inputs: partitioners go by them."""
+    old = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    new = [n for n in traced.graph.nodes if n.op == "placeholder"]
+    for before, after in zip(old, new, strict=True):
+        after.name, after.target = before.name, before.target
+        after.meta = dict(before.meta)
+    for node in traced.graph.nodes:
+        if node.op == "get_attr":
+            setattr(gm, str(node.target), getattr(traced, str(node.target)))
+    output_before = next(n for n in gm.graph.nodes if n.op == "output")
+    output_after = next(n for n in traced.graph.nodes if n.op == "output")
+    output_after.meta = dict(output_before.meta)
+    gm.graph = traced.graph

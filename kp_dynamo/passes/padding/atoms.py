@@ -1,0 +1,156 @@
+"""What a dimension of a padded tensor is made of.
+
+A dimension is a row-major product of *atoms*: `view(B * L, D)` makes one dimension of the atoms (B, L). An atom is an
+int, or a symbolic size in which a padded length occurs; then its elements at L and behind are the tail. Atoms of size
+1 are left out. Nothing here compares symbolic sizes by value, which would add guards: expressions are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+Size = int | torch.SymInt
+Atoms = tuple[Size, ...]
+Dims = tuple[Atoms, ...]
+
+
+class Refused(Exception):
+    """There is no rule by which this node would be right at a padded size; the message says which is missing."""
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A traced tensor and what its dimensions are made of."""
+
+    tensor: torch.Tensor
+    dims: Dims
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tensor.shape
+
+    def replaced(self, tensor: torch.Tensor) -> Padded:
+        """Another tensor of the same dimensions."""
+        return Padded(tensor, self.dims)
+
+
+def expression(size: Size) -> sympy.Expr:
+    """The expression of a size, as far as it is known by now."""
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def is_padded(size: Size) -> bool:
+    """Whether a size depends on a length. Every symbol of an accepted graph is a length."""
+    return bool(expression(size).free_symbols)
+
+
+def has_tail(atoms: Atoms) -> bool:
+    """Whether a dimension has elements that are not true."""
+    return any(map(is_padded, atoms))
+
+
+def plain(shape: Iterable[Size]) -> Dims:
+    """Dimensions of one atom each, as those of an input."""
+    return tuple(_atom(size) for size in shape)
+
+
+def _atom(size: Size) -> Atoms:
+    if is_padded(size):
+        return (size,)
+    number = int(expression(size))
+    return () if number == 1 else (number,)
+
+
+def product(atoms: Atoms) -> Size:
+    """Padded size of a dimension."""
+    return math.prod(atoms)
+
+
+def is_prefix(atoms: Atoms) -> bool:
+    """Whether the true elements come first: only the outermost atom has a tail."""
+    return not has_tail(atoms[1:])
+
+
+def same(left: Atoms, right: Atoms) -> bool:
+    """Whether two dimensions have their true elements at the same places."""
+    return _signature(left) == _signature(right)
+
+
+def _signature(atoms: Atoms) -> list[str]:
+    """Atoms with adjacent static ones merged, as text."""
+    merged: list[sympy.Expr] = []
+    for atom in map(expression, atoms):
+        if merged and not merged[-1].free_symbols and not atom.free_symbols:
+            merged[-1] *= atom
+        else:
+            merged.append(atom)
+    return [str(sympy.expand(m)) for m in merged]
+
+
+def equal_sizes(left: Any, right: Any) -> bool:
+    """Whether two sizes are the same expression."""
+    return bool(sympy.expand(expression(left) - expression(right)) == 0)
+
+
+def broadcast(many: Sequence[Dims]) -> Dims:
+    """Dimensions of the result of an elementwise operator.
+
+    Raises:
+        Refused: Two operands have their true elements at different places.
+    """
+    rank = max((len(dims) for dims in many), default=0)
+    return tuple(_common([dims[i - rank] for dims in many if i - rank >= -len(dims)]) for i in range(rank))
+
+
+def _common(candidates: list[Atoms]) -> Atoms:
+    best: Atoms = ()
+    for atoms in candidates:
+        if not best:
+            best = atoms
+        elif atoms and not same(best, atoms):
+            raise Refused(f"sizes {text(best)} and {text(atoms)} meet, which are not padded alike")
+    return best
+
+
+def text(atoms: Atoms) -> str:
+    """For messages: `4*s77`."""
+    return "*".join(str(expression(a)) for a in atoms) or "1"
+
+
+def regrouped(dims: Dims, shape: Sequence[Size]) -> Dims | None:
+    """The atoms of `dims` dealt out to a view of `shape`; None where a padded atom would have to be split."""
+    left = [atom for atoms in dims for atom in atoms]
+    out: list[Atoms] = []
+    for size in shape:
+        taken = _take(left, expression(size))
+        if taken is None:
+            return None
+        out.append(taken)
+    return None if left else tuple(out)
+
+
+def _take(left: list[Size], wanted: sympy.Expr) -> Atoms | None:
+    """Take atoms from the front of `left` whose product is `wanted`; a static atom may be split."""
+    taken: list[Size] = []
+    missing = sympy.sympify(wanted)
+    while sympy.expand(missing - 1) != 0:
+        if not left:
+            return None
+        atom = left.pop(0)
+        rest = sympy.cancel(missing / expression(atom))
+        if sympy.fraction(sympy.together(rest))[1] == 1:
+            taken.append(atom)
+            missing = rest
+        elif isinstance(atom, int) and missing.is_Integer and atom % int(missing) == 0:
+            taken.append(int(missing))
+            left.insert(0, atom // int(missing))
+            missing = sympy.Integer(1)
+        else:
+            return None
+    return tuple(taken)

@@ -1,0 +1,58 @@
+"""Tensors made from sizes. A size that is also a value of the tensor means the true one."""
+
+from __future__ import annotations
+
+import torch
+
+from kp_dynamo.passes.padding.atoms import Padded, Refused, is_padded, plain
+from kp_dynamo.passes.padding.rules import Call, aten, rule
+
+
+@rule(
+    aten.zeros.default, aten.ones.default, aten.empty.memory_format, aten.rand.default, aten.randn.default,
+    aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default, aten.empty_strided.default,
+    aten.new_empty_strided.default,
+)  # fmt: skip
+def _of_size(call: Call) -> Padded:
+    return Padded(call.unchanged(), plain(call.like.shape))
+
+
+@rule(aten.randint.default, aten.randint.low)
+def _randint(call: Call) -> Padded:
+    if any(is_padded(a) for a in call.args if isinstance(a, torch.SymInt)):
+        raise Refused("random numbers up to the length")
+    return Padded(call.unchanged(), plain(call.like.shape))
+
+
+@rule(aten.full.default, aten.new_full.default)
+def _full(call: Call) -> Padded:
+    size, value = call.args[-2:]
+    dims = plain(call.like.shape)
+    if not isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return Padded(call.unchanged(), dims)
+    true = torch.as_tensor(call.masks.true_value(value))
+    return Padded(true.to(call.like.dtype).expand(size), dims)
+
+
+@rule(aten.scalar_tensor.default)
+def _scalar_tensor(call: Call) -> Padded:
+    value = torch.as_tensor(call.masks.true_value(call.args[0]))
+    return Padded(value.to(call.like.dtype), ())
+
+
+@rule(aten.arange.default, aten.arange.start, aten.arange.start_step)
+def _arange(call: Call) -> Padded:
+    start = call.args[0] if len(call.args) > 1 else 0
+    step = call.arg(2, 1)
+    numbers = call.masks.positions(call.like.shape[0]) * call.masks.true_value(step) + call.masks.true_value(start)
+    return Padded(numbers.to(call.like.dtype), plain(call.like.shape))
+
+
+@rule(aten.eye.default, aten.eye.m)
+def _eye(call: Call) -> Padded:
+    return Padded(call.unchanged(), plain(call.like.shape))
+
+
+@rule(aten.copy.default)
+def _copy(call: Call) -> Padded:
+    return Padded(call.unchanged(), call.args[0].dims)

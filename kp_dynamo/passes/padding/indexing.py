@@ -1,0 +1,127 @@
+"""Look-ups and their gradients. An index in a tail may be anything: what it reads is tail, what it adds is nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kp_dynamo.passes.padding.atoms import Padded, Refused, broadcast, has_tail, plain, same
+from kp_dynamo.passes.padding.rules import Call, aten, rule
+
+
+@rule(aten.embedding.default)
+def _embedding(call: Call) -> Padded:
+    table, index = call.args[:2]
+    if has_tail(table.dims[0]):
+        raise Refused("the table of an embedding is padded")
+    # Scaling and padding_idx count in the gradient only.
+    return Padded(call.run(table, call.masks.cleared(index)), (*index.dims, *table.dims[1:]))
+
+
+@rule(aten.embedding_dense_backward.default)
+def _embedding_backward(call: Call) -> Padded:
+    gradient, index, num_rows, padding_idx, scales = call.args
+    if scales:
+        raise Refused("scale_grad_by_freq counts the tail")
+    over = range(len(index.dims))
+    result = call.run(call.masks.filled(gradient, over, 0), call.masks.cleared(index), num_rows, padding_idx, False)
+    return Padded(result, plain(call.like.shape))
+
+
+@rule(aten.index_select.default)
+def _index_select(call: Call) -> Padded:
+    x, d, index = call.args
+    d %= len(x.dims)
+    cleared = call.masks.cleared(index)
+    return Padded(call.run(x, d, cleared), (*x.dims[:d], *index.dims, *x.dims[d + 1 :]))
+
+
+def _indices(call: Call, x: Padded, given: Sequence[Padded | None]) -> list[torch.Tensor | None]:
+    """Indices with 0 in their tails, and counted from the true end where they are negative."""
+    found: list[torch.Tensor | None] = []
+    for d, index in enumerate(given):
+        if index is None:
+            found.append(None)
+            continue
+        if index.tensor.dtype == torch.bool:
+            raise Refused("a mask as an index: the number of results depends on values")
+        value = call.masks.cleared(index)
+        if has_tail(x.dims[d]):
+            value = torch.where(value < 0, value + call.masks.true_count(x, [d]), value)
+        found.append(value)
+    return found
+
+
+def _span(given: Sequence[Padded | None]) -> tuple[int, int]:
+    places = [d for d, index in enumerate(given) if index is not None]
+    if places != list(range(places[0], places[-1] + 1)):
+        raise Refused("indices with a whole dimension between them")
+    return places[0], places[-1] + 1
+
+
+@rule(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _index(call: Call) -> Padded:
+    x, given = call.args
+    start, end = _span(given)
+    if any(has_tail(atoms) and len(atoms) > 1 for atoms in x.dims[start:end]):
+        raise Refused("merged dimensions are indexed")
+    looked_up = broadcast([index.dims for index in given[start:end]])
+    return Padded(call.run(x, _indices(call, x, given)), (*x.dims[:start], *looked_up, *x.dims[end:]))
+
+
+@rule(aten.index_put.default, aten._unsafe_index_put.default)
+def _index_put(call: Call) -> Padded:
+    x, given, values = call.args[:3]
+    adds = call.arg(3, False)
+    start, end = _span(given)
+    looked_up = broadcast([index.dims for index in given[start:end]])
+    if any(has_tail(atoms) and len(atoms) > 1 for atoms in x.dims[start:end]):
+        raise Refused("merged dimensions are written by index")
+    if any(map(has_tail, looked_up)) and not adds:
+        raise Refused("elements are written by an index that has a tail")
+    written = (*x.dims[:start], *looked_up, *x.dims[end:])
+    full = values.tensor.expand(_shape_of(call, x, given, (start, end)))
+    added = call.masks.filled(Padded(full, written), range(start, start + len(looked_up)), 0)
+    return Padded(call.run(x, _indices(call, x, given), added, adds), x.dims)
+
+
+def _shape_of(call: Call, x: Padded, given: Sequence[Any], span: tuple[int, int]) -> list[Any]:
+    looked_up = torch.broadcast_shapes(*(index.shape for index in given[span[0] : span[1]]))
+    return [*x.shape[: span[0]], *looked_up, *x.shape[span[1] :]]
+
+
+@rule(aten.gather.default)
+def _gather(call: Call) -> Padded:
+    x, d, index = call.args[:3]
+    if x.dims and has_tail(x.dims[d]) and len(x.dims[d]) > 1:
+        raise Refused("merged dimensions are indexed")
+    return Padded(call.run(x, d, call.masks.cleared(index), **call.kwargs), index.dims)
+
+
+@rule(aten.scatter_add.default)
+def _scatter_add(call: Call) -> Padded:
+    x, d, index, source = call.args
+    if x.dims and has_tail(x.dims[d]) and len(x.dims[d]) > 1:
+        raise Refused("merged dimensions are indexed")
+    part = Padded(source.tensor[tuple(slice(0, size) for size in index.shape)], index.dims)
+    return x.replaced(call.run(x, d, call.masks.cleared(index), call.masks.cleared(part)))
+
+
+@rule(aten.scatter.value, aten.scatter.src)
+def _scatter(call: Call) -> Padded:
+    x, d, index, source = call.args
+    d %= max(1, len(x.dims))
+    others = [(a, b) for i, (a, b) in enumerate(zip(x.dims, index.dims, strict=True)) if i != d]
+    if has_tail(index.dims[d]) or not all(same(a, b) for a, b in others):
+        raise Refused("elements are written by an index that has a tail")
+    return x.replaced(call.run(x, d, call.masks.cleared(index), source))
+
+
+@rule(aten.index_add.default)
+def _index_add(call: Call) -> Padded:
+    x, d, index, source = call.args
+    d %= len(x.dims)
+    added = call.masks.filled(Padded(source.tensor, (*source.dims[:d], *index.dims, *source.dims[d + 1 :])), [d], 0)
+    return x.replaced(call.run(x, d, call.masks.cleared(index), added, **call.kwargs))

@@ -1,0 +1,148 @@
+"""Traces a graph again, with the rules: what comes out is right for every true length up to its sizes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import decomposition_table
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.utils import _pytree as pytree
+
+import kp_dynamo.passes.padding.creation
+import kp_dynamo.passes.padding.cutting
+import kp_dynamo.passes.padding.indexing
+import kp_dynamo.passes.padding.losses
+import kp_dynamo.passes.padding.products
+import kp_dynamo.passes.padding.reductions
+import kp_dynamo.passes.padding.windows  # noqa: F401  # importing them registers their rules
+from kp_dynamo.passes.padding.atoms import (
+    Padded,
+    Refused,
+    equal_sizes,
+    has_tail,
+    is_padded,
+    plain,
+    product,
+    text,
+)
+from kp_dynamo.passes.padding.masks import Masks
+from kp_dynamo.passes.padding.rules import RULES, Call, elementwise, is_elementwise, unwrapped
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class RefusedNode(Exception):
+    """A node that no rule makes right: the node, and which rule is missing."""
+
+    def __init__(self, node: fx.Node, reason: str) -> None:
+        super().__init__(f"{node.name} = {node.target}: {reason}")
+        self.node, self.reason = node, reason
+
+
+class PaddingInterpreter(fx.Interpreter):
+    """Runs a graph on `Padded` values.
+
+    Args:
+        gm: A functional ATen graph.
+        masks: Makes masks and true sizes.
+    """
+
+    def __init__(self, gm: fx.GraphModule, masks: Masks) -> None:
+        super().__init__(gm)
+        self._masks = masks
+
+    def run_node(self, n: fx.Node) -> Any:
+        try:
+            with fx.traceback.set_current_meta(n):
+                return self._run(n)
+        except Refused as refused:
+            raise RefusedNode(n, str(refused)) from None
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return super().run_node(node)
+        if node.op == "output":
+            return fx.map_arg(node.args[0], self.env.__getitem__)
+        if node.op == "get_attr":
+            value = super().run_node(node)
+            return Padded(value, plain(value.shape)) if isinstance(value, torch.Tensor) else value
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.env.__getitem__)
+        if node.target is operator.getitem and not isinstance(args[0], Padded):
+            return args[0][args[1]]
+        return self._checked(node, self._called(Call(node.target, args, kwargs, self._masks, node.meta.get("val"))))
+
+    def _called(self, call: Call) -> Any:
+        if isinstance(call.like, _SYMBOLIC) or not isinstance(call.target, torch._ops.OpOverload):
+            return _run_on_sizes(call)
+        if call.target in RULES and (_is_concerned(call) or _has_symbolic_size(call.like)):
+            return RULES[call.target](call)
+        if not _is_concerned(call) and not _has_symbolic_size(call.like):
+            return pytree.tree_map_only(torch.Tensor, lambda t: Padded(t, plain(t.shape)), call.unchanged())
+        if is_elementwise(call.target):
+            return elementwise(call)
+        if call.target in decomposition_table:
+            return self._taken_apart(call)
+        raise Refused("there is no rule for this operator along a padded dimension")
+
+    def _taken_apart(self, call: Call) -> Any:
+        """The call by torch's own decomposition, whose parts have rules."""
+        is_operand = lambda x: isinstance(x, (Padded, *_SYMBOLIC))  # noqa: E731
+        leaves, spec = pytree.tree_flatten((call.args, call.kwargs), is_leaf=is_operand)
+        places = [i for i, leaf in enumerate(leaves) if is_operand(leaf)]
+
+        def parts(*operands: Any) -> Any:
+            filled = list(leaves)
+            for place, operand in zip(places, operands, strict=True):
+                filled[place] = operand
+            args, kwargs = pytree.tree_unflatten(filled, spec)
+            return decomposition_table[call.target](*args, **kwargs)
+
+        operands = [leaves[i] for i in places]
+        with disable_proxy_modes_tracing():
+            inner = make_fx(parts)(*unwrapped(operands))
+        if any(n.target is call.target for n in inner.graph.nodes):
+            raise Refused("there is no rule for this operator along a padded dimension")
+        nested = PaddingInterpreter(inner, self._masks)
+        return nested.run(*operands, enable_io_processing=False)
+
+    def _checked(self, node: fx.Node, result: Any) -> Any:
+        """`result`, if its shapes are those of the node; a size that does not scale with the length is refused."""
+        wanted = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+        got = [v for v in pytree.tree_leaves(result, is_leaf=_is_padded_value) if _is_padded_value(v)]
+        for value, like in zip(got, wanted, strict=False):
+            _require_shape(value, like)
+        return result
+
+
+def _is_padded_value(value: Any) -> bool:
+    return isinstance(value, Padded)
+
+
+def _require_shape(value: Padded, like: torch.Tensor) -> None:
+    if len(value.dims) != like.dim():
+        raise Refused(f"it has {len(value.dims)} dimensions where {like.dim()} were expected")
+    for atoms, size, real in zip(value.dims, like.shape, value.shape, strict=True):
+        if not (equal_sizes(product(atoms), size) and equal_sizes(real, size)):
+            raise Refused(f"a size is {text(atoms)} ({real} padded) where {size} was expected")
+
+
+def _run_on_sizes(call: Call) -> Any:
+    """Arithmetic of sizes goes on with the padded ones: a size of the true length is asked for where it is a value."""
+    if isinstance(call.target, torch._ops.HigherOrderOperator):
+        raise Refused("there is no rule for graphs inside the graph")
+    return call.unchanged()
+
+
+def _is_concerned(call: Call) -> bool:
+    """Whether an argument is padded, or is a length."""
+    leaves = pytree.tree_leaves((call.args, call.kwargs), is_leaf=_is_padded_value)
+    return any(any(map(has_tail, x.dims)) if _is_padded_value(x) else isinstance(x, _SYMBOLIC) for x in leaves)
+
+
+def _has_symbolic_size(like: Any) -> bool:
+    tensors: Iterable[Any] = pytree.tree_leaves(like)
+    return any(is_padded(size) for t in tensors if isinstance(t, torch.Tensor) for size in t.shape)

@@ -1,0 +1,162 @@
+"""Masks of the true elements, true sizes and counts, as values of the graph.
+
+The true lengths are inputs of the graph (0-dim int64 tensors), so that one program serves every length up to its size.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sympy
+import torch
+
+from kp_dynamo.passes.padding.atoms import Atoms, Padded, Refused, Size, expression, has_tail, is_padded, product
+
+Number = torch.Tensor | int | float
+
+
+class Masks:
+    """Makes masks and true sizes while a graph is traced, equal ones once.
+
+    Args:
+        lengths: Symbol -> true length, a 0-dim int64 tensor.
+    """
+
+    def __init__(self, lengths: Mapping[sympy.Symbol, torch.Tensor]) -> None:
+        self._lengths = lengths
+        self._masks: dict[str, torch.Tensor] = {}
+        self._true: dict[str, Number] = {}
+        self.num_masked = 0
+
+    def true_value(self, size: Any) -> Number:
+        """What a symbolic number would be at the true lengths: a 0-dim int64 or float64 tensor, or the number."""
+        if not isinstance(size, (torch.SymInt, torch.SymFloat)):
+            return size
+        return self._evaluated(size.node.expr)
+
+    def _evaluated(self, expr: sympy.Expr) -> Number:
+        key = str(expr)
+        if key not in self._true:
+            self._true[key] = self._evaluate(expr)
+        return self._true[key]
+
+    def _evaluate(self, expr: sympy.Expr) -> Number:
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_Number:
+            return float(expr)
+        if expr in self._lengths:
+            return self._lengths[expr]
+        name = "Pow" if expr.is_Pow else expr.func.__name__
+        if name not in _FORMS:
+            raise Refused(f"the length is used as a value through {expr}, and there is no rule for {name}")
+        return _FORMS[name](*map(self._evaluated, expr.args))
+
+    def true_count(self, x: Padded, dims: Iterable[int]) -> Number:
+        """How many true elements there are along `dims` together."""
+        return functools.reduce(operator.mul, (self.true_value(a) for d in dims for a in x.dims[d]), 1)
+
+    def positions(self, size: Size) -> torch.Tensor:
+        """0, 1, ... of a padded size: int64[size]."""
+        return torch.arange(size)
+
+    def is_true(self, atoms: Atoms) -> torch.Tensor:
+        """bool[product of atoms]: the true elements of a dimension."""
+        key = "|".join(str(expression(a)) for a in atoms)
+        if key not in self._masks:
+            self._masks[key] = self._mask(atoms)
+        return self._masks[key]
+
+    def _mask(self, atoms: Atoms) -> torch.Tensor:
+        parts = []
+        for place, atom in enumerate(atoms):
+            if is_padded(atom):
+                part = self.positions(atom) < self.true_value(atom)
+                parts.append(part.view([-1 if i == place else 1 for i in range(len(atoms))]))
+        return functools.reduce(torch.logical_and, parts).expand(atoms).reshape(product(atoms))
+
+    def filled(self, x: Padded, dims: Iterable[int], value: float) -> torch.Tensor:
+        """`x` with `value` in its tails along `dims`; infinities stand for the ends of an integer dtype."""
+        tensor = x.tensor
+        for d in sorted({d % len(x.dims) for d in dims} if x.dims else ()):
+            if has_tail(x.dims[d]):
+                mask = self.is_true(x.dims[d]).view([-1 if i == d else 1 for i in range(len(x.dims))])
+                tensor = torch.where(mask, tensor, torch.full((), _representable(value, tensor.dtype), dtype=tensor.dtype))
+                self.num_masked += 1
+        return tensor
+
+    def cleared(self, x: Padded, value: float = 0) -> torch.Tensor:
+        """`x` with `value` in every tail."""
+        return self.filled(x, range(len(x.dims)), value)
+
+
+def _representable(value: float, dtype: torch.dtype) -> float | int | bool:
+    if dtype == torch.bool:
+        return value > 0
+    if dtype.is_floating_point or dtype.is_complex:
+        return value
+    if math.isinf(value):
+        return torch.iinfo(dtype).max if value > 0 else torch.iinfo(dtype).min
+    return int(value)
+
+
+def _wide(x: Number) -> Number:
+    return x.to(torch.float64) if isinstance(x, torch.Tensor) else float(x)
+
+
+def _floor_div(x: Number, y: Number) -> Number:
+    """Right below 2^53: torch_xla divides integers as float32."""
+    quotient = torch.floor(torch.as_tensor(_wide(x) / _wide(y)))
+    return quotient.to(torch.int64)
+
+
+def _largest(*values: Number) -> Number:
+    return functools.reduce(_maximum, values)
+
+
+def _smallest(*values: Number) -> Number:
+    return -_largest(*(-v for v in values))
+
+
+def _maximum(x: Number, y: Number) -> Number:
+    if isinstance(y, torch.Tensor):
+        x, y = y, x
+    assert isinstance(x, torch.Tensor)
+    return torch.maximum(x, y) if isinstance(y, torch.Tensor) else torch.clamp_min(x, y)
+
+
+def _remainder(x: Number, y: Number) -> Number:
+    return x - _floor_div(x, y) * y
+
+
+def _power(x: Number, y: Number) -> Number:
+    is_small = isinstance(y, int) and y >= 0
+    return (x if is_small else _wide(x)) ** y
+
+
+def _root(x: Number) -> Number:
+    return torch.sqrt(torch.as_tensor(_wide(x)))
+
+
+# Function of torch's symbolic sizes -> the same of tensors.
+_FORMS: dict[str, Any] = {
+    "Add": lambda *xs: functools.reduce(operator.add, xs),
+    "Mul": lambda *xs: functools.reduce(operator.mul, xs),
+    "Pow": _power,
+    "PowByNatural": _power,
+    "FloatPow": _power,
+    "FloorDiv": _floor_div,
+    "CleanDiv": _floor_div,
+    "Mod": _remainder,
+    "PythonMod": _remainder,
+    "Max": _largest,
+    "Min": _smallest,
+    "ToFloat": _wide,
+    "IntTrueDiv": lambda x, y: _wide(x) / _wide(y),
+    "FloatTrueDiv": lambda x, y: _wide(x) / _wide(y),
+    "OpaqueUnaryFn_sqrt": _root,
+}

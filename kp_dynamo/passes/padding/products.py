@@ -1,0 +1,40 @@
+"""Matrix products: along the summed dimension both operands are cleared, because 0 times a NaN of a tail is NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, broadcast, has_tail
+from kp_dynamo.passes.padding.rules import Call, aten, rule
+
+# Operator -> number of arguments before the factors.
+_PRODUCTS: dict[Any, int] = {
+    aten.mm.default: 0, aten.bmm.default: 0, aten.dot.default: 0, aten.mv.default: 0, aten.vdot.default: 0,
+    aten.addmm.default: 1, aten.baddbmm.default: 1, aten.addmv.default: 1,
+}  # fmt: skip
+
+
+@rule(*_PRODUCTS)
+def _product(call: Call) -> Padded:
+    first = _PRODUCTS[call.target]
+    x, y = call.args[first : first + 2]
+    along = len(x.dims) - 1, max(0, len(y.dims) - 2)
+    broadcast([(x.dims[along[0]],), (y.dims[along[1]],)])
+    factors = call.masks.filled(x, [along[0]], 0), call.masks.filled(y, [along[1]], 0)
+    result = call.run(*call.args[:first], *factors, *call.args[first + 2 :], **call.kwargs)
+    return Padded(result, _dims_of_product(x, y))
+
+
+def _dims_of_product(x: Padded, y: Padded) -> Dims:
+    is_batched = len(x.dims) == 3
+    batch = broadcast([(x.dims[0],), (y.dims[0],)]) if is_batched else ()
+    rows = (x.dims[-2],) if len(x.dims) > 1 else ()
+    columns = (y.dims[-1],) if len(y.dims) > 1 else ()
+    return (*batch, *rows, *columns)
+
+
+@rule(aten.addbmm.default)
+def _addbmm(call: Call) -> Padded:
+    if any(has_tail(atoms) for x in call.operands() for atoms in x.dims):
+        raise Refused("a batch of products is summed over a padded dimension")
+    return Padded(call.unchanged(), _dims_of_product(*call.args[1:3])[1:])

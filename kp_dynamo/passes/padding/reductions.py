@@ -1,0 +1,139 @@
+"""Reductions, softmax and running sums: the tail is replaced by what changes nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, broadcast, has_tail, is_prefix
+from kp_dynamo.passes.padding.masks import Number
+from kp_dynamo.passes.padding.rules import Call, aten, rule
+
+_IDENTITIES: dict[Any, float] = {
+    aten.sum.default: 0, aten.sum.dim_IntList: 0, aten.prod.default: 1, aten.prod.dim_int: 1,
+    aten.amax.default: -math.inf, aten.amin.default: math.inf, aten.max.default: -math.inf, aten.min.default: math.inf,
+    aten.any.default: 0, aten.any.dim: 0, aten.any.dims: 0, aten.all.default: 1, aten.all.dim: 1, aten.all.dims: 1,
+    aten.logsumexp.default: -math.inf,
+}  # fmt: skip
+
+
+def _reduced(call: Call, position: int = 1) -> list[int]:
+    """The dimensions that a reduction runs over."""
+    rank = len(call.args[0].dims)
+    dims = call.own("dim", position)
+    chosen = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    return sorted({d % rank for d in chosen}) if rank else []
+
+
+def _left(call: Call, dims: list[int], keeps: bool) -> Dims:
+    kept = enumerate(call.args[0].dims)
+    return tuple(() if d in dims else atoms for d, atoms in kept if keeps or d not in dims)
+
+
+def _keeps(call: Call, position: int) -> bool:
+    return bool(call.own("keepdim", position, False))
+
+
+@rule(*_IDENTITIES)
+def _reduce(call: Call) -> Padded:
+    has_dims = "default" != call.target._overloadname or call.target in _WITH_DIMS
+    dims = _reduced(call) if has_dims else list(range(len(call.args[0].dims)))
+    filled = call.masks.filled(call.args[0], dims, _IDENTITIES[call.target])
+    return Padded(call.run(filled, *call.args[1:], **call.kwargs), _left(call, dims, has_dims and _keeps(call, 2)))
+
+
+_WITH_DIMS = {aten.amax.default, aten.amin.default, aten.logsumexp.default}
+
+
+@rule(aten.mean.default, aten.mean.dim)
+def _mean(call: Call) -> Padded:
+    dims = _reduced(call) if call.target is aten.mean.dim else list(range(len(call.args[0].dims)))
+    x, keeps = call.args[0], call.target is aten.mean.dim and _keeps(call, 2)
+    wide = x.replaced(_wide(x.tensor if call.kwargs.get("dtype") is None else x.tensor.to(call.kwargs["dtype"])))
+    mean = _summed(call, wide, dims, keeps) / call.masks.true_count(x, dims)
+    return Padded(mean.to(call.like.dtype), _left(call, dims, keeps))
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """What eager accumulates in."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _summed(call: Call, x: Padded, dims: list[int], keeps: bool) -> torch.Tensor:
+    return torch.sum(call.masks.filled(x, dims, 0), dims, keepdim=keeps) if dims else x.tensor
+
+
+@rule(aten.var.correction, aten.std.correction, aten.var_mean.correction)
+def _var(call: Call) -> Any:
+    """Two passes: the mean, then the mean square of what is left (torch's own form as well)."""
+    dims, correction = _reduced(call), call.kwargs.get("correction")
+    x, keeps = call.args[0].replaced(_wide(call.args[0].tensor)), bool(call.kwargs.get("keepdim", False))
+    count: Any = call.masks.true_count(x, dims)
+    mean = _summed(call, x, dims, True) / count
+    squares = _summed(call, x.replaced((x.tensor - mean) ** 2), dims, keeps)
+    variance = squares / _at_least_zero(count - (1 if correction is None else correction))
+    left = _left(call, dims, keeps)
+    if call.target is aten.var_mean.correction:
+        small = mean if keeps else mean.reshape([s for d, s in enumerate(mean.shape) if d not in dims])
+        return Padded(variance.to(call.like[0].dtype), left), Padded(small.to(call.like[1].dtype), left)
+    result = variance.sqrt() if call.target is aten.std.correction else variance
+    return Padded(result.to(call.like.dtype), left)
+
+
+def _at_least_zero(count: Number) -> Number:
+    return count.clamp(min=0) if isinstance(count, torch.Tensor) else max(0, count)
+
+
+@rule(aten.linalg_vector_norm.default)
+def _vector_norm(call: Call) -> Padded:
+    order, dims = call.arg(1, 2), _reduced(call, 2)
+    filled = call.masks.filled(call.args[0], dims, math.inf if order < 0 else 0)
+    return Padded(call.run(filled, *call.args[1:], **call.kwargs), _left(call, dims, _keeps(call, 3)))
+
+
+_EXTREMES = {
+    aten.argmax.default: -math.inf, aten.argmin.default: math.inf,
+    aten.max.dim: -math.inf, aten.min.dim: math.inf,
+}  # fmt: skip
+
+
+@rule(*_EXTREMES)
+def _extreme(call: Call) -> Any:
+    """Where the extreme is: the first of equal ones, which no tail comes before."""
+    x, keeps = call.args[0], _keeps(call, 2)
+    dims = _reduced(call)
+    is_flat = call.own("dim", 1) is None
+    merged = tuple(atom for d in dims for atom in x.dims[d]) if is_flat else x.dims[dims[0]] if dims else ()
+    if not is_prefix(merged):
+        raise Refused("a position in merged dimensions depends on the length")
+    result = call.run(call.masks.filled(x, dims, _EXTREMES[call.target]), *call.args[1:], **call.kwargs)
+    left = _left(call, dims, keeps)
+    return tuple(Padded(r, left) for r in result) if isinstance(result, tuple) else Padded(result, left)
+
+
+@rule(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
+def _softmax(call: Call) -> Padded:
+    x, d = call.args[:2]
+    return x.replaced(call.run(call.masks.filled(x, [d], -math.inf), *call.args[1:], **call.kwargs))
+
+
+@rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def _softmax_backward(call: Call) -> Padded:
+    gradient, result, d = call.args[:3]
+    fill = call.masks.filled
+    value = call.run(fill(gradient, [d], 0), fill(result, [d], 0), *call.args[2:])
+    return Padded(value, broadcast([gradient.dims, result.dims]))
+
+
+@rule(
+    aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default, aten.cummax.default, aten.cummin.default
+)  # fmt: skip
+def _running(call: Call) -> Any:
+    """Each element depends on those before it, and the tail comes last."""
+    x, d = call.args[0], call.args[1]
+    if x.dims and has_tail(x.dims[d]) and not is_prefix(x.dims[d]):
+        raise Refused("a running sum over merged dimensions")
+    result = call.unchanged()
+    return tuple(map(x.replaced, result)) if isinstance(result, tuple) else x.replaced(result)

@@ -1,0 +1,120 @@
+"""The registry of rules, and the rule of operators that act on each element alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from kp_dynamo.passes.padding.atoms import Padded, broadcast
+from kp_dynamo.passes.padding.masks import Masks
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call to be made right: tensors among the arguments are `Padded`, sizes are padded ones.
+
+    Attributes:
+        like: The value that the call has in the graph: its shape in symbols.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    masks: Masks
+    like: Any
+
+    def arg(self, position: int, default: Any = None) -> Any:
+        """A positional argument, or what the operator takes where it is left out."""
+        return self.args[position] if len(self.args) > position else default
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The operator itself, on tensors."""
+        return self.target(*unwrapped(args), **unwrapped(kwargs))
+
+    def unchanged(self) -> Any:
+        """The call as it stands."""
+        return self.run(*self.args, **self.kwargs)
+
+    def operands(self) -> list[Padded]:
+        """All tensors among the arguments."""
+        return [x for x in pytree.tree_leaves((self.args, self.kwargs), is_leaf=_is_padded) if _is_padded(x)]
+
+    def own(self, name: str, position: int, default: Any = None) -> Any:
+        """An argument that may be given by name."""
+        return self.kwargs[name] if name in self.kwargs else self.arg(position, default)
+
+
+Rule = Callable[[Call], Any]
+RULES: dict[Any, Rule] = {}
+
+
+def rule(*targets: Any) -> Callable[[Rule], Rule]:
+    """Register the rule of some operators: Call -> `Padded`, or a tuple of them.
+
+    Raises `Refused` where the call cannot be made right.
+    """
+
+    def register(function: Rule) -> Rule:
+        for target in targets:
+            assert target not in RULES, target
+            RULES[target] = function
+        return function
+
+    return register
+
+
+def _is_padded(value: object) -> bool:
+    return isinstance(value, Padded)
+
+
+def unwrapped(tree: Any) -> Any:
+    """The tensors themselves."""
+    return pytree.tree_map(lambda x: x.tensor if isinstance(x, Padded) else x, tree, is_leaf=_is_padded)
+
+
+# Act on each element alone, and torch 2.9 does not tag them so, or they have parameters of their own.
+_ELEMENTWISE = {
+    aten.alias.default, aten.bernoulli.default, aten.bernoulli.p, aten.clone.default, aten.detach.default,
+    aten.empty_like.default, aten.full_like.default, aten.lift_fresh_copy.default, aten.masked_fill.Scalar,
+    aten.masked_fill.Tensor, aten.native_dropout_backward.default, aten.ones_like.default, aten.rand_like.default,
+    aten.randn_like.default, aten.randint_like.default, aten.randint_like.low_dtype, aten.where.ScalarOther,
+    aten.where.ScalarSelf, aten.where.self, aten.zeros_like.default, aten._to_copy.default, aten.fill.Scalar,
+    aten.fill.Tensor, aten.bucketize.Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor,
+    aten.normal.Tensor_Tensor,
+}  # fmt: skip
+
+
+def is_elementwise(target: Any) -> bool:
+    """Whether an operator acts on each element alone, with broadcasting."""
+    return target in _ELEMENTWISE or torch.Tag.pointwise in getattr(target, "tags", ())
+
+
+def elementwise(call: Call) -> Any:
+    """Tails stay tails. A length among the arguments is a value, and means the true one."""
+    dims = broadcast([x.dims for x in call.operands() if x.dims] or [()])
+    numbers = (torch.SymInt, torch.SymFloat)
+    has_length = any(isinstance(x, numbers) for x in pytree.tree_leaves((call.args, call.kwargs), is_leaf=_is_padded))
+    result = _with_true_lengths(call) if has_length else call.unchanged()
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: Padded(tensor, dims), result)
+
+
+def _with_true_lengths(call: Call) -> Any:
+    narrow = (torch.bfloat16, torch.float16)
+    widens = isinstance(call.like, torch.Tensor) and call.like.dtype in narrow
+
+    def value(x: Any) -> Any:
+        if isinstance(x, Padded):
+            # A length above 256 is no bfloat16 number; eager computes in float32 with it.
+            return x.tensor.float() if widens and x.tensor.dtype in narrow else x.tensor
+        return call.masks.true_value(x)
+
+    args, kwargs = pytree.tree_map(value, (call.args, call.kwargs), is_leaf=_is_padded)
+    # A tensor where a number was: the packet finds the overload that takes it.
+    result = call.target.overloadpacket(*args, **kwargs)
+    return result.to(call.like.dtype) if isinstance(call.like, torch.Tensor) else result
