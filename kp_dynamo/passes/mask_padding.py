@@ -76,7 +76,8 @@ class MaskPadding:
 
         def run(*values: Any) -> Any:
             given = dict(zip(inputs, values, strict=True))
-            masks = Masks({sympy_symbol(s, inputs): given[n] for s, n in zip(self.symbols, lengths, strict=True)})
+            true = {symbol_named(s, inputs): given[n] for s, n in zip(self.symbols, lengths, strict=True)}
+            masks = Masks(true, _sizes(values))
             made.append(masks)
             padded = [Padded(v, plain(v.shape)) if isinstance(v, torch.Tensor) else v for v in values]
             results = PaddingInterpreter(gm, masks).run(*padded, enable_io_processing=False)
@@ -91,12 +92,22 @@ class MaskPadding:
         return traced, made[-1]
 
 
-def sympy_symbol(name: str, inputs: Sequence[fx.Node]) -> sympy.Symbol:
+def symbol_named(name: str, inputs: Sequence[fx.Node]) -> sympy.Symbol:
     """The symbol of that name among the sizes of the inputs; one of its own where a guard has fixed the size."""
     for symbol in _symbols(inputs):
         if str(symbol) == name:
             return symbol
     return sympy.Symbol(name)
+
+
+def _sizes(values: Sequence[Any]) -> dict[sympy.Symbol, torch.SymInt]:
+    """Symbol -> the size of an input."""
+    found: dict[sympy.Symbol, torch.SymInt] = {}
+    for value in values:
+        for size in value.shape if isinstance(value, torch.Tensor) else [value]:
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                found.setdefault(size.node.expr, size)
+    return found
 
 
 def _symbols(inputs: Sequence[fx.Node]) -> set[sympy.Symbol]:

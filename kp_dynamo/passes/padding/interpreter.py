@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import kp_dynamo.passes.padding.creation
 import kp_dynamo.passes.padding.cutting
 import kp_dynamo.passes.padding.indexing
 import kp_dynamo.passes.padding.losses
+import kp_dynamo.passes.padding.norms
 import kp_dynamo.passes.padding.products
 import kp_dynamo.passes.padding.reductions
 import kp_dynamo.passes.padding.windows  # noqa: F401  # importing them registers their rules
@@ -30,7 +30,7 @@ from kp_dynamo.passes.padding.atoms import (
     text,
 )
 from kp_dynamo.passes.padding.masks import Masks
-from kp_dynamo.passes.padding.rules import RULES, Call, elementwise, is_elementwise, unwrapped
+from kp_dynamo.passes.padding.rules import RULES, Call, Like, elementwise, is_elementwise, unwrapped
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -73,14 +73,19 @@ class PaddingInterpreter(fx.Interpreter):
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.env.__getitem__)
         if node.target is operator.getitem and not isinstance(args[0], Padded):
             return args[0][args[1]]
-        return self._checked(node, self._called(Call(node.target, args, kwargs, self._masks, node.meta.get("val"))))
+        return self._checked(node, self._called(Call(node.target, args, kwargs, self._masks, self._like(node))))
+
+    def _like(self, node: fx.Node) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda t: Like(t, self._masks), node.meta.get("val"))
 
     def _called(self, call: Call) -> Any:
         if isinstance(call.like, _SYMBOLIC) or not isinstance(call.target, torch._ops.OpOverload):
             return _run_on_sizes(call)
-        if call.target in RULES and (_is_concerned(call) or _has_symbolic_size(call.like)):
-            return RULES[call.target](call)
-        if not _is_concerned(call) and not _has_symbolic_size(call.like):
+        is_concerned = _is_concerned(call) or _has_symbolic_size(call.like)
+        result = RULES[call.target](call) if call.target in RULES and is_concerned else NotImplemented
+        if result is not NotImplemented:
+            return result
+        if not is_concerned:
             return pytree.tree_map_only(torch.Tensor, lambda t: Padded(t, plain(t.shape)), call.unchanged())
         if is_elementwise(call.target):
             return elementwise(call)
@@ -99,7 +104,8 @@ class PaddingInterpreter(fx.Interpreter):
             for place, operand in zip(places, operands, strict=True):
                 filled[place] = operand
             args, kwargs = pytree.tree_unflatten(filled, spec)
-            return decomposition_table[call.target](*args, **kwargs)
+            results = decomposition_table[call.target](*args, **kwargs)
+            return tuple(results) if isinstance(results, (tuple, list)) else results
 
         operands = [leaves[i] for i in places]
         with disable_proxy_modes_tracing():
@@ -144,5 +150,4 @@ def _is_concerned(call: Call) -> bool:
 
 
 def _has_symbolic_size(like: Any) -> bool:
-    tensors: Iterable[Any] = pytree.tree_leaves(like)
-    return any(is_padded(size) for t in tensors if isinstance(t, torch.Tensor) for size in t.shape)
+    return any(is_padded(size) for t in pytree.tree_leaves(like) if isinstance(t, Like) for size in t.value.shape)

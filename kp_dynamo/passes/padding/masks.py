@@ -13,6 +13,8 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from kp_dynamo.passes.padding.atoms import Atoms, Padded, Refused, Size, expression, has_tail, is_padded, product
 
@@ -24,13 +26,23 @@ class Masks:
 
     Args:
         lengths: Symbol -> true length, a 0-dim int64 tensor.
+        sizes: Symbol -> padded length, as the tracer knows it.
     """
 
-    def __init__(self, lengths: Mapping[sympy.Symbol, torch.Tensor]) -> None:
-        self._lengths = lengths
+    def __init__(
+        self, lengths: Mapping[sympy.Symbol, torch.Tensor], sizes: Mapping[sympy.Symbol, torch.SymInt]
+    ) -> None:
+        self._lengths, self._sizes = lengths, sizes
         self._masks: dict[str, torch.Tensor] = {}
         self._true: dict[str, Number] = {}
         self.num_masked = 0
+
+    def tracked(self, size: Size) -> Size:
+        """A padded size that came from elsewhere, made of sizes that the tracer knows."""
+        expr = expression(size)
+        if not expr.free_symbols:
+            return int(expr)
+        return sympy_interp(PythonReferenceAnalysis, self._sizes, expr)  # type: ignore[no-any-return]
 
     def true_value(self, size: Any) -> Number:
         """What a symbolic number would be at the true lengths: a 0-dim int64 or float64 tensor, or the number."""

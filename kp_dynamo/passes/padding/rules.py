@@ -9,10 +9,26 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.passes.padding.atoms import Padded, broadcast
+from kp_dynamo.passes.padding.atoms import Padded, Size, broadcast
 from kp_dynamo.passes.padding.masks import Masks
 
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Like:
+    """What a tensor is in the graph: its dtype, and its shape in padded sizes that may be used while tracing."""
+
+    value: torch.Tensor
+    masks: Masks
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype
+
+    @property
+    def shape(self) -> list[Size]:
+        return [self.masks.tracked(size) for size in self.value.shape]
 
 
 @dataclass(frozen=True)
@@ -20,7 +36,7 @@ class Call:
     """A call to be made right: tensors among the arguments are `Padded`, sizes are padded ones.
 
     Attributes:
-        like: The value that the call has in the graph: its shape in symbols.
+        like: What the call's value is in the graph: `Like` in the place of each tensor.
     """
 
     target: Any
@@ -57,7 +73,8 @@ RULES: dict[Any, Rule] = {}
 def rule(*targets: Any) -> Callable[[Rule], Rule]:
     """Register the rule of some operators: Call -> `Padded`, or a tuple of them.
 
-    Raises `Refused` where the call cannot be made right.
+    A rule raises `Refused` where the call cannot be made right, and returns NotImplemented where it is to be taken
+    apart.
     """
 
     def register(function: Rule) -> Rule:
@@ -106,7 +123,7 @@ def elementwise(call: Call) -> Any:
 
 def _with_true_lengths(call: Call) -> Any:
     narrow = (torch.bfloat16, torch.float16)
-    widens = isinstance(call.like, torch.Tensor) and call.like.dtype in narrow
+    widens = isinstance(call.like, Like) and call.like.dtype in narrow
 
     def value(x: Any) -> Any:
         if isinstance(x, Padded):
@@ -117,4 +134,4 @@ def _with_true_lengths(call: Call) -> Any:
     args, kwargs = pytree.tree_map(value, (call.args, call.kwargs), is_leaf=_is_padded)
     # A tensor where a number was: the packet finds the overload that takes it.
     result = call.target.overloadpacket(*args, **kwargs)
-    return result.to(call.like.dtype) if isinstance(call.like, torch.Tensor) else result
+    return result.to(call.like.dtype) if isinstance(call.like, Like) else result
