@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from kp_dynamo.aot.compiling import aot_compile
     from kp_dynamo.aot.report import AotReport
     from kp_dynamo.backend import cache_stats, clear_cache, kp_tpu
+    from kp_dynamo.bucket_plan import BucketPlan, plan_buckets
+    from kp_dynamo.bucketing import mark_sequence
     from kp_dynamo.explanation import Explanation, explain
     from kp_dynamo.options import CompileOptions
     from kp_dynamo.passes.base import GraphPass, PassReport
@@ -39,6 +41,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AotReport",
+    "BucketPlan",
     "CompileOptions",
     "Explanation",
     "GraphPass",
@@ -64,10 +67,13 @@ __all__ = [
     "clear_cache",
     "explain",
     "kp_tpu",
+    "mark_sequence",
+    "plan_buckets",
 ]
 
 _HOME_OF = {
     "AotReport": "kp_dynamo.aot.report",
+    "BucketPlan": "kp_dynamo.bucket_plan",
     "CompileOptions": "kp_dynamo.options",
     "Explanation": "kp_dynamo.explanation",
     "GraphPass": "kp_dynamo.passes.base",
@@ -77,6 +83,8 @@ _HOME_OF = {
     "clear_cache": "kp_dynamo.backend",
     "explain": "kp_dynamo.explanation",
     "kp_tpu": "kp_dynamo.backend",
+    "mark_sequence": "kp_dynamo.bucketing",
+    "plan_buckets": "kp_dynamo.bucket_plan",
 }
 
 

@@ -21,7 +21,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture
-from kp_dynamo.exceptions import TPUOptimizationError
+from kp_dynamo.exceptions import TPUOptimizationError, TPUValidationError
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.pipeline import Pipeline
 from kp_dynamo.source_lines import user_line
@@ -176,14 +176,42 @@ def _with_inputs(gm: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
         new[node] = graph.node_copy(node, new.__getitem__)
         # AOTAutograd asks every input of Dynamo's graph where it comes from.
         if node.op == "placeholder":
-            new[node]._dynamo_source = node._dynamo_source  # type: ignore[attr-defined]
+            new[node]._dynamo_source = node._dynamo_source
         if node is last:
             for name in names:
-                graph.placeholder(name)._dynamo_source = ConstantSource(name)  # type: ignore[attr-defined]
+                graph.placeholder(name)._dynamo_source = ConstantSource(name)
     copy = fx.GraphModule(gm, graph)
     copy.meta.update(gm.meta)
     copy._param_name_to_source = getattr(gm, "_param_name_to_source", {})  # type: ignore[assignment]
     return copy
+
+
+def mark_sequence(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """Say that the size of a dimension varies from call to call; `options={"buckets": ...}` pads such dimensions.
+
+    Call it on each input that a compiled model gets, at least before the first call: `model(mark_sequence(ids, 1))`.
+    Where the model fixes the size all the same (it branches on it, or a table has just that size), each size is
+    compiled by itself: torch's `mark_dynamic` makes that an error.
+
+    Args:
+        tensor: An input of the model.
+        dim: The dimension, counted from the end where it is negative.
+
+    Returns:
+        `tensor` itself.
+
+    Raises:
+        TPUValidationError: No tensor, or it has no such dimension.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TPUValidationError(f"mark_sequence takes a tensor and a dimension, not a {type(tensor).__name__}")
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
+        raise TPUValidationError(
+            f"dimension {dim!r} of a tensor of shape {tuple(tensor.shape)}; allowed: {-tensor.dim()} to "
+            f"{tensor.dim() - 1}"
+        )
+    torch._dynamo.maybe_mark_dynamic(tensor, dim % tensor.dim())
+    return tensor
 
 
 def is_poisoned() -> bool:
@@ -200,7 +228,7 @@ class _Resize(torch.autograd.Function):
         return resized(tensor, shape, poisons=poisons)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return resized(gradient, ctx.shape, poisons=ctx.poisons), None, None
 
 
@@ -253,7 +281,7 @@ def _at(value: Any, sizes: dict[sympy.Symbol, int]) -> Shape | int | None:
     if isinstance(value, torch.SymInt):
         return int(value.node.expr.xreplace(sizes))
     if isinstance(value, torch.Tensor):
-        return tuple(_at(s, sizes) if isinstance(s, torch.SymInt) else int(s) for s in value.shape)  # type: ignore[misc]
+        return tuple(_at(s, sizes) if isinstance(s, torch.SymInt) else int(s) for s in value.shape)
     return None
 
 
@@ -265,4 +293,4 @@ def _cap(environment: Any, symbol: sympy.Symbol) -> int | None:
 
 def _holds(guard: sympy.Basic, sizes: dict[sympy.Symbol, int]) -> bool:
     """Whether a guard that was made for true lengths holds for padded ones as well."""
-    return guard.xreplace({s: sympy.Integer(n) for s, n in sizes.items()}) != sympy.false
+    return bool(guard.xreplace({s: sympy.Integer(n) for s, n in sizes.items()}) != sympy.false)

@@ -99,23 +99,9 @@ def equal_sizes(left: Any, right: Any) -> bool:
 
 
 def broadcast(many: Sequence[Dims]) -> Dims:
-    """Dimensions of the result of an elementwise operator.
-
-    Raises:
-        Refused: Two operands have their true elements at different places.
-    """
+    """Dimensions of the result of an elementwise operator: for each the operand's that says most of it."""
     rank = max((len(dims) for dims in many), default=0)
-    return tuple(_common([dims[i - rank] for dims in many if i - rank >= -len(dims)]) for i in range(rank))
-
-
-def _common(candidates: list[Atoms]) -> Atoms:
-    best: Atoms = ()
-    for atoms in candidates:
-        if not best:
-            best = atoms
-        elif atoms and not same(best, atoms):
-            raise Refused(f"sizes {text(best)} and {text(atoms)} meet, which are not padded alike")
-    return best
+    return tuple(max((dims[i - rank] for dims in many if i - rank >= -len(dims)), key=len) for i in range(rank))
 
 
 def text(atoms: Atoms) -> str:

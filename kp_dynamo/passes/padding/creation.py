@@ -11,7 +11,7 @@ from kp_dynamo.passes.padding.rules import Call, aten, rule
 @rule(
     aten.zeros.default, aten.ones.default, aten.empty.memory_format, aten.rand.default, aten.randn.default,
     aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default, aten.empty_strided.default,
-    aten.new_empty_strided.default,
+    aten.new_empty_strided.default, aten.empty_permuted.default,
 )  # fmt: skip
 def _of_size(call: Call) -> Padded:
     return Padded(call.unchanged(), plain(call.like.shape))
@@ -28,10 +28,8 @@ def _randint(call: Call) -> Padded:
 def _full(call: Call) -> Padded:
     size, value = call.args[-2:]
     dims = plain(call.like.shape)
-    if not isinstance(value, (torch.SymInt, torch.SymFloat)):
-        return Padded(call.unchanged(), dims)
     true = torch.as_tensor(call.masks.true_value(value))
-    return Padded(true.to(call.like.dtype).expand(size), dims)
+    return Padded(true.to(call.like.dtype).expand(size), dims)  # one element, wherever the true ones are
 
 
 @rule(aten.scalar_tensor.default)

@@ -10,7 +10,7 @@ import torch
 from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, Size, has_tail, is_padded, plain
 from kp_dynamo.passes.padding.masks import Masks, Number
 from kp_dynamo.passes.padding.rules import Call, aten, rule
-from kp_dynamo.passes.padding.views import gathered, with_one_atom
+from kp_dynamo.passes.padding.layout import gathered, with_one_atom
 
 _END = 2**63 - 1
 
@@ -192,7 +192,7 @@ def _constant_pad(call: Call) -> Padded:
 
 
 @rule(aten.flip.default)
-def _flip(call: Call) -> Padded:
+def _flip(call: Call) -> Any:
     x, dims = call.args
     for d in (d % len(x.dims) for d in dims):
         x = with_one_atom(call.masks, x, d)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.passes.padding.atoms import Padded, Refused, broadcast, has_tail, plain, same
+from kp_dynamo.passes.padding.atoms import Padded, Refused, has_tail, plain, same
+from kp_dynamo.passes.padding.layout import all_aligned
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 
@@ -67,8 +68,9 @@ def _index(call: Call) -> Padded:
     start, end = _span(given)
     if any(has_tail(atoms) and len(atoms) > 1 for atoms in x.dims[start:end]):
         raise Refused("merged dimensions are indexed")
-    looked_up = broadcast([index.dims for index in given[start:end]])
-    return Padded(call.run(x, _indices(call, x, given)), (*x.dims[:start], *looked_up, *x.dims[end:]))
+    looked_up, aligned = all_aligned(call.masks, given[start:end])
+    indices = _indices(call, x, (*given[:start], *aligned))
+    return Padded(call.run(x, indices), (*x.dims[:start], *looked_up, *x.dims[end:]))
 
 
 @rule(aten.index_put.default, aten._unsafe_index_put.default)
@@ -76,7 +78,8 @@ def _index_put(call: Call) -> Padded:
     x, given, values = call.args[:3]
     adds = call.arg(3, False)
     start, end = _span(given)
-    looked_up = broadcast([index.dims for index in given[start:end]])
+    looked_up, aligned = all_aligned(call.masks, given[start:end])
+    given = (*given[:start], *aligned)
     if any(has_tail(atoms) and len(atoms) > 1 for atoms in x.dims[start:end]):
         raise Refused("merged dimensions are written by index")
     if any(map(has_tail, looked_up)) and not adds:
@@ -101,7 +104,7 @@ def _gather(call: Call) -> Padded:
 
 
 @rule(aten.scatter_add.default)
-def _scatter_add(call: Call) -> Padded:
+def _scatter_add(call: Call) -> Any:
     x, d, index, source = call.args
     if x.dims and has_tail(x.dims[d]) and len(x.dims[d]) > 1:
         raise Refused("merged dimensions are indexed")
@@ -110,7 +113,7 @@ def _scatter_add(call: Call) -> Padded:
 
 
 @rule(aten.scatter.value, aten.scatter.src)
-def _scatter(call: Call) -> Padded:
+def _scatter(call: Call) -> Any:
     x, d, index, source = call.args
     d %= max(1, len(x.dims))
     others = [(a, b) for i, (a, b) in enumerate(zip(x.dims, index.dims, strict=True)) if i != d]
@@ -120,7 +123,7 @@ def _scatter(call: Call) -> Padded:
 
 
 @rule(aten.index_add.default)
-def _index_add(call: Call) -> Padded:
+def _index_add(call: Call) -> Any:
     x, d, index, source = call.args
     d %= len(x.dims)
     added = call.masks.filled(Padded(source.tensor, (*source.dims[:d], *index.dims, *source.dims[d + 1 :])), [d], 0)

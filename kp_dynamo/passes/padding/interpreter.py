@@ -18,6 +18,7 @@ import kp_dynamo.passes.padding.losses
 import kp_dynamo.passes.padding.norms
 import kp_dynamo.passes.padding.products
 import kp_dynamo.passes.padding.reductions
+import kp_dynamo.passes.padding.views
 import kp_dynamo.passes.padding.windows  # noqa: F401  # importing them registers their rules
 from kp_dynamo.passes.padding.atoms import (
     Padded,
@@ -70,6 +71,8 @@ class PaddingInterpreter(fx.Interpreter):
         if node.op == "get_attr":
             value = super().run_node(node)
             return Padded(value, plain(value.shape)) if isinstance(value, torch.Tensor) else value
+        args: Any
+        kwargs: Any
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.env.__getitem__)
         if node.target is operator.getitem and not isinstance(args[0], Padded):
             return args[0][args[1]]
@@ -95,9 +98,8 @@ class PaddingInterpreter(fx.Interpreter):
 
     def _taken_apart(self, call: Call) -> Any:
         """The call by torch's own decomposition, whose parts have rules."""
-        is_operand = lambda x: isinstance(x, (Padded, *_SYMBOLIC))  # noqa: E731
-        leaves, spec = pytree.tree_flatten((call.args, call.kwargs), is_leaf=is_operand)
-        places = [i for i, leaf in enumerate(leaves) if is_operand(leaf)]
+        leaves, spec = pytree.tree_flatten((call.args, call.kwargs), is_leaf=_is_padded_value)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (Padded, *_SYMBOLIC))]
 
         def parts(*operands: Any) -> Any:
             filled = list(leaves)
@@ -112,8 +114,10 @@ class PaddingInterpreter(fx.Interpreter):
             inner = make_fx(parts)(*unwrapped(operands))
         if any(n.target is call.target for n in inner.graph.nodes):
             raise Refused("there is no rule for this operator along a padded dimension")
-        nested = PaddingInterpreter(inner, self._masks)
-        return nested.run(*operands, enable_io_processing=False)
+        try:
+            return PaddingInterpreter(inner, self._masks).run(*operands, enable_io_processing=False)
+        except RefusedNode as refused:
+            raise Refused(f"in its part {refused.node.target}: {refused.reason}") from None
 
     def _checked(self, node: fx.Node, result: Any) -> Any:
         """`result`, if its shapes are those of the node; a size that does not scale with the length is refused."""

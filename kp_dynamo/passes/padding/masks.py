@@ -32,7 +32,7 @@ class Masks:
     def __init__(
         self, lengths: Mapping[sympy.Symbol, torch.Tensor], sizes: Mapping[sympy.Symbol, torch.SymInt]
     ) -> None:
-        self._lengths, self._sizes = lengths, sizes
+        self._lengths, self._sizes = lengths, dict(sizes)
         self._masks: dict[str, torch.Tensor] = {}
         self._true: dict[str, Number] = {}
         self.num_masked = 0
@@ -47,7 +47,7 @@ class Masks:
     def true_value(self, size: Any) -> Number:
         """What a symbolic number would be at the true lengths: a 0-dim int64 or float64 tensor, or the number."""
         if not isinstance(size, (torch.SymInt, torch.SymFloat)):
-            return size
+            return size  # type: ignore[no-any-return]
         return self._evaluated(size.node.expr)
 
     def _evaluated(self, expr: sympy.Expr) -> Number:
@@ -66,7 +66,7 @@ class Masks:
         name = "Pow" if expr.is_Pow else expr.func.__name__
         if name not in _FORMS:
             raise Refused(f"the length is used as a value through {expr}, and there is no rule for {name}")
-        return _FORMS[name](*map(self._evaluated, expr.args))
+        return _FORMS[name](*map(self._evaluated, expr.args))  # type: ignore[no-any-return]
 
     def true_count(self, x: Padded, dims: Iterable[int]) -> Number:
         """How many true elements there are along `dims` together."""
@@ -74,7 +74,7 @@ class Masks:
 
     def positions(self, size: Size) -> torch.Tensor:
         """0, 1, ... of a padded size: int64[size]."""
-        return torch.arange(size)
+        return torch.arange(size)  # type: ignore[arg-type]
 
     def is_true(self, atoms: Atoms) -> torch.Tensor:
         """bool[product of atoms]: the true elements of a dimension."""

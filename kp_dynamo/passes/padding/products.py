@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, broadcast, has_tail
+from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, has_tail
+from kp_dynamo.passes.padding.layout import aligned
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 # Operator -> number of arguments before the factors.
@@ -18,16 +19,25 @@ _PRODUCTS: dict[Any, int] = {
 def _product(call: Call) -> Padded:
     first = _PRODUCTS[call.target]
     x, y = call.args[first : first + 2]
+    x, y = _with_common_batch(call, x, y)
     along = len(x.dims) - 1, max(0, len(y.dims) - 2)
-    broadcast([(x.dims[along[0]],), (y.dims[along[1]],)])
+    summed = max(x.dims[along[0]], y.dims[along[1]], key=len)
+    x = aligned(call.masks, x, (*x.dims[:-1], summed))
+    y = aligned(call.masks, y, (*y.dims[: along[1]], summed, *y.dims[along[1] + 1 :]))
     factors = call.masks.filled(x, [along[0]], 0), call.masks.filled(y, [along[1]], 0)
     result = call.run(*call.args[:first], *factors, *call.args[first + 2 :], **call.kwargs)
     return Padded(result, _dims_of_product(x, y))
 
 
+def _with_common_batch(call: Call, x: Padded, y: Padded) -> tuple[Padded, Padded]:
+    if len(x.dims) < 3:
+        return x, y
+    batch = max(x.dims[0], y.dims[0], key=len)
+    return aligned(call.masks, x, (batch, *x.dims[1:])), aligned(call.masks, y, (batch, *y.dims[1:]))
+
+
 def _dims_of_product(x: Padded, y: Padded) -> Dims:
-    is_batched = len(x.dims) == 3
-    batch = broadcast([(x.dims[0],), (y.dims[0],)]) if is_batched else ()
+    batch = x.dims[:1] if len(x.dims) == 3 else ()
     rows = (x.dims[-2],) if len(x.dims) > 1 else ()
     columns = (y.dims[-1],) if len(y.dims) > 1 else ()
     return (*batch, *rows, *columns)

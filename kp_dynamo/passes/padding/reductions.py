@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, broadcast, has_tail, is_prefix
+from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, has_tail, is_prefix
+from kp_dynamo.passes.padding.layout import all_aligned
 from kp_dynamo.passes.padding.masks import Number
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
@@ -114,17 +115,16 @@ def _extreme(call: Call) -> Any:
 
 
 @rule(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
-def _softmax(call: Call) -> Padded:
+def _softmax(call: Call) -> Any:
     x, d = call.args[:2]
     return x.replaced(call.run(call.masks.filled(x, [d], -math.inf), *call.args[1:], **call.kwargs))
 
 
 @rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
 def _softmax_backward(call: Call) -> Padded:
-    gradient, result, d = call.args[:3]
-    fill = call.masks.filled
-    value = call.run(fill(gradient, [d], 0), fill(result, [d], 0), *call.args[2:])
-    return Padded(value, broadcast([gradient.dims, result.dims]))
+    dims, (gradient, result) = all_aligned(call.masks, call.args[:2])
+    d, fill = call.args[2], call.masks.filled
+    return Padded(call.run(fill(gradient, [d], 0), fill(result, [d], 0), *call.args[2:]), dims)
 
 
 @rule(

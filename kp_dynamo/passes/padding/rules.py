@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.passes.padding.atoms import Padded, Size, broadcast
+from kp_dynamo.passes.padding.atoms import Padded, Size
+from kp_dynamo.passes.padding.layout import all_aligned
 from kp_dynamo.passes.padding.masks import Masks
 
 aten = torch.ops.aten
@@ -60,6 +61,14 @@ class Call:
     def operands(self) -> list[Padded]:
         """All tensors among the arguments."""
         return [x for x in pytree.tree_leaves((self.args, self.kwargs), is_leaf=_is_padded) if _is_padded(x)]
+
+    def with_operands(self, operands: Sequence[Padded]) -> Call:
+        """The call on other tensors, in the order of `operands()`."""
+        given = iter(operands)
+        args, kwargs = pytree.tree_map(
+            lambda x: next(given) if _is_padded(x) else x, (self.args, self.kwargs), is_leaf=_is_padded
+        )
+        return replace(self, args=args, kwargs=kwargs)
 
     def own(self, name: str, position: int, default: Any = None) -> Any:
         """An argument that may be given by name."""
@@ -114,7 +123,8 @@ def is_elementwise(target: Any) -> bool:
 
 def elementwise(call: Call) -> Any:
     """Tails stay tails. A length among the arguments is a value, and means the true one."""
-    dims = broadcast([x.dims for x in call.operands() if x.dims] or [()])
+    dims, operands = all_aligned(call.masks, call.operands())
+    call = call.with_operands(operands)
     numbers = (torch.SymInt, torch.SymFloat)
     has_length = any(isinstance(x, numbers) for x in pytree.tree_leaves((call.args, call.kwargs), is_leaf=_is_padded))
     result = _with_true_lengths(call) if has_length else call.unchanged()

@@ -2,87 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
-
 from kp_dynamo.passes.padding.atoms import (
-    Atoms,
-    Dims,
     Padded,
     Refused,
-    Size,
     has_tail,
     is_padded,
     is_prefix,
     plain,
     product,
-    regrouped,
-    same,
 )
-from kp_dynamo.passes.padding.masks import Masks, Number
+from kp_dynamo.passes.padding.layout import all_aligned, viewed, with_one_atom
 from kp_dynamo.passes.padding.rules import Call, aten, rule
-
-
-def gathered(x: torch.Tensor, d: int, index: torch.Tensor) -> torch.Tensor:
-    """`x` along `d` at int64[n]; what is out of range lies in a tail, and may be anything."""
-    return torch.index_select(x, d, index.clamp(min=0).clamp_max(x.shape[d] - 1))
-
-
-def with_one_atom(masks: Masks, x: Padded, d: int) -> Padded:
-    """`x` with its true elements first along `d`, and `d` one atom."""
-    if not is_prefix(x.dims[d]):
-        flat = _in_true_order(masks, x.tensor.movedim(d, 0), (x.dims[d],), [product(x.dims[d])])
-        x = Padded(flat.movedim(0, d), x.dims)
-    return Padded(x.tensor, (*x.dims[:d], _merged(x.dims[d]), *x.dims[d + 1 :]))
-
-
-def _merged(atoms: Atoms) -> Atoms:
-    return plain([product(atoms)])[0]
-
-
-def viewed(masks: Masks, x: Padded, shape: Sequence[Size]) -> Padded:
-    """`x` as a view of `shape`; where that splits a tail, its true elements are moved."""
-    dims = regrouped(x.dims, shape)
-    if dims is not None:
-        return Padded(x.tensor.reshape(list(shape)), dims)
-    out = plain(shape)
-    kept = _num_kept(x.dims, out)
-    lead, trail = x.dims[: len(x.dims) - kept], x.shape[len(x.dims) - kept :]
-    source = x.tensor.reshape([product(tuple(a for atoms in lead for a in atoms)), *trail])
-    moved = _in_true_order(masks, source, lead, list(shape)[: len(shape) - kept])
-    return Padded(moved.reshape(list(shape)), out[: len(out) - kept] + x.dims[len(x.dims) - kept :])
-
-
-def _num_kept(dims: Dims, out: Dims) -> int:
-    """How many last dimensions are the same in both."""
-    count = 0
-    while count < min(len(dims), len(out)) and same(dims[-1 - count], out[-1 - count]):
-        count += 1
-    return count
-
-
-def _in_true_order(masks: Masks, source: torch.Tensor, lead: Dims, shape: Sequence[Size]) -> torch.Tensor:
-    """Rows of `source`, laid out as the atoms of `lead` are, in the places where a tensor of `shape` has them."""
-    index: Number = 0
-    for place, size in enumerate(shape):
-        at = masks.positions(size).view([-1 if i == place else 1 for i in range(len(shape))])
-        index = index * masks.true_value(size) + at
-    assert isinstance(index, torch.Tensor)
-    return gathered(source, 0, _place(masks, index, [a for atoms in lead for a in atoms]).reshape(-1))
-
-
-def _place(masks: Masks, index: torch.Tensor, atoms: list[Size]) -> torch.Tensor:
-    """Where the true element number `index` is, in the padded layout of `atoms`."""
-    place: Any = 0
-    stride: Size = 1
-    for atom in reversed(atoms[1:]):
-        # In float64, because torch_xla divides integers as float32.
-        quotient = torch.floor(index.to(torch.float64) / masks.true_value(atom)).to(torch.int64)
-        place = place + (index - quotient * masks.true_value(atom)) * stride
-        index, stride = quotient, stride * atom
-    return place + index * stride  # type: ignore[no-any-return]
 
 
 @rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -148,10 +78,8 @@ def _repeat(call: Call) -> Padded:
 def _stack(call: Call) -> Padded:
     tensors, d = call.args[0], call.arg(1, 0)
     d %= len(tensors[0].dims) + 1
-    one = tensors[0].dims
-    if any(not all(map(same, x.dims, one)) for x in tensors):
-        raise Refused("the stacked tensors are not padded alike")
-    return Padded(call.unchanged(), (*one[:d], *plain([len(tensors)]), *one[d:]))
+    one, tensors = all_aligned(call.masks, tensors)
+    return Padded(call.run(tensors, d), (*one[:d], *plain([len(tensors)]), *one[d:]))
 
 
 @rule(aten.unbind.int)

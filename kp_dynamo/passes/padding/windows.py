@@ -8,7 +8,7 @@ from typing import Any
 
 from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, has_tail, plain
 from kp_dynamo.passes.padding.rules import Call, aten, rule
-from kp_dynamo.passes.padding.views import with_one_atom
+from kp_dynamo.passes.padding.layout import with_one_atom
 
 
 def _with_single_atoms(call: Call, x: Padded, dims: Iterable[int]) -> Padded:
@@ -59,7 +59,7 @@ def _max_pool(call: Call) -> tuple[Padded, Padded]:
 
 
 @rule(aten.max_pool2d_with_indices_backward.default)
-def _max_pool_backward(call: Call) -> Padded:
+def _max_pool_backward(call: Call) -> Any:
     gradient, x, indices = call.args[0], call.args[1], call.args[-1]
     first = len(x.dims) - 2
     filled = call.masks.filled(x, (first, first + 1), -math.inf)

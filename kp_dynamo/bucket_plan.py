@@ -1,0 +1,142 @@
+"""Choose buckets for the lengths that come: the least padding, weighed against compiling more programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kp_dynamo.exceptions import TPUValidationError
+
+_BAR = 40  # characters of the longest bar
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """Buckets, and what they cost on the lengths they were planned for.
+
+    Attributes:
+        buckets: Rising padded lengths; `options={"buckets": list(plan.buckets)}`.
+        num_steps: Steps that run in each bucket.
+        waste_percent: Share of all padded elements that is padding.
+        cost: Sum of `step_cost` over all steps, plus `compile_s` for each bucket.
+        exact_cost: The same with a bucket for every length: no padding, most programs.
+    """
+
+    buckets: tuple[int, ...]
+    num_steps: tuple[int, ...]
+    waste_percent: float
+    cost: float
+    exact_cost: float
+
+    def __str__(self) -> str:
+        """A table with a bar for each bucket."""
+        most = max(self.num_steps)
+        rows = [
+            f"{size:>8}  {count:>8}  {'#' * max(1, round(_BAR * count / most))}"
+            for size, count in zip(self.buckets, self.num_steps, strict=True)
+        ]
+        summary = (
+            f"{len(self.buckets)} programs, {self.waste_percent:.1f}% of what is computed is padding; "
+            f"cost {self.cost:.6g}, with a program for each length {self.exact_cost:.6g}"
+        )
+        return "\n".join([f"{'bucket':>8}  {'steps':>8}", *rows, summary])
+
+    def plot(self, path: str | Path) -> None:
+        """Write a bar chart of steps by bucket as a picture; the kind follows from the file's name.
+
+        Raises:
+            TPUValidationError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as cause:
+            raise TPUValidationError(
+                "a plot needs matplotlib, which is not installed. Install it (pip install matplotlib), or print(plan)."
+            ) from cause
+        figure = Figure(figsize=(6, 3), layout="constrained")
+        axes = figure.subplots()
+        axes.bar([str(size) for size in self.buckets], self.num_steps)
+        axes.set(xlabel="padded length", ylabel="steps", title=f"{self.waste_percent:.1f}% padding")
+        figure.savefig(path)
+
+
+def plan_buckets(
+    lengths: Iterable[int] | Mapping[int, int],
+    max_programs: int = 8,
+    *,
+    compile_s: float = 0.0,
+    step_cost: Callable[[int], float] | None = None,
+) -> BucketPlan:
+    """The buckets of least cost: of all steps at their padded lengths, and of compiling each bucket.
+
+    Exact, by dynamic programming over the distinct lengths (the one-dimensional k-median with one-sided assignment;
+    O(n^2 * max_programs) for n distinct lengths). Buckets are lengths that occur, which is best wherever a longer step
+    never costs less.
+
+    Args:
+        lengths: The lengths that come, each as often as it comes, or length -> how often.
+        max_programs: At most so many buckets.
+        compile_s: What one more program costs, in the unit of `step_cost`: seconds, if that gives seconds.
+        step_cost: Padded length -> cost of one step. The length itself where it is left out: then cost counts padded
+            elements.
+
+    Raises:
+        TPUValidationError: No lengths, a length below 1, a count below 0, or no programs allowed.
+    """
+    sizes, counts = _histogram(lengths)
+    if max_programs < 1 or compile_s < 0:
+        raise TPUValidationError(
+            f"max_programs is {max_programs} and compile_s {compile_s}; allowed: at least 1, and at least 0"
+        )
+    cost_of = np.array([float(size if step_cost is None else step_cost(size)) for size in sizes.tolist()])
+    ends = _best_ends(cost_of, counts, min(max_programs, len(sizes)), compile_s)
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    steps = [int(counts[a : b + 1].sum()) for a, b in zip(starts, ends, strict=True)]
+    padded = sum(n * int(sizes[end]) for n, end in zip(steps, ends, strict=True))
+    return BucketPlan(
+        buckets=tuple(int(sizes[end]) for end in ends),
+        num_steps=tuple(steps),
+        waste_percent=100 * (1 - float((sizes * counts).sum()) / padded),
+        cost=sum(n * float(cost_of[end]) for n, end in zip(steps, ends, strict=True)) + compile_s * len(ends),
+        exact_cost=float((cost_of * counts).sum()) + compile_s * len(sizes),
+    )
+
+
+def _histogram(lengths: Iterable[int] | Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct lengths, rising, and how often each comes."""
+    found = dict(lengths) if isinstance(lengths, Mapping) else Counter(lengths)
+    wrong = [n for n in found if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1]
+    if wrong:
+        raise TPUValidationError(f"a length is {wrong[0]!r}; allowed: whole numbers from 1 on")
+    if any(count < 0 for count in found.values()):
+        raise TPUValidationError("a length comes less than 0 times; allowed: counts from 0 on")
+    present = sorted((int(n), int(count)) for n, count in found.items() if count)
+    if not present:
+        raise TPUValidationError("there are no lengths to plan for; give those of your data, each as often as it comes")
+    sizes, counts = zip(*present, strict=True)
+    return np.array(sizes), np.array(counts)
+
+
+def _best_ends(cost_of: np.ndarray, counts: np.ndarray, most: int, compile_s: float) -> list[int]:
+    """Positions of the lengths that are buckets: the partition of least cost into at most `most` runs."""
+    n = len(cost_of)
+    before = np.concatenate([[0], np.cumsum(counts)])
+    best = np.full((most + 1, n + 1), np.inf)
+    choice = np.zeros((most + 1, n + 1), dtype=int)
+    best[0, 0] = 0.0
+    for k in range(1, most + 1):
+        for end in range(1, n + 1):
+            candidates = best[k - 1, :end] + (before[end] - before[:end]) * cost_of[end - 1]
+            choice[k, end] = int(candidates.argmin())
+            best[k, end] = candidates[choice[k, end]] + compile_s
+    k = int(best[:, n].argmin())
+    ends: list[int] = []
+    end = n
+    while end:
+        ends.append(end - 1)
+        end, k = int(choice[k, end]), k - 1
+    return ends[::-1]

@@ -1,0 +1,38 @@
+"""Right or refused, never wrong: every function at eight lengths, its padding full of NaN."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.buckets.functions import QUICK, SLOW
+from tests.buckets.harness import refused
+
+# What has no rule yet: compiled for each length, with a warning. Whoever adds a rule takes the name out.
+REFUSED: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    monkeypatch.setenv("KP_TPU_POISON", "1")
+
+
+def check(name, fn):
+    found = refused(fn, trains=False), refused(fn, trains=True)
+    assert found == (name in REFUSED, name in REFUSED)
+
+
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_right_at_every_length(name):
+    check(name, QUICK[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SLOW))
+def test_right_at_every_length_of_the_others(name):
+    check(name, SLOW[name])
+
+
+def test_few_are_refused():
+    assert len(QUICK) >= 30
+    assert len(QUICK) + len(SLOW) >= 120
+    assert len(REFUSED) <= 24
