@@ -1,0 +1,252 @@
+"""Padding to buckets from the option to the results: programs counted, refusals said, nothing recompiled by Dynamo."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from kp_dynamo import mark_sequence
+from kp_dynamo.exceptions import TPUValidationError
+from kp_dynamo.telemetry import snapshot
+from tests.spine import assert_same, compiled, counted, on
+
+BUCKETS = [8, 16]
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    monkeypatch.setenv("KP_TPU_POISON", "1")
+    torch._dynamo.reset()
+
+
+def rows(length, *, trains=False):
+    torch.manual_seed(length)
+    return mark_sequence(torch.randn(3, length, 4, requires_grad=trains), 1)
+
+
+def softmax(x):
+    return x.softmax(1) * 2
+
+
+def captures():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_one_program_serves_a_bucket_and_dynamo_captures_once():
+    run, before = compiled(softmax, buckets=BUCKETS), captures()
+    with counted() as counts:
+        for length in (5, 2, 3, 8, 7, 9, 16, 11):
+            assert_same(run(rows(length)), softmax(rows(length)))
+    assert counts.programs == 2
+    assert captures() - before == 1
+
+
+def test_forty_lengths_stay_below_the_limit_of_recompilations():
+    run = compiled(softmax, buckets="pow2")
+    with counted() as counts, torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for length in range(2, 42):
+            run(rows(length))
+    assert counts.programs == 6  # 2, 4, 8, 16, 32, 64
+
+
+def test_on_xla_tensors_nothing_is_compiled_for_a_length():
+    """Padding and cutting on the device would be a program for each length."""
+    import torch_xla.debug.metrics as metrics
+
+    run = compiled(softmax, buckets=BUCKETS)
+    compiles = []
+    for length in (5, 7, 3, 6):
+        x = mark_sequence(on("xla", rows(length)), 1)
+        result = run(x)
+        assert result.device.type == "xla"
+        assert_same(result.cpu(), softmax(rows(length)))
+        compiles.append(metrics.counter_value("UncachedCompile"))
+    assert compiles[0] == compiles[-1]
+
+
+def test_training_on_both_devices():
+    for device in ("cpu", "xla"):
+        torch._dynamo.reset()
+        run = compiled(lambda x, w: (x @ w).softmax(1).square().mean(), buckets=BUCKETS)
+        for length in (5, 11, 7):
+            x, w = rows(length, trains=True), torch.eye(4, requires_grad=True)
+            (x @ w).softmax(1).square().mean().backward()
+            mine, weight = (t.detach().to(device).requires_grad_() for t in (x, w))
+            run(mark_sequence(mine, 1), weight).backward()
+            assert_same((mine.grad.cpu(), weight.grad.cpu()), (x.grad, w.grad))
+
+
+def test_batch_and_length_vary_together():
+    run = compiled(lambda x: x.mean((0, 1)), buckets=[4, 8])
+    with counted() as counts:
+        for batch, length in ((3, 5), (2, 3), (4, 8), (5, 7), (6, 2)):
+            x = mark_sequence(mark_sequence(torch.randn(batch, length, 4), 0), 1)
+            assert_same(run(x), x.mean((0, 1)))
+    assert counts.programs == 4  # 4x8, 4x4, 8x8, 8x4
+
+
+def test_a_length_of_one_is_a_graph_of_its_own():
+    run = compiled(softmax, buckets=BUCKETS)
+    for length in (5, 1, 7, 1):
+        assert_same(run(rows(length)), softmax(rows(length)))
+
+
+def test_a_length_of_zero():
+    run = compiled(lambda x: x.sum(1), buckets=BUCKETS)
+    for length in (5, 0, 7):
+        assert_same(run(rows(length)), rows(length).sum(1))
+
+
+def test_a_length_over_the_last_bucket():
+    run = compiled(softmax, buckets=BUCKETS)
+    assert_same(run(rows(40)), softmax(rows(40)))
+    refuses = compiled(softmax, buckets=BUCKETS, over_bucket="error")
+    refuses(rows(5))
+    with pytest.raises(TPUValidationError, match="a length of 40 is over the last bucket, 16"):
+        refuses(rows(40))
+    assert_same(refuses(rows(9)), softmax(rows(9)))
+
+
+def test_a_range_of_buckets():
+    run = compiled(softmax, buckets={"min": 4, "max": 12, "step": 4})
+    with counted() as counts:
+        for length in (3, 4, 6, 8, 10, 12):
+            run(rows(length))
+    assert counts.programs == 3
+
+
+def test_a_bucket_never_exceeds_what_the_model_takes():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("places", torch.randn(12, 4))
+
+        def forward(self, x):
+            return x + self.places[: x.shape[1]]
+
+    model = Positions()
+    run = compiled(model, buckets=BUCKETS)
+    for length in (5, 11, 12, 9):
+        assert_same(run(rows(length)), model(rows(length)))
+
+
+def test_a_branch_on_the_length_is_taken_by_the_true_one():
+    def halves(x):
+        return x.sum(1) if x.shape[1] < 6 else x.sum(1) * 100
+
+    run = compiled(halves, buckets=BUCKETS)
+    for length in (5, 3, 7, 4, 12):
+        assert_same(run(rows(length)), halves(rows(length)))
+
+
+def test_sizes_among_the_results_are_true_ones():
+    run = compiled(lambda x: (x * 2, x.shape[1] * 3), buckets=BUCKETS)
+    for length in (5, 7, 11):
+        assert run(rows(length))[1] == 3 * length
+
+
+def test_results_are_dense():
+    run = compiled(lambda x: (x * 2).transpose(1, 2), buckets=BUCKETS)
+    for length in (5, 7):
+        assert run(rows(length)).stride() == (rows(length) * 2).transpose(1, 2).stride()
+
+
+def test_an_operator_without_a_rule_is_compiled_for_each_length(caplog):
+    def medians(x):
+        return x.median(1).values + 1
+
+    run = compiled(medians, buckets=BUCKETS)
+    before = snapshot()["bucket_refusals"]
+    with caplog.at_level(logging.WARNING, "kp_dynamo"), counted() as counts:
+        for length in (5, 7):
+            assert_same(run(rows(length)), medians(rows(length)))
+    assert snapshot()["bucket_refusals"] == before + 1
+    assert counts.programs == 2
+    (warning,) = [r.getMessage() for r in caplog.records if "padded to buckets" in r.getMessage()]
+    assert "aten.median.dim (at " in warning
+    assert "test_bucketing.py" in warning
+    assert "no rule for this operator along a padded dimension" in warning
+
+
+def test_strict_refuses_what_cannot_be_padded():
+    with pytest.raises(Exception, match=r"mask_padding refused .*no rule for this operator"):
+        compiled(lambda x: x.median(1).values, buckets=BUCKETS, strict=True)(rows(5))
+
+
+def test_writes_and_views_of_padded_inputs_are_not_padded():
+    def writes(x):
+        x.mul_(2)
+        return x.sum(1)
+
+    run = compiled(writes, buckets=BUCKETS)
+    for length in (5, 7):
+        mine, eager = rows(length), rows(length)
+        assert_same((run(mine), mine), (writes(eager), eager))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="written in place"):
+        compiled(writes, buckets=BUCKETS, strict=True)(rows(5))
+    view = compiled(lambda x: x[:, 1:], buckets=BUCKETS)
+    x = rows(5)
+    view(x).zero_()
+    assert x[:, 1:].abs().sum() == 0
+
+
+def test_without_dynamic_sizes_buckets_change_nothing():
+    run = compiled(softmax, buckets=BUCKETS, dynamic=False)
+    assert_same(run(torch.ones(3, 5, 4)), softmax(torch.ones(3, 5, 4)))
+
+
+def test_dynamic_true_pads_every_size():
+    run = compiled(softmax, buckets=BUCKETS, dynamic=True)
+    with counted() as counts:
+        for batch, length in ((3, 5), (5, 6), (7, 7)):
+            x = torch.randn(batch, length, 4)
+            assert_same(run(x), softmax(x))
+    assert counts.programs == 1
+
+
+def test_dropout_is_drawn_and_gradients_follow_its_mask():
+    drop = nn.Dropout(0.5)
+    run = compiled(lambda x: drop(x), buckets=BUCKETS)
+    x = rows(7, trains=True)
+    y = run(x)
+    y.sum().backward()
+    assert_same(x.grad, (y != 0).float() * 2)
+
+
+def test_a_decode_step_over_a_growing_cache():
+    def step(query, keys):
+        return torch.softmax(query @ keys.mT, -1) @ keys
+
+    run = compiled(step, buckets=BUCKETS)
+    with counted() as counts:
+        for length in range(2, 15):
+            keys = mark_sequence(torch.randn(2, length, 4), 1)
+            query = torch.randn(2, 1, 4)
+            assert_same(run(query, keys), step(query, keys))
+    assert counts.programs == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "dim", "says"),
+    [
+        (torch.ones(2, 3), 2, "dimension 2 of a tensor of shape"),
+        (torch.ones(2, 3), -3, "allowed: -2 to 1"),
+        (torch.ones(2, 3), 1.0, "dimension 1.0"),
+        ([1, 2], 0, "not a list"),
+    ],
+)
+def test_marks_on_what_has_no_such_dimension(what, dim, says):
+    with pytest.raises(TPUValidationError, match=says):
+        mark_sequence(what, dim)
+
+
+@pytest.mark.parametrize(
+    "buckets", [[], [16, 8], [8, 8], [0, 8], [8.5], "pow3", {"min": 8}, {"min": 9, "max": 8, "step": 1}]
+)
+def test_buckets_that_are_none(buckets):
+    with pytest.raises(Exception, match="option 'buckets' is"):
+        compiled(softmax, buckets=buckets)(rows(5))
