@@ -7,7 +7,7 @@ import time
 
 from tqdm import tqdm
 
-from bench import compile_memory, first_call, per_call, report, second_compile, step_time
+from bench import buckets, compile_memory, first_call, per_call, report, second_compile, step_time
 
 BENCHMARKS = {
     "per_call": per_call.main,
@@ -15,6 +15,7 @@ BENCHMARKS = {
     "compile_memory": compile_memory.main,
     "step_time": step_time.main,
     "first_call": first_call.main,
+    "buckets": buckets.main,
 }
 
 

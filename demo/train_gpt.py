@@ -11,13 +11,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 import kp_dynamo
-from demo import agreement, generation, speed, summary
+from demo import agreement, generation, speed, summary, uneven
 from demo.agreement import EAGER, EAGER_BF16, EXACT, OURS, OURS_FLOAT32
 from demo.text import Corpus, read_corpus
 from demo.training import CONTEXT, NUM_ROWS, Training
 from kp_dynamo import telemetry
 
-DEFAULT_STEPS, NUM_COMPARED, NUM_WRITTEN = 300, 10, 400
+DEFAULT_STEPS, NUM_COMPARED, NUM_WRITTEN, NUM_UNEVEN = 300, 10, 400, 40
 PICTURE = Path("out/loss.png")
 
 
@@ -37,6 +37,8 @@ def main() -> int:
         return 1
     _train_on(training)
     _write_text(training)
+    print("Fine-tuning on texts of uneven length, with buckets and checkpoint='auto'\n")
+    print(uneven.fine_tune(training, corpus, min(NUM_UNEVEN, num_steps)), end="\n\n")
     _report(training, losses[EAGER.name])
     print(f"All of it took {time.perf_counter() - start:.0f} s.")
     return 0

@@ -37,9 +37,9 @@ KNOWN_LIMITS = (
         "`torch.manual_seed` repeats those of compiled graphs; set both where both are used.",
     ),
     KnownLimit(
-        "Every set of shapes is an XLA program of its own, with `dynamic=True` as well; after 8 of one function "
-        "(`torch._dynamo.config.recompile_limit`) Dynamo runs it eagerly.",
-        "Pad lengths to a few sizes before the call.",
+        "Without `buckets`, every set of shapes is an XLA program of its own, with `dynamic=True` as well; after 8 of "
+        "one function (`torch._dynamo.config.recompile_limit`) Dynamo runs it eagerly.",
+        '`options={"buckets": "pow2"}` and `kp_dynamo.mark_sequence`.',
     ),
     KnownLimit(
         "libtpu 0.0.21 cannot compile some products of bfloat16 values beside float32 ones at matmul precision "
