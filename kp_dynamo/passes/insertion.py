@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import extract_tensor_metadata
+from torch.utils import _pytree as pytree
 
 _OF_ONE_NODE = ("val", "tensor_meta", "original_aten", "from_node")
 
@@ -40,8 +43,16 @@ def insert_untyped(
 def run_on_fakes(node: fx.Node) -> Any:
     """What a call makes of the fake tensors of its arguments."""
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda source: source.meta["val"])
-    with torch.no_grad():
+    # C++ kernels ask symbolic sizes for their values, which would fix them for good; the Python ones do not.
+    symbolic = enable_python_dispatcher() if _has_symbolic_size((args, kwargs)) else contextlib.nullcontext()
+    with torch.no_grad(), symbolic:
         return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target is a function
+
+
+def _has_symbolic_size(arguments: Any) -> bool:
+    leaves = pytree.tree_leaves(arguments)
+    sizes = (size for x in leaves for size in (x.shape if isinstance(x, torch.Tensor) else (x,)))
+    return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 class FakeRuns:

@@ -7,8 +7,25 @@ import pytest
 from tests.buckets.functions import QUICK, SLOW
 from tests.buckets.harness import refused
 
-# What has no rule yet: compiled for each length, with a warning. Whoever adds a rule takes the name out.
-REFUSED: set[str] = set()
+# What has no rule, and why: compiled for each length, with a warning. Whoever adds a rule takes the name out.
+REFUSED = {
+    "adaptive_max_pool": "a pool whose windows depend on the length",
+    "average_pool": "a pool that counts what it averages",
+    "first_two": "a view of an input",
+    "flat_argmax": "a place in merged dimensions",
+    "halves": "at lengths 2 and 3 torch fixes a size of 1",
+    "length_split_in_pairs": "at lengths 2 and 3 torch fixes a size of 1",
+    "median": "order",
+    "ranks": "order",
+    "sorted_values": "order",
+    "spectrum": "no element stands alone",
+    "top_two": "order",
+    "unique_pairs": "distances have no rule",
+}
+REFUSED_IN_TRAINING = {
+    "diagonal": "its gradient is taken apart into as_strided",
+    "trace": "its gradient is taken apart into as_strided",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +35,7 @@ def poison(monkeypatch):
 
 def check(name, fn):
     found = refused(fn, trains=False), refused(fn, trains=True)
-    assert found == (name in REFUSED, name in REFUSED)
+    assert found == (name in REFUSED, name in REFUSED or name in REFUSED_IN_TRAINING)
 
 
 @pytest.mark.parametrize("name", sorted(QUICK))
@@ -35,4 +52,4 @@ def test_right_at_every_length_of_the_others(name):
 def test_few_are_refused():
     assert len(QUICK) >= 30
     assert len(QUICK) + len(SLOW) >= 120
-    assert len(REFUSED) <= 24
+    assert len(REFUSED) + len(REFUSED_IN_TRAINING) <= 24

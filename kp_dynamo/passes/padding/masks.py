@@ -84,11 +84,12 @@ class Masks:
         return self._masks[key]
 
     def _mask(self, atoms: Atoms) -> torch.Tensor:
+        if len(atoms) == 1:
+            return self.positions(atoms[0]) < self.true_value(atoms[0])
         parts = []
         for place, atom in enumerate(atoms):
             if is_padded(atom):
-                part = self.positions(atom) < self.true_value(atom)
-                parts.append(part.view([-1 if i == place else 1 for i in range(len(atoms))]))
+                parts.append(self.is_true((atom,)).view([-1 if i == place else 1 for i in range(len(atoms))]))
         return functools.reduce(torch.logical_and, parts).expand(atoms).reshape(product(atoms))
 
     def filled(self, x: Padded, dims: Iterable[int], value: float) -> torch.Tensor:
