@@ -45,7 +45,7 @@ class TPUCompilationMode(enum.Enum):
     """How a model becomes programs.
 
     TORCH_XLA: a program for each graph that Dynamo captures; what it cannot capture runs in Python between them.
-    XLA: the whole model as one graph, and an error where Dynamo has to end it.
+    XLA: the whole model as one graph, and an error where Dynamo has to end it. Resets Dynamo.
     PJIT: through JAX; there is no such way, and compiling raises.
     """
 

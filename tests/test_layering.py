@@ -13,9 +13,18 @@ PACKAGE = ROOT / "kp_dynamo"
 # Room (a package stands for all that is in it): what it may import beside the standard library.
 MAY_IMPORT = {
     "kp_dynamo.cache": (),
+    "kp_dynamo.config": ("kp_dynamo.config_fields", "kp_dynamo.exceptions", "kp_dynamo.option_rules"),
+    "kp_dynamo.config_fields": ("kp_dynamo.exceptions", "kp_dynamo.option_rules"),
+    "kp_dynamo.config_options": (
+        "kp_dynamo.config",
+        "kp_dynamo.exceptions",
+        "kp_dynamo.hardware",
+        "kp_dynamo.options",
+    ),
     "kp_dynamo.exceptions": (),
     "kp_dynamo.hardware": (),
     "kp_dynamo.key_diff": (),
+    "kp_dynamo.limited_process": ("kp_dynamo.exceptions",),
     "kp_dynamo.option_rules": (),
     "kp_dynamo.options": ("kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.option_rules"),
     "kp_dynamo.versions": ("kp_dynamo.exceptions",),

@@ -108,6 +108,26 @@ def _parameter_places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Par
                 yield module, name, parameter
 
 
+def by_position(module: nn.Module, inputs: SampleInputs) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A module that does what `module` does, and takes these inputs as positional arguments alone."""
+    if not inputs.kwargs:
+        return module, inputs.args
+    return _WithKeywords(module, tuple(inputs.kwargs)), (*inputs.args, *inputs.kwargs.values())
+
+
+class _WithKeywords(nn.Module):
+    """A model whose last arguments are keyword arguments of the one inside."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+        self.training = model.training
+
+    def forward(self, *values: Any) -> Any:
+        num_args = len(values) - len(self.names)
+        return self.model(*values[:num_args], **dict(zip(self.names, values[num_args:], strict=True)))
+
+
 @contextlib.contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Let the block call the model: its buffers and torch's random state are given back."""

@@ -12,7 +12,7 @@ from kp_dynamo.config import TPUConfig
 from kp_dynamo.config_options import chip_of, compile_options
 from kp_dynamo.exceptions import TPUBackendError
 from kp_dynamo.runtime.hints import with_hints
-from kp_dynamo.runtime.models import SampleInputs
+from kp_dynamo.runtime.models import SampleInputs, by_position
 
 
 def is_estimate_possible() -> bool:
@@ -31,10 +31,9 @@ def estimate(module: nn.Module, inputs: SampleInputs, config: TPUConfig, level: 
 
     target = chip_of(config, None).name
     options = with_hints(module, {"dynamic": None, "options": compile_options(config, level)})["options"]
-    model: nn.Module = _WithKeywords(module, tuple(inputs.kwargs)) if inputs.kwargs else module
-    values = tuple((inputs.kwargs or {}).values())
+    model, args = by_position(module, inputs)
     try:
-        report = aot_compile(model, inputs.args + values, target=target, options=options, train=module.training)
+        report = aot_compile(model, args, target=target, options=options, train=module.training)
     except TPUBackendError as problem:
         return {"target": target, "problem": str(problem)}
     return {
@@ -45,15 +44,3 @@ def estimate(module: nn.Module, inputs: SampleInputs, config: TPUConfig, level: 
         "peak_bytes": report.peak_bytes,
         "fits": report.fits,
     }
-
-
-class _WithKeywords(nn.Module):
-    """A model that takes its keyword arguments by position."""
-
-    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-        self.training = model.training
-
-    def forward(self, *values: Any) -> Any:
-        return self.model(**dict(zip(self.names, values, strict=True)))

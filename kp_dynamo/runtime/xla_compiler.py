@@ -129,6 +129,9 @@ class XLACompiler:
         if found is not None:
             return found[1]
         start = time.perf_counter()
+        if arguments["fullgraph"]:
+            # Dynamo would take the pieces that an earlier compilation of this code was broken into.
+            torch._dynamo.reset()
         compiled: nn.Module = torch.compile(module, **arguments)  # type: ignore[assignment]  # a module for a module
         if is_inference:
             compiled.forward = torch.no_grad()(compiled.forward)
