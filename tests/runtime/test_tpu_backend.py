@@ -1,5 +1,6 @@
 """`TPUBackend`: the device, models and data on it, what is refused, and files handed to the checkpoint functions."""
 
+import os
 import sys
 import types
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from kp_dynamo import (
     TPUNotAvailableError,
     compat,
 )
+from kp_dynamo.runtime.environment import apply_flags
 from tests.spine import counted, run_script
 
 
@@ -73,7 +75,7 @@ def test_a_model_is_prepared_after_it_was_compiled_on_the_cpu(backend):
 
 @pytest.mark.parametrize("model", [None, "model", nn.functional.relu, nn.Linear])
 def test_what_is_no_model_is_refused(backend, model):
-    with pytest.raises(TPUModelPreparationError, match="allowed: a torch.nn.Module"):
+    with pytest.raises(TPUModelPreparationError, match=r"allowed: a torch\.nn\.Module"):
         backend.prepare_model(model)
 
 
@@ -186,6 +188,22 @@ def test_a_missing_torch_xla_is_named(monkeypatch):
         TPUBackend()
 
 
+def test_flags_go_into_the_variable_of_their_reader_and_once(monkeypatch):
+    for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
+        monkeypatch.setenv(name, "--there")
+    monkeypatch.setattr(compat, "is_started", lambda: False)
+    for _ in range(2):
+        apply_flags("--xla_tpu_a=1 --xla_b --there")
+    assert os.environ["LIBTPU_INIT_ARGS"] == "--there --xla_tpu_a=1"
+    assert os.environ["XLA_FLAGS"] == "--there --xla_b"
+    monkeypatch.setattr(compat, "is_started", lambda: True)
+    apply_flags("--xla_b --xla_tpu_a=1")
+    apply_flags(None)
+    with pytest.raises(TPUConfigurationError, match="xla_flags holds --xla_b=2, but"):
+        apply_flags("--xla_b --xla_b=2")
+
+
+@pytest.mark.slow
 def test_flags_are_set_before_the_client_starts():
     """In a process of its own: the client reads them once. The second backend finds them there."""
     run_script("""
