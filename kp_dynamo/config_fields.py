@@ -25,7 +25,8 @@ def member_of(choices: type[enum.Enum]) -> rules.Rule:
             raise ValueError
         return choices(value)
 
-    return rules.Rule(", ".join(f"{member} ({member.value!r})" for member in choices), normalise)
+    words = ", ".join(repr(member.value) for member in choices)
+    return rules.Rule(f"a {choices.__name__} or its value: {words}", normalise)
 
 
 def xla_flags() -> rules.Rule:
