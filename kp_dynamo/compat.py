@@ -134,6 +134,15 @@ def optimization_barrier(tensors: list[torch.Tensor]) -> None:
     xlac()._xla_optimization_barrier_(tensors)
 
 
+def fetch(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies on the CPU of XLA tensors, in one transfer; what is pending of them runs as one program.
+
+    `detach` and `.cpu()` one by one would compile a program for each, and an alias misleads torch_xla's own bridge.
+    """
+    with torch.no_grad():
+        return list(xlac()._xla_get_cpu_tensors(tensors))
+
+
 def device_kind() -> str:
     """ "CPU", "TPU" or what PJRT calls the device."""
     load()

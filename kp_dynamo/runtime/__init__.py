@@ -1,0 +1,1 @@
+"""The object API below the backend: checkpoints, device memory."""
