@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kp_dynamo.explanation import Explanation, explain
     from kp_dynamo.options import CompileOptions
     from kp_dynamo.passes.base import GraphPass, PassReport
+    from kp_dynamo.runtime.memory import TPUMemoryManager
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "TPUDeviceError",
     "TPUDistributedError",
     "TPUMemoryError",
+    "TPUMemoryManager",
     "TPUMemoryPoolError",
     "TPUModelPreparationError",
     "TPUNotAvailableError",
@@ -72,6 +74,7 @@ _HOME_OF = {
     "Explanation": "kp_dynamo.explanation",
     "GraphPass": "kp_dynamo.passes.base",
     "PassReport": "kp_dynamo.passes.base",
+    "TPUMemoryManager": "kp_dynamo.runtime.memory",
     "aot_compile": "kp_dynamo.aot.compiling",
     "cache_stats": "kp_dynamo.backend",
     "clear_cache": "kp_dynamo.backend",

@@ -143,9 +143,58 @@ def fetch(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return list(xlac()._xla_get_cpu_tensors(tensors))
 
 
+def materialize(tensors: list[torch.Tensor]) -> None:
+    """Give XLA tensors their buffers now: until it is needed, torch_xla keeps a recipe in the place of a value."""
+    xlac()._xla_sync_multi(tensors, devices=[], wait=False, sync_xla_data=False)
+
+
 def device_kind() -> str:
     """ "CPU", "TPU" or what PJRT calls the device."""
     load()
     import torch_xla.runtime
 
     return str(torch_xla.runtime.device_type())
+
+
+# What XLA calls the chips (torch_xla 2.9 hands PJRT's own words on).
+_CHIP_OF_KIND = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "TPU7x": "v7",
+    "TPU v7": "v7",
+}
+
+
+def chip_name() -> str | None:
+    """The chip of this machine as `hardware.py` calls it; None where the device is no TPU. Starts the client.
+
+    Raises:
+        TPUDeviceError: A TPU of a generation that is not known here.
+    """
+    if device_kind() != "TPU":
+        return None
+    kind = str(xlac()._xla_device_kind(str(device())))
+    if kind not in _CHIP_OF_KIND:
+        raise TPUDeviceError(
+            f"the device is a {kind!r}; known: {', '.join(_CHIP_OF_KIND)}. Name the chip that is nearest to it: "
+            "config.hardware.tpu.version, or the option 'target'."
+        )
+    return _CHIP_OF_KIND[kind]
+
+
+def memory_info(of: torch.device | None = None) -> dict[str, int] | None:
+    """Bytes in use and in all of the device's memory, as XLA counts them; None where the device does not count."""
+    import torch_xla.core.xla_model
+
+    try:
+        info = torch_xla.core.xla_model.get_memory_info(of or device())
+    except RuntimeError as problem:
+        if "UNIMPLEMENTED" not in str(problem):
+            raise
+        return None
+    return {name: int(value) for name, value in info.items()}

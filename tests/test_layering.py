@@ -37,6 +37,18 @@ MAY_IMPORT = {
         "kp_dynamo.exceptions",
         "kp_dynamo.runtime.checkpoint_model",
     ),
+    "kp_dynamo.runtime.live_account": ("torch",),
+    "kp_dynamo.runtime.memory_pool": ("torch", "kp_dynamo.exceptions"),
+    "kp_dynamo.runtime.memory_stats": ("torch", "kp_dynamo.exceptions", "kp_dynamo.hardware"),
+    "kp_dynamo.runtime.memory": (
+        "torch",
+        "kp_dynamo.compat",
+        "kp_dynamo.exceptions",
+        "kp_dynamo.hardware",
+        "kp_dynamo.runtime.live_account",
+        "kp_dynamo.runtime.memory_pool",
+        "kp_dynamo.runtime.memory_stats",
+    ),
     # FX and ATen come in, a callable goes out: nothing of what made the graph.
     "kp_dynamo.lowering": (
         "torch",
