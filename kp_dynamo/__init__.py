@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kp_dynamo.explanation import Explanation, explain
     from kp_dynamo.options import CompileOptions
     from kp_dynamo.passes.base import GraphPass, PassReport
+    from kp_dynamo.runtime.memory import TPUMemoryManager
     from kp_dynamo.runtime.tpu_backend import TPUBackend
     from kp_dynamo.runtime.tpu_optimizer import TPUOptimizationResult, TPUOptimizer
     from kp_dynamo.runtime.xla_compiler import XLACompiler
@@ -66,6 +67,7 @@ __all__ = [
     "TPUDeviceError",
     "TPUDistributedError",
     "TPUMemoryError",
+    "TPUMemoryManager",
     "TPUMemoryPoolError",
     "TPUModelPreparationError",
     "TPUNotAvailableError",
@@ -102,6 +104,7 @@ _HOME_OF = {
     "KernelPyTorchConfig": "kp_dynamo.config",
     "LRUCache": "kp_dynamo.cache",
     "PassReport": "kp_dynamo.passes.base",
+    "TPUMemoryManager": "kp_dynamo.runtime.memory",
     "TPUBackend": "kp_dynamo.runtime.tpu_backend",
     "TPUCompilationMode": "kp_dynamo.config",
     "TPUConfig": "kp_dynamo.config",

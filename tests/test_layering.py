@@ -31,6 +31,33 @@ MAY_IMPORT = {
     "kp_dynamo.ops": ("torch", "kp_dynamo.ops"),
     "kp_dynamo.analysis": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes.base"),
     "kp_dynamo.passes": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes"),
+    "kp_dynamo.runtime.atomic_file": (),
+    "kp_dynamo.runtime.checkpoint_file": (
+        "torch",
+        "safetensors",
+        "xxhash",
+        "kp_dynamo.exceptions",
+        "kp_dynamo.runtime.atomic_file",
+    ),
+    "kp_dynamo.runtime.checkpoint_values": ("torch", "kp_dynamo.exceptions"),
+    "kp_dynamo.runtime.checkpoint_model": ("torch", "kp_dynamo.exceptions"),
+    "kp_dynamo.runtime.checkpoint_optimizer": (
+        "torch",
+        "kp_dynamo.exceptions",
+        "kp_dynamo.runtime.checkpoint_model",
+    ),
+    "kp_dynamo.runtime.live_account": ("torch",),
+    "kp_dynamo.runtime.memory_pool": ("torch", "kp_dynamo.exceptions"),
+    "kp_dynamo.runtime.memory_stats": ("torch", "kp_dynamo.exceptions", "kp_dynamo.hardware"),
+    "kp_dynamo.runtime.memory": (
+        "torch",
+        "kp_dynamo.compat",
+        "kp_dynamo.exceptions",
+        "kp_dynamo.hardware",
+        "kp_dynamo.runtime.live_account",
+        "kp_dynamo.runtime.memory_pool",
+        "kp_dynamo.runtime.memory_stats",
+    ),
     # FX and ATen come in, a callable goes out: nothing of what made the graph.
     "kp_dynamo.lowering": (
         "torch",
@@ -51,6 +78,7 @@ ONLY_IMPORTED_BY = {
     "jaxlib": ("kp_dynamo.aot",),
     "libtpu": ("kp_dynamo.aot",),
     "kp_dynamo.passes": ("kp_dynamo.passes", "kp_dynamo.pipeline"),
+    "safetensors": ("kp_dynamo.runtime.checkpoint_file",),
     "passes": (),  # the link at the root is for readers
     "tests": (),
     "bench": (),

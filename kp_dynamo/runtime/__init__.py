@@ -1,1 +1,1 @@
-"""The object API: classes that ask `torch.compile(backend="kp_tpu")` and torch_xla, and compile nothing themselves."""
+"""The object API below the backend: devices, compiled models, memory, files. What compiles is `torch.compile`."""
