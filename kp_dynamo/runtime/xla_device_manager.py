@@ -15,7 +15,7 @@ from kp_dynamo.runtime.environment import checked_config, start_device
 class XLADeviceManager:
     """The XLA devices of this process.
 
-    Compiled programs run on the first of them; others hold tensors and run eager code.
+    Compiled programs run on the first of them and refuse tensors of others, which run eager code.
 
     Args:
         tpu_config: Which flags the client starts with, and whether several devices are asked for.
