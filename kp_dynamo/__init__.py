@@ -33,9 +33,21 @@ if TYPE_CHECKING:
     from kp_dynamo.backend import cache_stats, clear_cache, kp_tpu
     from kp_dynamo.bucket_plan import BucketPlan, plan_buckets
     from kp_dynamo.bucketing import mark_sequence
+    from kp_dynamo.cache import LRUCache
+    from kp_dynamo.config import KernelPyTorchConfig, TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
     from kp_dynamo.explanation import Explanation, explain
     from kp_dynamo.options import CompileOptions
     from kp_dynamo.passes.base import GraphPass, PassReport
+    from kp_dynamo.runtime.memory import TPUMemoryManager
+    from kp_dynamo.runtime.tpu_backend import TPUBackend
+    from kp_dynamo.runtime.tpu_optimizer import TPUOptimizationResult, TPUOptimizer
+    from kp_dynamo.runtime.xla_compiler import XLACompiler
+    from kp_dynamo.runtime.xla_device_manager import XLADeviceManager
+    from kp_dynamo.runtime.xla_distributed_training import XLADistributedTraining
+    from kp_dynamo.runtime.xla_integration import create_xla_integration
+    from kp_dynamo.runtime.xla_optimizations import XLAOptimizations
+    from kp_dynamo.runtime.xla_utilities import XLAUtilities
+    from kp_dynamo.validation import validate_tpu_configuration, validate_tpu_model
 
 __version__ = "0.1.0"
 
@@ -45,30 +57,48 @@ __all__ = [
     "CompileOptions",
     "Explanation",
     "GraphPass",
+    "KernelPyTorchConfig",
+    "LRUCache",
     "PassReport",
+    "TPUBackend",
     "TPUBackendError",
     "TPUCacheError",
     "TPUCheckpointError",
+    "TPUCompilationMode",
+    "TPUConfig",
     "TPUConfigurationError",
     "TPUDeviceError",
     "TPUDistributedError",
     "TPUMemoryError",
+    "TPUMemoryManager",
     "TPUMemoryPoolError",
     "TPUModelPreparationError",
     "TPUNotAvailableError",
     "TPUOptimizationError",
+    "TPUOptimizationResult",
+    "TPUOptimizer",
     "TPUOutOfMemoryError",
+    "TPUTopology",
     "TPUValidationError",
+    "TPUVersion",
     "XLACompilationError",
     "XLACompilationTimeoutError",
+    "XLACompiler",
+    "XLADeviceManager",
+    "XLADistributedTraining",
+    "XLAOptimizations",
+    "XLAUtilities",
     "__version__",
     "aot_compile",
     "cache_stats",
     "clear_cache",
+    "create_xla_integration",
     "explain",
     "kp_tpu",
     "mark_sequence",
     "plan_buckets",
+    "validate_tpu_configuration",
+    "validate_tpu_model",
 ]
 
 _HOME_OF = {
@@ -77,14 +107,32 @@ _HOME_OF = {
     "CompileOptions": "kp_dynamo.options",
     "Explanation": "kp_dynamo.explanation",
     "GraphPass": "kp_dynamo.passes.base",
+    "KernelPyTorchConfig": "kp_dynamo.config",
+    "LRUCache": "kp_dynamo.cache",
     "PassReport": "kp_dynamo.passes.base",
+    "TPUMemoryManager": "kp_dynamo.runtime.memory",
+    "TPUBackend": "kp_dynamo.runtime.tpu_backend",
+    "TPUCompilationMode": "kp_dynamo.config",
+    "TPUConfig": "kp_dynamo.config",
+    "TPUOptimizationResult": "kp_dynamo.runtime.tpu_optimizer",
+    "TPUOptimizer": "kp_dynamo.runtime.tpu_optimizer",
+    "TPUTopology": "kp_dynamo.config",
+    "TPUVersion": "kp_dynamo.config",
+    "XLACompiler": "kp_dynamo.runtime.xla_compiler",
+    "XLADeviceManager": "kp_dynamo.runtime.xla_device_manager",
+    "XLADistributedTraining": "kp_dynamo.runtime.xla_distributed_training",
+    "XLAOptimizations": "kp_dynamo.runtime.xla_optimizations",
+    "XLAUtilities": "kp_dynamo.runtime.xla_utilities",
     "aot_compile": "kp_dynamo.aot.compiling",
     "cache_stats": "kp_dynamo.backend",
     "clear_cache": "kp_dynamo.backend",
+    "create_xla_integration": "kp_dynamo.runtime.xla_integration",
     "explain": "kp_dynamo.explanation",
     "kp_tpu": "kp_dynamo.backend",
     "mark_sequence": "kp_dynamo.bucketing",
     "plan_buckets": "kp_dynamo.bucket_plan",
+    "validate_tpu_configuration": "kp_dynamo.validation",
+    "validate_tpu_model": "kp_dynamo.validation",
 }
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
+from kp_dynamo.limited_process import run_limited
 
 OK, FAILED, BAD_USAGE = 0, 1, 2
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -28,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.rest = rest
     try:
+        if getattr(args, "limit", None) is not None:
+            return run_limited(_without_limit(sys.argv[1:] if argv is None else argv), args.limit)
         return int(args.run(args))
     except Exception as raised:
         # torch wraps what a backend raises; what is not ours keeps its traceback.
@@ -62,6 +65,7 @@ def _add_explain(commands: Any) -> None:
     explain.add_argument("spec", metavar="SPEC", help="module_or_file:callable, which returns (model, args)")
     explain.add_argument("--options", type=_options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
     explain.add_argument("--json", action="store_true", help="print JSON")
+    _add_limit(explain)
     explain.add_argument("--train", action="store_true", help="in training mode with a backward (default: inference)")
     explain.set_defaults(run=_explain)
 
@@ -73,7 +77,7 @@ def _add_aot(commands: Any) -> None:
     aot.add_argument("--train", action="store_true", help="in training mode with the backward (default: inference)")
     aot.add_argument("--backend", default="kp_tpu", help="kp_tpu, or openxla to compare with (default: kp_tpu)")
     aot.add_argument("--options", type=_options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
-    aot.add_argument("--timeout", type=float, metavar="S", help="seconds for the TPU's compiler (default: no limit)")
+    _add_limit(aot)
     aot.add_argument("--json", metavar="FILE", help="write the report as JSON")
     aot.add_argument("--html", metavar="FILE", help="write the report as a page with pictures")
     aot.add_argument("--diff", nargs=2, metavar=("A", "B"), help="compare two JSON reports; exit code 1 if B is worse")
@@ -86,6 +90,24 @@ def _add_aot(commands: Any) -> None:
 def _add_bench(commands: Any) -> None:
     bench = commands.add_parser("bench", add_help=False, help="benchmarks of the repository; what follows goes to them")
     bench.set_defaults(run=_bench)
+
+
+def _add_limit(command: argparse.ArgumentParser) -> None:
+    text = "seconds for all of it, in a process that is then killed (default: no limit)"
+    command.add_argument("--timeout", dest="limit", type=_seconds, metavar="S", help=text)
+
+
+def _without_limit(argv: Sequence[str]) -> list[str]:
+    """The command in a process of its own, which has no limit itself."""
+    limit = argparse.ArgumentParser(add_help=False)
+    limit.add_argument("--timeout")
+    return [sys.executable, "-m", "kp_dynamo", *limit.parse_known_args(argv)[1]]
+
+
+def _seconds(text: str) -> float:
+    if not text.replace(".", "", 1).isdigit() or float(text) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds > 0")
+    return float(text)
 
 
 def _options(text: str) -> dict[str, Any]:
@@ -135,8 +157,7 @@ def _aot_compile(args: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         model, inputs = load_spec(args.spec)
         report = aot_compile(
-            model, inputs, target=args.target, options=args.options, train=args.train, backend=args.backend,
-            timeout_s=args.timeout,
+            model, inputs, target=args.target, options=args.options, train=args.train, backend=args.backend
         )  # fmt: skip
     print(report)
     if args.json:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -134,9 +135,97 @@ def optimization_barrier(tensors: list[torch.Tensor]) -> None:
     xlac()._xla_optimization_barrier_(tensors)
 
 
+def fetch(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies on the CPU of XLA tensors, in one transfer; what is pending of them runs as one program.
+
+    `detach` and `.cpu()` one by one would compile a program for each, and an alias misleads torch_xla's own bridge.
+    """
+    with torch.no_grad():
+        return list(xlac()._xla_get_cpu_tensors(tensors))
+
+
+def materialize(tensors: list[torch.Tensor]) -> None:
+    """Give XLA tensors their buffers now: until it is needed, torch_xla keeps a recipe in the place of a value."""
+    xlac()._xla_sync_multi(tensors, devices=[], wait=False, sync_xla_data=False)
+
+
 def device_kind() -> str:
     """ "CPU", "TPU" or what PJRT calls the device."""
     load()
     import torch_xla.runtime
 
     return str(torch_xla.runtime.device_type())
+
+
+# What XLA calls the chips (torch_xla 2.9 hands PJRT's own words on).
+_CHIP_OF_KIND = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "TPU7x": "v7",
+    "TPU v7": "v7",
+}
+
+
+def chip_name() -> str | None:
+    """The chip of this machine as `hardware.py` calls it; None where the device is no TPU. Starts the client.
+
+    Raises:
+        TPUDeviceError: A TPU of a generation that is not known here.
+    """
+    if device_kind() != "TPU":
+        return None
+    kind = str(xlac()._xla_device_kind(str(device())))
+    if kind not in _CHIP_OF_KIND:
+        raise TPUDeviceError(
+            f"the device is a {kind!r}; known: {', '.join(_CHIP_OF_KIND)}. Name the chip that is nearest to it: "
+            "config.hardware.tpu.version, or the option 'target'."
+        )
+    return _CHIP_OF_KIND[kind]
+
+
+def is_started() -> bool:
+    """Whether the XLA client of this process has started: from then on it reads no more flags."""
+    loaded = sys.modules.get("torch_xla")
+    return loaded is not None and bool(loaded._XLAC._xla_runtime_is_initialized())
+
+
+def synchronize(on: Sequence[torch.device] = ()) -> None:
+    """Run what is pending on these devices, where none is named on the first, and wait until it is done."""
+    refuse_fork()
+    load()
+    import torch_xla.core.xla_model
+
+    for found in on or [device()]:
+        # torch_xla 2.9: its public `sync` takes no device.
+        xlac()._xla_step_marker(str(found), [], wait=True, reset_scope=True)
+    torch_xla.core.xla_model.wait_device_ops()
+
+
+def devices() -> list[torch.device]:
+    """The XLA devices that this process can use, in order."""
+    device()
+    return [torch.device("xla", index) for index in range(xlac()._xla_num_devices())]
+
+
+def world() -> tuple[int, int]:
+    """Processes of this job, and the number of this one among them."""
+    device()
+    return int(xlac()._xla_get_num_processes()), int(xlac()._xla_get_process_index())
+
+
+def memory_info(of: torch.device | None = None) -> dict[str, int] | None:
+    """Bytes in use and in all of the device's memory, as XLA counts them; None where the device does not count."""
+    import torch_xla.core.xla_model
+
+    try:
+        info = torch_xla.core.xla_model.get_memory_info(of or device())
+    except RuntimeError as problem:
+        if "UNIMPLEMENTED" not in str(problem):
+            raise
+        return None
+    return {name: int(value) for name, value in info.items()}

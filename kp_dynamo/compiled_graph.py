@@ -14,6 +14,7 @@ from torch import fx
 from kp_dynamo import compat
 from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.cache import LRUCache
+from kp_dynamo.compile_budget import foretell, time_budget
 from kp_dynamo.events import Observe, ProgramReady, ignore
 from kp_dynamo.host_layout import Layout, to_host
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
@@ -33,11 +34,13 @@ class GraphContract:
             None where it has no stable text: then it is shared with no other graph.
         is_placed: Arguments are CPU tensors, and results go back to the CPU.
         label: Its name in logs, dumps and reports: "1.forward".
+        timeout_s: Soft budget of compiling it for one set of shapes, or None.
     """
 
     key: Parts | None
     is_placed: bool
     label: str
+    timeout_s: float | None = None
 
 
 _numbers = itertools.count()
@@ -117,9 +120,10 @@ class CompiledGraph:
         executable = program.executable if program is not None else None
         is_hit = executable is not None
         if program is None or executable is None:
-            executable = self._compile(args)
-            program = Program(key, executable)
-            self._runtime.cache.set(key, program)
+            with time_budget(self._contract.timeout_s, self._contract.label):
+                executable = self._compile(args)
+                program = Program(key, executable)
+                self._runtime.cache.set(key, program)
         self._programs[shapes] = program
         self._tell(key, executable, is_hit)
         return program, executable
@@ -136,8 +140,11 @@ class CompiledGraph:
         return program
 
     def _compile(self, args: Sequence[Any]) -> Executable:
+        num_operators = sum(n.op == "call_function" for n in self._gm.graph.nodes)
+        foretell(num_operators, self._contract.label, self._contract.timeout_s)
         with only_our_errors():
             executable = self._lowering.compile(self._gm, args, self._spec)
+        TELEMETRY.count("operators_compiled", num_operators)
         TELEMETRY.count("programs", executable.num_programs)
         for stage, seconds in executable.seconds.items():
             TELEMETRY.spent(stage, seconds)

@@ -6,6 +6,7 @@ GB is 1e9 bytes, GiB is 2**30.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 GB = 1e9
@@ -15,6 +16,12 @@ GOOGLE = "cloud.google.com/tpu/docs, the system architecture page of the generat
 JAX = "jax/_src/pallas/mosaic/tpu_info.py of JAX 0.7.1"
 SCALING_BOOK = "jax-ml.github.io/scaling-book, 'How to think about TPUs'"
 PRICES = "cloud.google.com/tpu/pricing, on demand, a US region, as published in September 2026"
+
+
+LANES = 128
+"""Columns of a tile of memory, of every generation (JAX)."""
+SUBLANES = 8
+"""Rows of a tile whose elements have 4 bytes; narrower elements are packed, two or four rows in the place of one."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,23 @@ class Chip:
         """The same chip with another size of memory, in GB: a user's override."""
         sources = {**self.sources, "hbm_bytes": "the user's configuration"}
         return replace(self, hbm_bytes=memory_gb * GB, sources=sources)
+
+    def tiled_shape(self, shape: Sequence[int], element_bytes: int) -> tuple[int, ...]:
+        """A shape whose last two sizes fill the chip's tiles.
+
+        Rows, the size before the last, become a multiple of 8 x (4 / bytes of an element); columns, the last, a
+        multiple of 128, or of the matrix unit's edge where they are more than 128. A vector has columns only.
+        """
+        *outer, columns = shape or (0,)
+        edge = max(LANES, self.mxu_size) if columns > LANES else LANES
+        tiled = [*outer, _round_up(columns, edge)] if shape else []
+        if outer:
+            tiled[-2] = _round_up(outer[-1], SUBLANES * max(1, 4 // element_bytes))
+        return tuple(tiled)
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def _sources(**others: str) -> dict[str, str]:

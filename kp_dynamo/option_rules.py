@@ -65,9 +65,10 @@ def boolean() -> Rule:
     return _checked("True, False", lambda value: isinstance(value, bool))
 
 
-def integer(minimum: int) -> Rule:
-    """A whole number from `minimum` on."""
-    return _checked(f"an int >= {minimum}", lambda value: _is_integer(value, minimum))
+def integer(minimum: int, maximum: float = math.inf) -> Rule:
+    """A whole number from `minimum` to `maximum`."""
+    bounds = f"an int >= {minimum}" + f" and <= {maximum:g}" * math.isfinite(maximum)
+    return _checked(bounds, lambda value: _is_integer(value, minimum) and value <= maximum)  # type: ignore[operator]
 
 
 def number(above: float = -math.inf, minimum: float = -math.inf, maximum: float = math.inf) -> Rule:

@@ -129,8 +129,13 @@ class CompileOptions:
     """Compiled graphs kept in the process, least recently used go first. 100 holds the forward and backward graphs
     of any one model; a program's host memory is some megabytes."""
 
-    compile_timeout_s: float | None = _option(None, rules.number(above=0) | rules.nothing(), is_inert=True)
-    """Soft budget of one compilation in seconds. None: no budget, XLA cannot be interrupted."""
+    compile_timeout_s: float | None = _option(
+        300.0,
+        rules.number(above=0) | rules.nothing(),
+        not_in_key="it says how long compiling may take, not what is compiled",
+    )
+    """Soft budget of one compilation in seconds: a warning when it is over, an error when the compilation has ended,
+    since XLA cannot be interrupted. None: no budget."""
 
     lowering: LoweringName = _option("openxla", rules.one_of(*get_args(LoweringName)))
     """Our bridge onto XLA, or torch_xla's own ("stock"): silently wrong in known cases, there to compare."""

@@ -97,8 +97,15 @@ def placement_mode(tensors: Sequence[torch.Tensor], default: str) -> str:
     0-dim CPU tensors go with either, as they do in eager torch.
 
     Raises:
-        TPUDeviceError: Tensors on both, or on a device that is neither.
+        TPUDeviceError: Tensors on both, on a device that is neither, or on an XLA device that is not the first.
     """
+    other = [t for t in tensors if t.device.type == "xla" and t.device.index not in (None, 0)]
+    if other:
+        # torch_xla 2.9 ends the process when a program is given a buffer of another device.
+        raise TPUDeviceError(
+            f"a graph input is on {other[0].device} (shape {tuple(other[0].shape)}); compiled programs run on xla:0. "
+            "Allowed: all on the CPU, or all on xla:0. Move model and inputs with .to('xla:0')."
+        )
     foreign = [t for t in tensors if t.device.type not in ("cpu", "xla")]
     on_cpu = [t for t in tensors if t.device.type == "cpu" and t.dim() > 0]
     on_xla = [t for t in tensors if t.device.type == "xla"]

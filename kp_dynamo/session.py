@@ -17,6 +17,7 @@ from kp_dynamo.bucketing import Bucketing, bucketed, is_poisoned
 from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture, as_dynamo_calls_it
+from kp_dynamo.compile_budget import time_budget
 from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
 from kp_dynamo.cpu_view import surrounding_autocast
 from kp_dynamo.event_log import log_event
@@ -53,10 +54,14 @@ class Session:
         observe: Told of every capture, transformed graph and program.
         export: A lowering that runs nothing, in place of the one that the options name: then graphs may be called
             with fake tensors.
+        salt: Goes into the identity of every graph. One that no other session has makes XLA compile programs that
+            torch_xla has in its own cache.
     """
 
-    def __init__(self, cache_size: int = 100, observe: Observe = ignore, export: Lowering | None = None) -> None:
-        self._export = export
+    def __init__(
+        self, cache_size: int = 100, observe: Observe = ignore, export: Lowering | None = None, salt: str = ""
+    ) -> None:
+        self._export, self._salt = export, salt
         self._numbers = itertools.count(1)
         self.runtime = Runtime(LRUCache(cache_size, on_evict=_forget), Placement(), observe)
         self.captures: LRUCache[CompileKey, Callable[..., Any]] = LRUCache(cache_size)
@@ -91,7 +96,8 @@ class Session:
             return run
         start, number = time.perf_counter(), next(self._numbers)
         TELEMETRY.count("aot_traces")
-        run = self._trace(capture, plan, number)
+        with time_budget(options.compile_timeout_s, f"capture {number}"):
+            run = self._trace(capture, plan, number)
         if key is not None:
             self.captures.set(key, run)
         seconds = time.perf_counter() - start
@@ -128,9 +134,9 @@ class Session:
                 require_room(gm.graph, name, budget)
             text = _graph_text(gm)
             needed = product_precision(gm.graph, precision)
-            spec = LoweringSpec(name, num_returned, needed, options.strict, _identity(text))
+            spec = LoweringSpec(name, num_returned, needed, options.strict, self._salt + _identity(text))
             key = None if text is None else (("graph", text), ("returned", num_returned), *conditions)
-            contract = GraphContract(key, capture.mode == "cpu", f"{number}.{name}")
+            contract = GraphContract(key, capture.mode == "cpu", f"{number}.{name}", options.compile_timeout_s)
             lowering = self._export or get_lowering(options.lowering)
             return CompiledGraph(gm, contract, lowering, spec, self.runtime)
 

@@ -1,10 +1,13 @@
 """What docs/ says is what the code does: options, known limits, links, examples."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
+import kp_dynamo
+from kp_dynamo.config import TPUConfig
 from kp_dynamo.known_limits import KNOWN_LIMITS
 from kp_dynamo.options import LevelPreset, option_fields
 
@@ -30,6 +33,22 @@ def default_text(option):
 def test_every_option_is_documented_as_it_is():
     expected = {f.name: (f.metadata["rule"].allowed, default_text(f)) for f in option_fields()}
     assert {name: (row[0], row[1]) for name, row in documented_options().items()} == expected
+
+
+def test_every_field_of_the_configuration_is_documented_as_it_is():
+    rows = (line.strip("|").split(" | ") for line in page("guide.md").splitlines() if re.match(r"\| `\w+` \|", line))
+    documented = {row[0].strip(" `"): (row[1], row[2]) for row in rows if len(row) == 4}
+    defaults = {f.name: getattr(f.default, "value", f.default) for f in dataclasses.fields(TPUConfig)}
+    rules = {f.name: f.metadata["rule"].allowed for f in dataclasses.fields(TPUConfig)}
+    assert documented == {name: (rules[name], repr(defaults[name])) for name in rules}
+
+
+def test_every_exception_of_the_guide_is_one():
+    _, _, table = page("guide.md").partition("| exception | when |")
+    named = {name for line in table.split("\n\n")[0].splitlines() for name in re.findall(r"`(\w+Error)s?`", line)}
+    ours = {name for name in kp_dynamo.__all__ if name.endswith("Error")}
+    assert ours - named == {"TPUBackendError", "TPUCacheError"}
+    assert named - ours == {"ValueError"}
 
 
 def test_options_without_effect_yet_are_marked():

@@ -13,15 +13,51 @@ PACKAGE = ROOT / "kp_dynamo"
 # Room (a package stands for all that is in it): what it may import beside the standard library.
 MAY_IMPORT = {
     "kp_dynamo.cache": (),
+    "kp_dynamo.config": ("kp_dynamo.config_fields", "kp_dynamo.exceptions", "kp_dynamo.option_rules"),
+    "kp_dynamo.config_fields": ("kp_dynamo.exceptions", "kp_dynamo.option_rules"),
+    "kp_dynamo.config_options": (
+        "kp_dynamo.config",
+        "kp_dynamo.exceptions",
+        "kp_dynamo.hardware",
+        "kp_dynamo.options",
+    ),
     "kp_dynamo.exceptions": (),
     "kp_dynamo.hardware": (),
     "kp_dynamo.key_diff": (),
+    "kp_dynamo.limited_process": ("kp_dynamo.exceptions",),
     "kp_dynamo.option_rules": (),
     "kp_dynamo.options": ("kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.option_rules"),
     "kp_dynamo.versions": ("kp_dynamo.exceptions",),
     "kp_dynamo.ops": ("torch", "kp_dynamo.ops"),
     "kp_dynamo.analysis": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes.base"),
     "kp_dynamo.passes": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes"),
+    "kp_dynamo.runtime.atomic_file": (),
+    "kp_dynamo.runtime.checkpoint_file": (
+        "torch",
+        "safetensors",
+        "xxhash",
+        "kp_dynamo.exceptions",
+        "kp_dynamo.runtime.atomic_file",
+    ),
+    "kp_dynamo.runtime.checkpoint_values": ("torch", "kp_dynamo.exceptions"),
+    "kp_dynamo.runtime.checkpoint_model": ("torch", "kp_dynamo.exceptions"),
+    "kp_dynamo.runtime.checkpoint_optimizer": (
+        "torch",
+        "kp_dynamo.exceptions",
+        "kp_dynamo.runtime.checkpoint_model",
+    ),
+    "kp_dynamo.runtime.live_account": ("torch",),
+    "kp_dynamo.runtime.memory_pool": ("torch", "kp_dynamo.exceptions"),
+    "kp_dynamo.runtime.memory_stats": ("torch", "kp_dynamo.exceptions", "kp_dynamo.hardware"),
+    "kp_dynamo.runtime.memory": (
+        "torch",
+        "kp_dynamo.compat",
+        "kp_dynamo.exceptions",
+        "kp_dynamo.hardware",
+        "kp_dynamo.runtime.live_account",
+        "kp_dynamo.runtime.memory_pool",
+        "kp_dynamo.runtime.memory_stats",
+    ),
     # FX and ATen come in, a callable goes out: nothing of what made the graph.
     "kp_dynamo.lowering": (
         "torch",
@@ -42,6 +78,7 @@ ONLY_IMPORTED_BY = {
     "jaxlib": ("kp_dynamo.aot",),
     "libtpu": ("kp_dynamo.aot",),
     "kp_dynamo.passes": ("kp_dynamo.passes", "kp_dynamo.pipeline"),
+    "safetensors": ("kp_dynamo.runtime.checkpoint_file",),
     "passes": (),  # the link at the root is for readers
     "tests": (),
     "bench": (),
@@ -146,15 +183,35 @@ def test_a_right_import_is_let_through(module, source):
 
 
 def test_nothing_is_printed_outside_the_command_line():
-    command_lines = ("kp_dynamo.cli", "kp_dynamo.__main__")
+    # The self-test is a process of its own, whose answers `doctor` reads.
+    command_lines = ("kp_dynamo.cli", "kp_dynamo.__main__", "kp_dynamo.self_test")
     printing = [
         f"{module}:{node.lineno}"
         for module, path in SOURCES.items()
         if not _is_in(module, command_lines)
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and _called(node) == "print"
+        if _prints(node)
     ]
     assert printing == []
+
+
+def _prints(node: ast.AST) -> bool:
+    """A mention is enough: `map(print, lines)`, `write = sys.stdout.write`, `from sys import stdout`."""
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name in ("stdout", "__stdout__") for alias in node.names)
+    return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in ("print", "builtins.print", "sys.stdout")
+
+
+@pytest.mark.parametrize(
+    "source", ["print(1)", "map(print, x)", "sys.stdout.write('a')", "from sys import stdout", "f = builtins.print"]
+)
+def test_printing_is_seen(source):
+    assert any(map(_prints, ast.walk(ast.parse(source))))
+
+
+@pytest.mark.parametrize("source", ["gm.print_readable(print_output=False)", "logger.info('print')", "fingerprint(x)"])
+def test_what_only_sounds_like_printing_is_let_through(source):
+    assert not any(map(_prints, ast.walk(ast.parse(source))))
 
 
 def test_nothing_imports_the_link_at_the_root():

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from kp_dynamo import TPUConfigurationError, log
+from kp_dynamo import TPUConfig, TPUConfigurationError, XLACompiler, clear_cache, log, validate_tpu_model
 from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed
 from kp_dynamo.passes.base import PassReport
@@ -165,3 +165,13 @@ def test_torch_logs_writes_text_once_and_torch_trace_gets_the_graphs(tmp_path):
     for name in ("kp_tpu_1.inference.before_passes", "kp_tpu_1.inference.after_passes"):
         assert f'"name": "{name}", "encoding": "string"' in text
     assert "torch.ops.aten.special_erfcx.default" in text
+
+
+def test_the_object_api_prints_nothing_and_logs_json_on_request(json_stream, capfd):
+    clear_cache()
+    with torch.no_grad():
+        XLACompiler(TPUConfig()).compile_model(torch.nn.Linear(4, 4), torch.ones(2, 4))
+    validate_tpu_model(torch.nn.Linear(4, 4), TPUConfig())
+    assert capfd.readouterr().out == ""
+    lines = [json.loads(line) for line in json_stream.getvalue().splitlines()]
+    assert any(line["logger"] == "kp_dynamo.event_log" for line in lines)

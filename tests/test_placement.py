@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kp_dynamo import TPUDeviceError, clear_cache
 from kp_dynamo.placement import Placement, digest_of, placement_mode
-from tests.spine import DEVICES, check_like_eager, compiled
+from tests.spine import DEVICES, check_like_eager, compiled, run_script
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +228,34 @@ def test_where_tensors_must_be():
         placement_mode([cpu, xla], "cpu")
     with pytest.raises(TPUDeviceError, match=r"a graph input is on meta \(shape \(2,\)\)\. Allowed: all on the CPU"):
         placement_mode([torch.ones(2, device="meta")], "cpu")
+
+
+def test_an_xla_device_that_is_not_the_first_is_refused():
+    """torch_xla would end the process."""
+    with FakeTensorMode():
+        second = torch.empty(2, device="xla:1")
+    with pytest.raises(TPUDeviceError, match=r"is on xla:1 \(shape \(2,\)\).*all on xla:0"):
+        placement_mode([second], "cpu")
+
+
+@pytest.mark.slow
+def test_of_several_xla_devices_the_first_compiles_and_the_others_are_refused():
+    source = """
+import torch
+from kp_dynamo import TPUConfig, TPUDeviceError, XLADeviceManager
+devices = XLADeviceManager(TPUConfig())
+there = torch.ones(2, device=devices.set_device(2)) * 3
+devices.sync_all_devices()
+assert (len(devices.devices), there.device.index, there.tolist()) == (4, 2, [3, 3])
+double = torch.compile(lambda x: x * 2, backend="kp_tpu")
+assert double(torch.ones(2, device="xla:0")).tolist() == [2, 2]
+try:
+    double(there)
+except torch._dynamo.exc.BackendCompilerFailed as failed:
+    assert isinstance(failed.inner_exception, TPUDeviceError), failed
+    print("refused")
+"""
+    assert run_script(source, {"CPU_NUM_DEVICES": "4"}).strip() == "refused"
 
 
 def test_a_number_on_the_cpu_goes_with_xla_tensors():

@@ -47,7 +47,8 @@ def aot_compile(
         options: As for `torch.compile`.
         train: In training mode, with the backward programs. Otherwise in evaluation mode and without gradients.
         backend: "kp_tpu", or "openxla" to compare with.
-        timeout_s: Seconds for the TPU's compiler, which is stopped when they are over; None for no limit.
+        timeout_s: Seconds for the TPU's compiler, which is stopped when they are over; None for what
+            `compile_timeout_s` says if the options have one, else no limit.
 
     Raises:
         TPUConfigurationError: A target, option or backend that there is not.
@@ -59,6 +60,7 @@ def aot_compile(
     """
     start = time.perf_counter()
     plan = plan_of(model, args, target, options, backend, train)
+    timeout_s = plan.given.get("compile_timeout_s") if timeout_s is None else timeout_s
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     with TpuCompiler(target, deadline) as compiler:
         compat.device()

@@ -49,12 +49,17 @@ class ExportedProgram:
 
 
 class Export:
-    """Hands each program that a graph needs to `receive`, at compile time."""
+    """Hands each program that a graph needs to `receive`, at compile time.
+
+    Args:
+        receive: Takes the programs.
+        as_text: Their `stablehlo` is text for people in the place of an artifact.
+    """
 
     name = "export"
 
-    def __init__(self, receive: Callable[[ExportedProgram], None]) -> None:
-        self._receive = receive
+    def __init__(self, receive: Callable[[ExportedProgram], None], as_text: bool = False) -> None:
+        self._receive, self._as_text = receive, as_text
 
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
         check_layouts(gm)
@@ -98,7 +103,7 @@ class Export:
                 traced = trace(gm, args, device_constants(gm), spec.num_returned, on_node=_name_operations)
             if traced.fallbacks or not traced.roots:
                 return traced.fallbacks
-            stablehlo = _stablehlo(traced)
+            stablehlo = _stablehlo(traced, self._as_text)
         calls = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
         origins = {n.name: (str(n.target), source_line(n)) for n in calls}
         programs.append(ExportedProgram(spec.name, stablehlo, origins, time.perf_counter() - start, gm))
@@ -122,12 +127,12 @@ def _name_operations(node: fx.Node, result: Any) -> None:
             compat.xlac()._set_xla_custom_op_name_prefix(value, node.name + _SEPARATOR, 0)
 
 
-def _stablehlo(traced: Trace) -> bytes:
+def _stablehlo(traced: Trace, as_text: bool) -> bytes:
     xlac = compat.xlac()
     with _operation_names():
         # torch_xla 2.9's public `save_as_stablehlo` takes a torch.export program, and the real arguments.
-        found: bytes = xlac._get_stablehlo(traced.roots, xlac._xla_get_default_device(), [], True)
-    return found
+        found = xlac._get_stablehlo(traced.roots, xlac._xla_get_default_device(), [], not as_text)
+    return found.encode() if isinstance(found, str) else bytes(found)
 
 
 @contextmanager

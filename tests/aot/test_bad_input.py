@@ -166,3 +166,28 @@ time.sleep(60)
     with compiler.TpuCompiler("v5e", time.monotonic() + 20) as tpu:
         tpu.submit(b"")
         assert tpu.result().seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ({}, None),
+        ({"timeout_s": 60}, 60),
+        ({"options": {"compile_timeout_s": 90}}, 90),
+        ({"options": {"compile_timeout_s": 90}, "timeout_s": 60}, 60),
+        ({"options": {"compile_timeout_s": None}}, None),
+    ],
+)
+def test_the_compiler_s_limit_is_the_argument_s_or_the_option_s(monkeypatch, given, seconds):
+    class Started(Exception):
+        pass
+
+    def start(target, deadline):
+        raise Started(deadline)
+
+    monkeypatch.setattr("kp_dynamo.aot.compiling.TpuCompiler", start)
+    with pytest.raises(Started) as started:
+        kp_dynamo.aot_compile(nn.Linear(8, 8), ROW, **given)
+    (deadline,) = started.value.args
+    assert (deadline is None) == (seconds is None)
+    assert deadline is None or seconds - 30 < deadline - time.monotonic() <= seconds

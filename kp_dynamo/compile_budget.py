@@ -1,0 +1,95 @@
+"""The soft time limit of a compilation, `compile_timeout_s`: foretold, watched, and an error once it is over.
+
+XLA cannot be interrupted inside a process, so nothing here stops anything. A limit that stops is a process that is
+killed: `aot_compile(timeout_s=...)` and `--timeout` of the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from kp_dynamo.exceptions import XLACompilationTimeoutError
+from kp_dynamo.telemetry import TELEMETRY
+
+logger = logging.getLogger(__name__)
+
+_TORCH = str(Path(torch.__file__).parent)
+_active = threading.local()
+
+
+@contextlib.contextmanager
+def time_budget(seconds: float | None, what: str) -> Iterator[None]:
+    """Let the block take `seconds`; one inside another counts as part of it.
+
+    When they are over, a warning says where the block is. When it has ended all the same, it raises.
+
+    Args:
+        seconds: The budget; None for none.
+        what: What is compiled, for messages.
+
+    Raises:
+        XLACompilationTimeoutError: The block ended, too late.
+    """
+    if seconds is None or getattr(_active, "is_on", False):
+        yield
+        return
+    start = time.monotonic()
+    watch = threading.Timer(seconds, _warn, (threading.get_ident(), what, seconds))
+    watch.daemon = True
+    _active.is_on = True
+    watch.start()
+    try:
+        yield
+    finally:
+        _active.is_on = False
+        watch.cancel()
+    taken = time.monotonic() - start
+    if taken > seconds:
+        raise XLACompilationTimeoutError(
+            f"compiling {what} took {taken:.1f} s, longer than compile_timeout_s={seconds:g} allows. XLA could not be "
+            "interrupted, so it was compiled to its end and is kept: the same call finds it in the cache. Raise the "
+            "budget, give None for no budget, or compile less at once (fewer layers, torch.compiler.disable)."
+        )
+
+
+def foretell(num_operators: int, what: str, seconds: float | None) -> float | None:
+    """Seconds that a graph will take by what this process has compiled so far; None before its first one.
+
+    Warns where that is more than the budget: the wait can still be spared then.
+    """
+    done = TELEMETRY.counts["operators_compiled"]
+    if not done:
+        return None
+    expected = num_operators * (TELEMETRY.seconds["trace"] + TELEMETRY.seconds["xla"]) / done
+    if seconds is not None and expected > seconds:
+        logger.warning(
+            "compiling %s, %d operators, is expected to take %.1f s by what this process has compiled so far; "
+            "compile_timeout_s is %g",
+            what,
+            num_operators,
+            expected,
+            seconds,
+        )
+    return expected
+
+
+def _warn(thread: int, what: str, seconds: float) -> None:
+    frame = sys._current_frames().get(thread)
+    stack = traceback.extract_stack(frame) if frame is not None else []
+    ours = [line for line in stack if not line.filename.startswith((_TORCH, "<"))]
+    logger.warning(
+        "compiling %s takes longer than compile_timeout_s=%g; it cannot be interrupted, and raises when it ends. It is "
+        "at (frames of torch left out):\n%s",
+        what,
+        seconds,
+        "".join(traceback.format_list(ours)),
+    )

@@ -1,0 +1,117 @@
+"""What a `TPUConfig` means for `torch.compile(backend="kp_tpu")`: the one place where one becomes the other."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from kp_dynamo.config import TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
+from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError, TPUNotAvailableError
+from kp_dynamo.hardware import CHIPS, GB, Chip
+from kp_dynamo.options import LEVELS, CompileOptions, option_fields
+
+LEVEL_OF_NUMBER = tuple(LEVELS)
+"""`xla_optimization_level` 0, 1, 2."""
+
+
+def chip_of(config: TPUConfig, present: str | None) -> Chip:
+    """The chip that decides: the named one, else the one that is present, else v5e; with the user's own memory.
+
+    Args:
+        config: Says which.
+        present: Name of the chip of this machine, None where there is none.
+    """
+    name = (present or "v5e") if config.version is TPUVersion.AUTO else config.version.value
+    memory_gb = {"v6e": config.v6e_memory_gb, "v7": config.v7_memory_gb}.get(name)
+    return CHIPS[name] if memory_gb is None else CHIPS[name].with_memory(memory_gb)
+
+
+def compile_options(config: TPUConfig, level: str | None = None, present: str | None = None) -> dict[str, Any]:
+    """The options of `torch.compile` that a configuration stands for.
+
+    Args:
+        config: The configuration.
+        level: "conservative", "balanced" or "aggressive"; None: that of `xla_optimization_level`.
+        present: Name of the chip of this machine, None where there is none.
+    """
+    options: dict[str, Any] = {
+        "level": level or LEVEL_OF_NUMBER[config.xla_optimization_level],
+        "precision": config.precision if config.mixed_precision else "float32",
+        "cache_size": config.cache_max_size,
+        "compile_timeout_s": config.compilation_timeout_seconds,
+        **_memory_options(config, present),
+    }
+    if not config.gradient_checkpointing:
+        options["checkpoint"] = "off"
+    if config.enable_strict_validation:
+        options["strict"] = True
+    if config.enable_xla_dynamic_shapes and _is_there("buckets"):
+        options["buckets"] = "pow2"
+    return options
+
+
+def compile_arguments(config: TPUConfig, level: str | None = None, present: str | None = None) -> dict[str, Any]:
+    """The keyword arguments of `torch.compile`, its options among them; see `compile_options`.
+
+    Raises:
+        TPUConfigurationError: The mode is PJIT.
+    """
+    if config.compilation_mode is TPUCompilationMode.PJIT:
+        raise TPUConfigurationError(_no_pjit())
+    return {
+        "backend": "kp_tpu",
+        "fullgraph": config.compilation_mode is TPUCompilationMode.XLA,
+        "dynamic": None if config.enable_xla_dynamic_shapes else False,
+        "options": compile_options(config, level, present),
+    }
+
+
+def require_enabled(config: TPUConfig) -> None:
+    """Raise where the configuration switches the TPU off.
+
+    Raises:
+        TPUNotAvailableError: It does.
+    """
+    if not config.enabled:
+        raise TPUNotAvailableError(
+            "the TPU is switched off by the configuration: enabled=False. Set config.hardware.tpu.enabled = True, or "
+            "run the model without this backend."
+        )
+
+
+def require_topology(config: TPUConfig, world_size: int) -> None:
+    """Raise where the configuration, or the job, asks for a program over several devices.
+
+    Raises:
+        TPUDistributedError: It does; that is not there yet.
+    """
+    if config.topology in (TPUTopology.POD, TPUTopology.SUPERPOD) or world_size > 1:
+        raise TPUDistributedError(
+            f"topology={config.topology.name} in a job of {world_size} device(s): programs over several devices are "
+            "not there yet in this version. Allowed: one device in one process, with topology SINGLE or AUTO."
+        )
+
+
+def _memory_options(config: TPUConfig, present: str | None) -> dict[str, Any]:
+    """What is left out is torch.compile's own default, under which no graph is refused for its size."""
+    chip, options = chip_of(config, present), dict[str, Any]()
+    if config.version is not TPUVersion.AUTO or present is not None:
+        options["target"] = chip.name
+    if config.memory_fraction != CompileOptions().memory_fraction:
+        options["memory_fraction"] = config.memory_fraction
+    if chip.hbm_bytes != CHIPS[chip.name].hbm_bytes:
+        options["memory_budget_gb"] = chip.hbm_bytes * config.memory_fraction / GB
+    return options
+
+
+def _is_there(option: str) -> bool:
+    """Whether an option has an effect in this version."""
+    return not next(f for f in option_fields() if f.name == option).metadata["is_inert"]
+
+
+def _no_pjit() -> str:
+    found = "JAX is installed here, but" if find_spec("jax") else "JAX is not installed here, and"
+    return (
+        f"compilation_mode is PJIT: {found} kp_tpu has no way through JAX's pjit for a torch model. Allowed: "
+        "TPUCompilationMode.TORCH_XLA, or XLA for one graph of the whole model."
+    )

@@ -1,0 +1,100 @@
+"""Replace a file as a whole or not at all, whatever ends the process meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+
+_PREFIX, _SUFFIX = ".kp_tpu-", ".tmp"
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A path to write a file to, which takes the place of `path` in one rename when the block ends without an error.
+
+    The file is written in a scratch folder beside `path`, made durable, renamed, and the rename made durable. A link
+    is followed. The permissions are those of the file that is replaced, else what the umask says. A process that was
+    killed leaves its scratch folder; the next one to write into the same folder removes it.
+
+    Raises:
+        OSError: The folder cannot be written to, or the disk is full; `path` is as it was.
+    """
+    target = os.path.realpath(path)
+    folder = os.path.dirname(target)
+    _remove_abandoned(folder)
+    with _scratch_folder(folder) as scratch:
+        written = os.path.join(scratch, "file")
+        mode = _mode_for(target, written)
+        yield written
+        os.chmod(written, mode)
+        _make_durable(written)
+        os.replace(written, target)
+    _make_durable(folder)
+
+
+@contextlib.contextmanager
+def _scratch_folder(folder: str) -> Iterator[str]:
+    """A locked folder of our own inside `folder`; others take it for abandoned as soon as the lock is gone."""
+    while True:
+        scratch = tempfile.mkdtemp(_SUFFIX, _PREFIX, folder)
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(scratch, os.O_RDONLY)
+            _try_lock(lock, fcntl.LOCK_EX)
+            if os.path.isdir(scratch):
+                break
+            os.close(lock)  # another process took it for abandoned before it was locked
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_abandoned(folder: str) -> None:
+    """Remove scratch folders that no living process has locked."""
+    for name in os.listdir(folder):
+        if name.startswith(_PREFIX) and name.endswith(_SUFFIX):
+            with contextlib.suppress(OSError):  # it is gone by now, or not ours to open
+                _remove_unlocked(os.path.join(folder, name))
+
+
+def _remove_unlocked(scratch: str) -> None:
+    lock = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if _try_lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            shutil.rmtree(scratch, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _try_lock(lock: int, how: int) -> bool:
+    """Whether the lock was had; never on a file system without locks, where nothing is ever taken for abandoned."""
+    try:
+        fcntl.flock(lock, how)
+    except OSError:
+        return False
+    return True
+
+
+def _mode_for(target: str, probe: str) -> int:
+    """Permissions for the new file; the probe learns the umask, which cannot be read without setting it."""
+    with contextlib.suppress(FileNotFoundError):
+        return stat.S_IMODE(os.stat(target).st_mode)
+    made = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        return stat.S_IMODE(os.fstat(made).st_mode)
+    finally:
+        os.close(made)
+
+
+def _make_durable(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,206 @@
+"""A model's tensors by name: which of them are one, and how values of a file get into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from kp_dynamo.exceptions import TPUCheckpointError
+
+_NUM_SHOWN = 5
+_COMPILED = "_orig_mod"  # where torch.compile keeps the module it wraps
+
+# Module that holds a tensor, which of its dictionaries, the key there.
+_Slot = tuple[nn.Module, str, str]
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The persistent parameters and buffers of a model.
+
+    Attributes:
+        tensors: By name, in the order of `state_dict`; without the names that `torch.compile` puts in between.
+        stored_as: Name -> the first name of the same memory, under which a file holds it.
+        slots: Name -> where the model keeps it.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    stored_as: dict[str, str]
+    slots: dict[str, _Slot]
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """The stored name of one of the model's own tensors; None for others."""
+        return next((self.stored_as[name] for name, own in self.tensors.items() if own is tensor), None)
+
+
+@dataclass(frozen=True)
+class ModelWrite:
+    """What a load will do to a model; nothing in it can be refused any more.
+
+    Attributes:
+        copies: (target, value on the target's device).
+        ties: (slot, the tensor that it will hold).
+    """
+
+    copies: list[tuple[torch.Tensor, torch.Tensor]]
+    ties: list[tuple[_Slot, torch.Tensor]]
+
+    def apply(self) -> None:
+        """Write."""
+        for target, value in self.copies:
+            # Tensors made in inference mode can be written to only there, and the others need a version outside.
+            with torch.inference_mode(target.is_inference()), torch.no_grad():
+                target.copy_(value)
+        for (module, kind, key), tensor in self.ties:
+            getattr(module, kind)[key] = tensor
+
+
+def read_model(model: object) -> ModelState:
+    """The state of a model.
+
+    Raises:
+        TPUCheckpointError: It is no module, or holds state that is not a dense tensor with values.
+    """
+    if not isinstance(model, nn.Module):
+        raise TPUCheckpointError(f"the model is a {type(model).__qualname__}; give an nn.Module")
+    slots = {_plain_name(name): slot for name, slot in _slots(model)}
+    tensors = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        plain = _plain_name(name)
+        _require_dense(plain, value, slots)
+        tensors[plain] = value
+    first: dict[object, str] = {}
+    stored_as = {name: first.setdefault(_memory(tensor), name) for name, tensor in tensors.items()}
+    return ModelState(tensors, stored_as, slots)
+
+
+def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as: Mapping[str, str]) -> ModelWrite:
+    """See whether the file's tensors fit the model, and bring them to its devices.
+
+    Args:
+        state: The model's.
+        tensors: The file's, by stored name.
+        stored_as: The file's names of the model's tensors.
+
+    Raises:
+        TPUCheckpointError: Names, shapes, dtypes or ties do not fit.
+    """
+    _raise_all(list(_misfits(state, tensors, stored_as)))
+    _require_equal_where_tied(state, tensors, stored_as)
+    ties = list(_ties(state, stored_as))
+    dropped = [slot for slot, _ in ties]
+    targets = {
+        id(target): (target, tensors[stored_as[name]])
+        for name, target in state.tensors.items()
+        if state.slots[name] not in dropped
+    }
+    return ModelWrite([_staged(target, value) for target, value in targets.values()], ties)
+
+
+def _slots(model: nn.Module) -> Iterator[tuple[str, _Slot]]:
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for kind in ("_parameters", "_buffers"):
+            for key in getattr(module, kind):
+                yield f"{prefix}.{key}" if prefix else key, (module, kind, key)
+
+
+def _plain_name(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
+
+
+def _require_dense(name: str, value: Any, slots: Mapping[str, _Slot]) -> None:
+    module, kind, key = slots.get(name, (None, "", ""))
+    if module is None or getattr(module, kind)[key] is not value:
+        raise TPUCheckpointError(
+            f"{name!r} is state that a module makes up in its own state_dict code (a {type(value).__qualname__}). "
+            "Allowed: parameters and persistent buffers. Register it as a buffer."
+        )
+    if nn.parameter.is_lazy(value):
+        raise TPUCheckpointError(f"{name!r} has no shape yet; run the model once before it is saved or loaded")
+    if value.is_meta:
+        raise TPUCheckpointError(f"{name!r} is on the meta device and has no values; call model.to_empty(device=...)")
+    # Told by its class: `.data` and `detach` make an alias, which misleads torch_xla's own bridge.
+    is_plain = type(value) is torch.Tensor or issubclass(type(value), nn.Parameter)
+    if value.layout is not torch.strided or value.is_quantized or not is_plain:
+        raise TPUCheckpointError(
+            f"{name!r} is a {type(value).__qualname__} of layout {value.layout}, dtype {value.dtype}. "
+            "Allowed: plain dense tensors."
+        )
+
+
+def _memory(tensor: torch.Tensor) -> object:
+    """Equal for two tensors exactly where they are the same elements."""
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _misfits(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as: Mapping[str, str]) -> Iterator[str]:
+    yield from (f"{name!r} is missing in the file" for name in state.tensors if name not in stored_as)
+    yield from (f"{name!r} is not in the model" for name in stored_as if name not in state.tensors)
+    for name in state.tensors.keys() & stored_as.keys():
+        own, value = state.tensors[name], tensors[stored_as[name]]
+        if (own.shape, own.dtype) != (value.shape, value.dtype):
+            yield f"{name!r} is {_described(value)} in the file and {_described(own)} in the model"
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _raise_all(problems: list[str]) -> None:
+    if problems:
+        more = f" and {len(problems) - _NUM_SHOWN} more" if len(problems) > _NUM_SHOWN else ""
+        raise TPUCheckpointError(
+            f"the file does not fit the model: {'; '.join(problems[:_NUM_SHOWN])}{more}. Nothing was changed. "
+            "Make the model as it was when it was saved."
+        )
+
+
+def _require_equal_where_tied(
+    state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as: Mapping[str, str]
+) -> None:
+    """One tensor of the model cannot hold two values of the file."""
+    unequal = [
+        f"{name!r} and {first!r} are one tensor in the model and differ in the file"
+        for name, first in state.stored_as.items()
+        if stored_as[name] != stored_as[first] and not _same_bytes(tensors[stored_as[name]], tensors[stored_as[first]])
+    ]
+    _raise_all(unequal)
+
+
+def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+
+
+def _ties(state: ModelState, stored_as: Mapping[str, str]) -> Iterator[tuple[_Slot, torch.Tensor]]:
+    """Where the model has two tensors that were one when it was saved (`module.to("xla")` unties).
+
+    Both must be of one kind, on one device and trained alike; else each gets the values and they stay apart.
+    """
+    first: dict[str, str] = {}
+    for name, tensor in state.tensors.items():
+        kept = first.setdefault(stored_as[name], name)
+        other = state.tensors[kept]
+        is_alike = (tensor.device, tensor.requires_grad) == (other.device, other.requires_grad)
+        is_of_one_kind = state.slots[name][1] == state.slots[kept][1]
+        if is_alike and is_of_one_kind and _memory(tensor) != _memory(other):
+            yield state.slots[name], other
+
+
+def _staged(target: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Target and value, ready for `copy_`: on the target's device, and without the elements that a view repeats."""
+    repeated = [i for i, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)) if not stride]
+    if target.device.type == "xla" or not any(target.shape[i] > 1 for i in repeated):
+        return target, value.to(target.device)
+    once = value
+    for i in repeated:
+        once = once.narrow(i, 0, min(1, value.shape[i]))
+    if not _same_bytes(once.expand_as(value).contiguous(), value):
+        raise TPUCheckpointError(
+            f"a tensor of shape {list(target.shape)} repeats its elements in the model and differs in the file"
+        )
+    return target.detach().as_strided(once.shape, target.stride()), once.to(target.device)

@@ -1,0 +1,89 @@
+"""Trees of tensors and plain values (an optimizer's state) as JSON beside named tensors.
+
+JSON has neither tuples nor keys that are numbers nor infinities: these are written as an object with one key that
+begins with "$". Nothing else is accepted, so that reading never runs code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kp_dynamo.exceptions import TPUCheckpointError
+
+
+class Encoder:
+    """Turns values into JSON's own; tensors are collected under the path at which they were first seen."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._names: dict[int, str] = {}
+
+    def encode(self, value: object, path: str) -> Any:
+        """`value` for `json.dumps`.
+
+        Raises:
+            TPUCheckpointError: A type that has no plain form, or two tensors of one path.
+        """
+        match value:
+            case torch.Tensor():
+                return {"$tensor": self._named(value, path)}
+            case float() if not math.isfinite(value):
+                return {"$float": repr(float(value))}
+            case None | bool():
+                return value
+            case int():
+                return int(value)
+            case float():
+                return float(value)
+            case str():
+                return str(value)
+            case list() | tuple() | dict():
+                return self._encode_container(value, path)
+        raise TPUCheckpointError(
+            f"{path} is a {type(value).__qualname__}, which a checkpoint cannot hold. Allowed: tensors, numbers, "
+            "texts, None, and lists, tuples and dicts of them."
+        )
+
+    def _encode_container(self, value: list[Any] | tuple[Any, ...] | dict[Any, Any], path: str) -> Any:
+        if isinstance(value, dict):
+            items = [[self.encode(key, path), self.encode(held, f"{path}.{key}")] for key, held in value.items()]
+            is_plain = all(isinstance(key, str) and not key.startswith("$") for key, _ in items)
+            return dict(items) if is_plain else {"$dict": items}
+        members = [self.encode(held, f"{path}.{i}") for i, held in enumerate(value)]
+        return {"$tuple": members} if isinstance(value, tuple) else members
+
+    def _named(self, tensor: torch.Tensor, path: str) -> str:
+        name = self._names.setdefault(id(tensor), path)
+        if self.tensors.setdefault(name, tensor) is not tensor:
+            raise TPUCheckpointError(f"two tensors would both be called {name!r}; rename a key that holds a dot")
+        return name
+
+
+def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """What `Encoder.encode` was given.
+
+    Raises:
+        KeyError, TypeError, ValueError: It was made by something else.
+    """
+    if isinstance(value, list):
+        return [decode(member, tensors) for member in value]
+    if not isinstance(value, dict):
+        return value
+    tag = next(iter(value), "")
+    if not tag.startswith("$"):
+        return {key: decode(member, tensors) for key, member in value.items()}
+    ((_, content),) = value.items()
+    match tag:
+        case "$tensor":
+            return tensors[content]
+        case "$float":
+            return float(content)
+        case "$tuple":
+            return tuple(decode(member, tensors) for member in content)
+        case "$dict":
+            return {decode(key, tensors): decode(member, tensors) for key, member in content}
+    raise ValueError(f"{tag!r} is no known mark")

@@ -1,0 +1,93 @@
+"""A compiled model beside the eager one: how far results and gradients differ, and how long a call takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from kp_dynamo import compat
+from kp_dynamo.runtime.models import SampleInputs, unchanged
+
+_NUM_TIMED = 5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a compiled model is from the eager one.
+
+    Attributes:
+        results: Norm of the difference of all results over their norm.
+        gradients: Of all gradients of the sum of the results; None where nothing is trained.
+        is_random: Eager differs from itself, so that nothing can be compared; then both are None.
+    """
+
+    results: float | None
+    gradients: float | None
+    is_random: bool = False
+
+
+def difference(module: nn.Module, compiled: Callable[..., Any], inputs: SampleInputs) -> Difference:
+    """Run both on the same values; `module` and torch's random state are left as they were."""
+    eager = _run(module, module, inputs)
+    if _distance(eager, _run(module, module, inputs, skip=7)) != (0.0, 0.0 if eager[1] else None):
+        return Difference(None, None, is_random=True)
+    return Difference(*_distance(_run(module, compiled, inputs), eager))
+
+
+def milliseconds(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs) -> float:
+    """Of one call of `run`, with its backward where results have one: the median of 5, each waited for."""
+    taken = []
+    with unchanged(module):
+        for _ in range(_NUM_TIMED):
+            start = time.perf_counter()
+            _call(module, run, inputs)
+            compat.synchronize()
+            taken.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(taken)
+
+
+Tensors = list[torch.Tensor]
+
+
+def _run(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs, skip: int = 0) -> tuple[Tensors, Tensors]:
+    """Results and gradients, on the CPU; `skip` random numbers were drawn before."""
+    with unchanged(module):
+        torch.rand(skip)
+        results, gradients = _call(module, run, inputs)
+        return [r.detach().cpu() for r in results], [g.detach().cpu() for g in gradients]
+
+
+def _call(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs) -> tuple[Tensors, Tensors]:
+    results = [t for t in pytree.tree_leaves(run(*inputs.args, **(inputs.kwargs or {}))) if _is_float(t)]
+    wanted = [p for p in module.parameters() if p.requires_grad]
+    differentiable = [r for r in results if r.requires_grad]
+    if not differentiable or not wanted:
+        return results, []
+    seeds = [torch.ones_like(r) for r in differentiable]
+    found = torch.autograd.grad(differentiable, wanted, seeds, allow_unused=True)
+    return results, [g for g in found if g is not None]
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _distance(mine: tuple[Tensors, Tensors], eager: tuple[Tensors, Tensors]) -> tuple[float | None, float | None]:
+    results, gradients = (_relative(a, b) for a, b in zip(mine, eager, strict=True))
+    return results, gradients if eager[1] else None
+
+
+def _relative(mine: Tensors, eager: Tensors) -> float:
+    """Norm of the difference over the norm, of all tensors together, in float64; infinite where they do not fit."""
+    if [t.shape for t in mine] != [t.shape for t in eager]:
+        return float("inf")
+    apart = sum((a.double() - b.double()).square().sum().item() for a, b in zip(mine, eager, strict=True))
+    size = sum(b.double().square().sum().item() for b in eager)
+    return float((apart / size) ** 0.5) if size else float(apart**0.5)

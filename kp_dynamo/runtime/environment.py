@@ -1,0 +1,84 @@
+"""What the classes of the object API ask before they use the device."""
+
+from __future__ import annotations
+
+import os
+
+from kp_dynamo import compat
+from kp_dynamo.config import KernelPyTorchConfig, TPUConfig
+from kp_dynamo.config_options import chip_of, require_enabled, require_topology
+from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.hardware import Chip
+
+
+def whole_config(config: KernelPyTorchConfig | None) -> KernelPyTorchConfig:
+    """`config`, or the defaults.
+
+    Raises:
+        TPUConfigurationError: It is something else.
+    """
+    if config is None:
+        return KernelPyTorchConfig()
+    if not isinstance(config, KernelPyTorchConfig):
+        raise TPUConfigurationError(f"config is {type(config).__name__}; allowed: a KernelPyTorchConfig, None")
+    return config
+
+
+def checked_config(config: TPUConfig) -> TPUConfig:
+    """`config`, if it is one of a TPU.
+
+    Raises:
+        TPUConfigurationError: It is something else.
+    """
+    if not isinstance(config, TPUConfig):
+        raise TPUConfigurationError(f"the configuration is {type(config).__name__}; give config.hardware.tpu")
+    return config
+
+
+def start_device(config: TPUConfig) -> None:
+    """Start the XLA client with the flags of the configuration, and see that it can do what is asked.
+
+    Raises:
+        TPUNotAvailableError: The configuration switches the TPU off, or there is no torch_xla.
+        TPUConfigurationError: The client has started already, with other flags.
+        TPUDistributedError: The configuration or the job asks for several devices.
+    """
+    require_enabled(config)
+    apply_flags(config.xla_flags)
+    compat.device()
+    require_topology(config, compat.world()[0])
+
+
+def deciding_chip(config: TPUConfig) -> Chip:
+    """The chip whose memory and tiles decide; starts no device, and knows of the present one once it has started."""
+    return chip_of(config, compat.chip_name() if compat.is_started() else None)
+
+
+def apply_flags(flags: str | None) -> None:
+    """Add compiler flags to the environment, which the client reads once, when it starts.
+
+    Raises:
+        TPUConfigurationError: It has started without them.
+    """
+    if late := late_flags(flags):
+        raise TPUConfigurationError(
+            f"xla_flags holds {' '.join(late)}, but the XLA client of this process has started without, and reads no "
+            "more flags. Make the configuration and the first TPUBackend before anything uses the device."
+        )
+    for flag in _missing(flags):
+        variable = _variable(flag)
+        os.environ[variable] = f"{os.environ.get(variable, '')} {flag}".strip()
+
+
+def late_flags(flags: str | None) -> list[str]:
+    """The flags that the client of this process has started without."""
+    return _missing(flags) if compat.is_started() else []
+
+
+def _missing(flags: str | None) -> list[str]:
+    return [flag for flag in (flags or "").split() if flag not in os.environ.get(_variable(flag), "").split()]
+
+
+def _variable(flag: str) -> str:
+    """Where a flag belongs: libtpu's own, or all of XLA's."""
+    return "LIBTPU_INIT_ARGS" if flag.startswith("--xla_tpu") else "XLA_FLAGS"

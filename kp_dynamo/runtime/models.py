@@ -1,0 +1,141 @@
+"""What the object API does with a model and its sample inputs: check, move, call, and leave as they were."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from kp_dynamo.exceptions import TPUDeviceError, TPUModelPreparationError
+from kp_dynamo.one_run import uncompiled
+
+
+@dataclass(frozen=True)
+class SampleInputs:
+    """What a model is called with, as positional or keyword arguments."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, given: Any) -> SampleInputs:
+        """A tuple or list is the positional arguments, a dict the keyword arguments, anything else the only one."""
+        if isinstance(given, tuple | list):
+            return cls(tuple(given))
+        if isinstance(given, Mapping):
+            return cls((), dict(given))
+        return cls((given,))
+
+    def on(self, device: torch.device) -> SampleInputs:
+        """A copy with the tensors on `device`."""
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), (self.args, dict(self.kwargs or {})))
+        return SampleInputs(args, kwargs)
+
+    def call(self, model: nn.Module) -> Any:
+        """Call `model`."""
+        return model(*self.args, **(self.kwargs or {}))
+
+    def signature(self) -> object:
+        """What tells two of them apart for a compiler: structure, shapes, dtypes, devices, and values of the rest."""
+        leaves, tree = pytree.tree_flatten((self.args, dict(self.kwargs or {})))
+        return str(tree), tuple(
+            (tuple(x.shape), x.dtype, x.device.type) if isinstance(x, torch.Tensor) else repr(x) for x in leaves
+        )
+
+
+def checked_model(model: Any) -> nn.Module:
+    """The module itself, where it is a compiled one the module inside.
+
+    Raises:
+        TPUModelPreparationError: It is no module, or a lazy one whose parameters have no shape yet.
+    """
+    if not isinstance(model, nn.Module):
+        raise TPUModelPreparationError(f"the model is {type(model).__name__}; allowed: a torch.nn.Module")
+    module = uncompiled(model)
+    assert isinstance(module, nn.Module), "inside a compiled module is a module"
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise TPUModelPreparationError(
+                f"{name} has no shape yet: a lazy module gets it from its first input. Call the model once before."
+            )
+    return module
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where its parameters and buffers are; the CPU where it has none.
+
+    Raises:
+        TPUDeviceError: On several devices.
+    """
+    found = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    if len(found) > 1:
+        raise TPUDeviceError(
+            f"the model is on {', '.join(sorted(map(str, found)))}; allowed: all of it on one device. "
+            "Move it with TPUBackend.prepare_model."
+        )
+    return found.pop() if found else torch.device("cpu")
+
+
+def move(model: nn.Module, device: torch.device) -> nn.Module:
+    """Move a model in place, and keep tied parameters tied, which `Module.to` unties on the way to XLA.
+
+    Raises:
+        TPUModelPreparationError: torch cannot move it.
+    """
+    places = list(_parameter_places(model))
+    first: dict[int, tuple[nn.Module, str]] = {}
+    for module, name, parameter in places:
+        first.setdefault(id(parameter), (module, name))
+    ties = [(module, name, first[id(parameter)]) for module, name, parameter in places]
+    try:
+        model.to(device)
+    except (RuntimeError, NotImplementedError) as cause:
+        raise TPUModelPreparationError(f"the model cannot be moved to {device}: {cause}") from cause
+    for module, name, (owner, name_there) in ties:
+        module._parameters[name] = owner._parameters[name_there]
+    return model
+
+
+def _parameter_places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield module, name, parameter
+
+
+def by_position(module: nn.Module, inputs: SampleInputs) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A module that does what `module` does, and takes these inputs as positional arguments alone."""
+    if not inputs.kwargs:
+        return module, inputs.args
+    return _WithKeywords(module, tuple(inputs.kwargs)), (*inputs.args, *inputs.kwargs.values())
+
+
+class _WithKeywords(nn.Module):
+    """A model whose last arguments are keyword arguments of the one inside."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+        self.training = model.training
+
+    def forward(self, *values: Any) -> Any:
+        num_args = len(values) - len(self.names)
+        return self.model(*values[:num_args], **dict(zip(self.names, values[num_args:], strict=True)))
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Let the block call the model: its buffers and torch's random state are given back."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)

@@ -1,0 +1,46 @@
+"""What a TPU's own compiler says of a model, as figures beside the measured ones."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from torch import nn
+
+from kp_dynamo import compat
+from kp_dynamo.config import TPUConfig
+from kp_dynamo.config_options import chip_of, compile_options
+from kp_dynamo.exceptions import TPUBackendError
+from kp_dynamo.runtime.hints import with_hints
+from kp_dynamo.runtime.models import SampleInputs, by_position
+
+
+def is_estimate_possible() -> bool:
+    """Whether a TPU's compiler is installed, and no TPU is there to measure on instead."""
+    return bool(find_spec("jax") and find_spec("libtpu")) and compat.device_kind() != "TPU"
+
+
+def estimate(module: nn.Module, inputs: SampleInputs, config: TPUConfig, level: str) -> dict[str, Any]:
+    """Estimated figures for the chip that the configuration decides for.
+
+    Returns:
+        "target", "train", "cycles_ms", "modelled_ms", "peak_bytes" of the largest program and "fits"; or "target" and
+        "problem", where that compiler cannot compile it.
+    """
+    from kp_dynamo.aot.compiling import aot_compile
+
+    target = chip_of(config, None).name
+    options = with_hints(module, {"dynamic": None, "options": compile_options(config, level)})["options"]
+    model, args = by_position(module, inputs)
+    try:
+        report = aot_compile(model, args, target=target, options=options, train=module.training)
+    except TPUBackendError as problem:
+        return {"target": target, "problem": str(problem)}
+    return {
+        "target": target,
+        "train": module.training,
+        "cycles_ms": report.estimated_ms,
+        "modelled_ms": report.modelled_ms,
+        "peak_bytes": report.peak_bytes,
+        "fits": report.fits,
+    }

@@ -1,0 +1,159 @@
+"""`TPUOptimizer`: a model compiled at a level, with measured figures of what that brought."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from kp_dynamo import compat
+from kp_dynamo.config import KernelPyTorchConfig
+from kp_dynamo.config_options import LEVEL_OF_NUMBER
+from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.runtime.comparison import difference, milliseconds
+from kp_dynamo.runtime.models import SampleInputs, checked_model, device_of
+from kp_dynamo.runtime.tpu_backend import TPUBackend
+from kp_dynamo.runtime.tpu_estimate import estimate, is_estimate_possible
+from kp_dynamo.telemetry import TELEMETRY
+from kp_dynamo.validation import ValidationSummary, require_nothing_found, validate_tpu_model
+
+
+@dataclass(frozen=True)
+class TPUOptimizationResult:
+    """What `TPUOptimizer.optimize` made.
+
+    Attributes:
+        optimized_model: The compiled module.
+        optimization_time: Seconds, measuring included.
+        performance_metrics: Measured figures, see `TPUOptimizer.optimize`.
+        optimization_level: "conservative", "balanced" or "aggressive".
+        validation: What validation found in the model and its sample inputs.
+    """
+
+    optimized_model: nn.Module
+    optimization_time: float
+    performance_metrics: dict[str, Any]
+    optimization_level: str
+    validation: ValidationSummary
+
+
+class TPUOptimizer:
+    """Compiles models at a level and measures them.
+
+    Args:
+        config: None for the defaults.
+
+    Raises:
+        TPUBackendError: What `TPUBackend` raises.
+    """
+
+    def __init__(self, config: KernelPyTorchConfig | None = None) -> None:
+        self.backend = TPUBackend(config)
+        self.config = self.backend.config
+        self.compiler = self.backend.compiler
+        self._levels: Counter[str] = Counter()
+        self._seconds = 0.0
+
+    def optimize(
+        self,
+        model: nn.Module,
+        sample_inputs: Any = None,
+        optimization_level: str = "balanced",
+        *,
+        estimate_on_tpu: bool | None = None,
+    ) -> TPUOptimizationResult:
+        """Compile `model`, in the mode it is in.
+
+        Args:
+            model: It stays where and as it is, and shares its parameters with the result.
+            sample_inputs: What it is called with: a tensor, a tuple of arguments or a dict of keyword arguments. With
+                them the model is compiled now and measured; without, when it is first called.
+            optimization_level: "conservative", "balanced" or "aggressive".
+            estimate_on_tpu: Whether a TPU's own compiler is asked about it, which takes seconds. None: where there are
+                sample inputs, the extra `tpu` is installed and no TPU is there to measure on.
+
+        Returns:
+            The compiled model. Its figures: "num_parameters", "parameter_bytes"; with sample inputs "compile_s",
+            "num_programs", "ms_per_call" and "eager_ms_per_call" (with the backward in training mode),
+            "relative_difference" of results to eager and of gradients, None where the model is random; "tpu_estimate"
+            is what the compiler for a TPU says.
+
+        Raises:
+            TPUConfigurationError: An unknown level.
+            TPUValidationError: The model cannot be called with the sample inputs, or strict validation warns.
+            TPUBackendError: What `XLACompiler.compile_model` raises.
+        """
+        if optimization_level not in LEVEL_OF_NUMBER:
+            raise TPUConfigurationError(
+                f"Unknown optimization level {optimization_level!r}; allowed: {', '.join(LEVEL_OF_NUMBER)}"
+            )
+        return self._optimized(model, sample_inputs, optimization_level, estimate_on_tpu)
+
+    def optimize_for_inference(self, model: nn.Module, sample_inputs: Any = None) -> TPUOptimizationResult:
+        """`optimize` in evaluation mode, without gradients, at the configuration's level."""
+        checked_model(model).eval()
+        with torch.no_grad():
+            return self._optimized(model, sample_inputs, self._level, None, is_inference=True)
+
+    def optimize_for_training(self, model: nn.Module, sample_inputs: Any = None) -> TPUOptimizationResult:
+        """`optimize` in training mode, at the configuration's level."""
+        checked_model(model).train()
+        return self._optimized(model, sample_inputs, self._level, None)
+
+    def get_optimization_stats(self) -> dict[str, Any]:
+        """How many models were optimized, at which levels, in which time; and of the compiler."""
+        return {
+            "total_optimizations": self._levels.total(),
+            "by_level": dict(self._levels),
+            "total_optimization_time": self._seconds,
+            "compilation": self.compiler.get_compilation_stats(),
+        }
+
+    def clear_cache(self) -> None:
+        """Forget the compiled models; see `XLACompiler.clear_cache`."""
+        self.compiler.clear_cache()
+
+    @property
+    def _level(self) -> str:
+        return LEVEL_OF_NUMBER[self.config.hardware.tpu.xla_optimization_level]
+
+    def _optimized(
+        self, model: nn.Module, sample_inputs: Any, level: str, estimate_on_tpu: bool | None, is_inference: bool = False
+    ) -> TPUOptimizationResult:
+        start, module = time.perf_counter(), checked_model(model)
+        validation = validate_tpu_model(module, self.config.hardware.tpu, sample_inputs, run=False)
+        if validation.failed:
+            require_nothing_found(validation, "validation")
+        metrics: dict[str, Any] = {
+            "num_parameters": sum(p.numel() for p in module.parameters()),
+            "parameter_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
+        }
+        wants_estimate = is_estimate_possible() if estimate_on_tpu is None else estimate_on_tpu
+        if sample_inputs is not None and wants_estimate:
+            # Before the rest: it resets Dynamo.
+            metrics["tpu_estimate"] = estimate(module, SampleInputs.of(sample_inputs), self.config.hardware.tpu, level)
+        how = self.compiler.optimize_for_inference if is_inference else self.compiler.compile_model
+        before = TELEMETRY.counts["programs"], time.perf_counter()
+        compiled = how(module, sample_inputs, level=level)
+        if sample_inputs is not None:
+            metrics["num_programs"] = TELEMETRY.counts["programs"] - before[0]
+            metrics["compile_s"] = time.perf_counter() - before[1]
+            metrics.update(_measured(module, compiled, SampleInputs.of(sample_inputs).on(device_of(module))))
+        seconds = time.perf_counter() - start
+        self._levels[level] += 1
+        self._seconds += seconds
+        return TPUOptimizationResult(compiled, seconds, metrics, level, validation)
+
+
+def _measured(module: nn.Module, compiled: nn.Module, inputs: SampleInputs) -> dict[str, Any]:
+    apart = difference(module, compiled, inputs)
+    return {
+        "device": compat.device_kind(),
+        "ms_per_call": milliseconds(module, compiled, inputs),
+        "eager_ms_per_call": milliseconds(module, module, inputs),
+        "relative_difference": {"results": apart.results, "gradients": apart.gradients},
+    }

@@ -1,0 +1,181 @@
+"""`XLACompiler`: models compiled through `torch.compile(backend="kp_tpu")`, and kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from kp_dynamo import compat
+from kp_dynamo.backend import cache_stats
+from kp_dynamo.cache import LRUCache
+from kp_dynamo.config import TPUConfig
+from kp_dynamo.config_options import compile_arguments
+from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, XLACompilationError
+from kp_dynamo.one_run import run_backward
+from kp_dynamo.runtime.environment import checked_config, start_device
+from kp_dynamo.runtime.hints import with_hints
+from kp_dynamo.runtime.models import SampleInputs, checked_model, device_of, unchanged
+from kp_dynamo.telemetry import TELEMETRY
+from kp_dynamo.versions import check_versions
+
+
+class XLACompiler:
+    """Compiles models, and keeps `cache_max_size` of them, least recently used go first.
+
+    A model stays where it is: one on the CPU is placed by the backend at every call, one on the XLA device is not.
+
+    Args:
+        tpu_config: Read at every call; it may be changed in between.
+
+    Raises:
+        TPUConfigurationError: It is no TPUConfig.
+    """
+
+    def __init__(self, tpu_config: TPUConfig) -> None:
+        self.config = checked_config(tpu_config)
+        self._models: LRUCache[object, tuple[nn.Module, nn.Module]] = LRUCache(self.config.cache_max_size)
+        self._num_compiled = 0
+        self._seconds = 0.0
+
+    def compile_model(
+        self, model: nn.Module, sample_inputs: Any = None, use_cache: bool = True, *, level: str | None = None
+    ) -> nn.Module:
+        """The compiled module of `model`, in the mode it is in: what is trained has its backward compiled too.
+
+        Args:
+            model: It stays as it is, and shares its parameters with the result.
+            sample_inputs: What it is called with: a tensor, a tuple of arguments or a dict of keyword arguments. With
+                them the programs are compiled now, by one call; without, when it is first called.
+            use_cache: Whether a model that was compiled before is found again.
+            level: "conservative", "balanced" or "aggressive"; None: that of the configuration.
+
+        Raises:
+            TPUModelPreparationError: It is no module.
+            XLACompilationError: It cannot be compiled; XLACompilationTimeoutError where that took too long.
+            TPUBackendError: What else stands in the way, as one of its subclasses.
+        """
+        return self._compiled(checked_model(model), sample_inputs, use_cache, level, is_inference=False)
+
+    def optimize_for_inference(
+        self, model: nn.Module, sample_inputs: Any = None, use_cache: bool = True, *, level: str | None = None
+    ) -> nn.Module:
+        """The same in evaluation mode, into which `model` is put, and without gradients."""
+        return self._compiled(checked_model(model).eval(), sample_inputs, use_cache, level, is_inference=True)
+
+    def optimize_for_training(
+        self, model: nn.Module, sample_inputs: Any = None, use_cache: bool = True, *, level: str | None = None
+    ) -> nn.Module:
+        """The same in training mode, into which `model` is put."""
+        return self._compiled(checked_model(model).train(), sample_inputs, use_cache, level, is_inference=False)
+
+    def get_compilation_stats(self) -> dict[str, Any]:
+        """Of this compiler: its cache of models, how many it compiled; of the process: programs and their cache."""
+        return {
+            "compilation_cache": {k: v for k, v in self._models.get_stats().items() if k != "max_size"},
+            "cache_max_size": self.config.cache_max_size,
+            "total_compiled_models": self._num_compiled,
+            "total_compilation_time": self._seconds,
+            "xla_available": _is_xla_available(),
+            "compilation_mode": self.config.compilation_mode.value,
+            "programs_compiled": TELEMETRY.counts["programs"],
+            "program_cache": cache_stats(),
+        }
+
+    def benchmark_compilation(self, model: nn.Module, sample_inputs: Any, num_runs: int = 3) -> dict[str, Any]:
+        """Seconds that compiling `model` takes from nothing, XLA's part included: no cache is used.
+
+        Dynamo is reset: functions compiled earlier are captured again when called.
+
+        Returns:
+            "min_time", "avg_time" and "max_time" of the first call, and "stages", the average by stage.
+        """
+        from kp_dynamo.runtime.compile_timing import time_compilation
+
+        if not isinstance(num_runs, int) or num_runs < 1:
+            raise TPUConfigurationError(f"num_runs is {num_runs!r}; allowed: an int >= 1")
+        module, arguments = checked_model(model), self._arguments(checked_model(model), None)
+        with readable_errors():
+            runs = [
+                time_compilation(module, _inputs_on_device(module, sample_inputs), arguments) for _ in range(num_runs)
+            ]
+        totals = [run["total"] for run in runs]
+        stages = {name: sum(run[name] for run in runs) / num_runs for name in runs[0] if name != "total"}
+        return {
+            "min_time": min(totals), "avg_time": sum(totals) / num_runs, "max_time": max(totals),
+            "num_runs": num_runs, "stages": stages,
+        }  # fmt: skip
+
+    def clear_cache(self) -> None:
+        """Forget the compiled models of this compiler. Programs stay: `kp_dynamo.clear_cache()` forgets those."""
+        self._models.clear()
+
+    def _arguments(self, module: nn.Module, level: str | None) -> dict[str, Any]:
+        start_device(self.config)
+        return with_hints(module, compile_arguments(self.config, level, compat.chip_name()))
+
+    def _compiled(
+        self, module: nn.Module, sample_inputs: Any, use_cache: bool, level: str | None, is_inference: bool
+    ) -> nn.Module:
+        arguments = self._arguments(module, level)
+        inputs = None if sample_inputs is None else _inputs_on_device(module, sample_inputs)
+        self._models.resize(self.config.cache_max_size)
+        key = (id(module), module.training, is_inference, repr(arguments), inputs and inputs.signature())
+        found = self._models.get(key) if use_cache else None
+        if found is not None:
+            return found[1]
+        start = time.perf_counter()
+        if arguments["fullgraph"]:
+            # Dynamo would take the pieces that an earlier compilation of this code was broken into.
+            torch._dynamo.reset()
+        compiled: nn.Module = torch.compile(module, **arguments)  # type: ignore[assignment]  # a module for a module
+        if is_inference:
+            compiled.forward = torch.no_grad()(compiled.forward)
+        if inputs is not None:
+            _call_once(module, compiled, inputs)
+        self._num_compiled += 1
+        self._seconds += time.perf_counter() - start
+        if use_cache:
+            # The module with it: as long as it lives, no other one has its id.
+            self._models.set(key, (module, compiled))
+        return compiled
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Our exceptions without torch's wrapping, and Dynamo's own as ours."""
+    try:
+        yield
+    except torch._dynamo.exc.BackendCompilerFailed as wrapped:
+        if isinstance(wrapped.inner_exception, TPUBackendError):
+            raise wrapped.inner_exception from wrapped
+        raise XLACompilationError(f"the model could not be compiled: {wrapped}") from wrapped
+    except torch._dynamo.exc.TorchDynamoException as problem:
+        raise XLACompilationError(
+            f"the model could not be captured: {problem}. With compilation_mode XLA it must be one graph; TORCH_XLA "
+            "allows several. Sample inputs must be what the model is called with."
+        ) from problem
+
+
+def _call_once(module: nn.Module, compiled: nn.Module, inputs: SampleInputs) -> None:
+    """Have every program made that a call with these inputs needs; nothing of the model changes."""
+    with readable_errors(), unchanged(module):
+        results = inputs.call(compiled)
+        if torch.is_grad_enabled():
+            run_backward(results)
+
+
+def _inputs_on_device(module: nn.Module, sample_inputs: Any) -> SampleInputs:
+    return SampleInputs.of(sample_inputs).on(device_of(module))
+
+
+def _is_xla_available() -> bool:
+    try:
+        check_versions()
+    except TPUBackendError:
+        return False
+    return True

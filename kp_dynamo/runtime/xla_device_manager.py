@@ -1,0 +1,79 @@
+"""`XLADeviceManager`: the XLA devices of this process, and which of them is in use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kp_dynamo import compat
+from kp_dynamo.config import TPUConfig
+from kp_dynamo.exceptions import TPUDeviceError
+from kp_dynamo.runtime.environment import checked_config, start_device
+
+
+class XLADeviceManager:
+    """The XLA devices of this process.
+
+    Compiled programs run on the first of them and refuse tensors of others, which run eager code.
+
+    Args:
+        tpu_config: Which flags the client starts with, and whether several devices are asked for.
+
+    Raises:
+        TPUBackendError: The device cannot be had as asked, see `start_device`.
+    """
+
+    def __init__(self, tpu_config: TPUConfig) -> None:
+        self.config = checked_config(tpu_config)
+        start_device(self.config)
+        self._index = 0
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """All of them, in order."""
+        return compat.devices()
+
+    @property
+    def device(self) -> torch.device:
+        """The one in use."""
+        return self.devices[self._index]
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the job."""
+        return compat.world()[0]
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+        return compat.world()[1]
+
+    def set_device(self, index: int) -> torch.device:
+        """Use another device from now on, and return it.
+
+        Raises:
+            TPUDeviceError: There is none of that number.
+        """
+        count = len(self.devices)
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
+            raise TPUDeviceError(f"device {index!r} is not there; allowed: an int from 0 to {count - 1}")
+        self._index = index
+        return self.device
+
+    def sync_all_devices(self) -> None:
+        """Run what is pending on every device, and wait until it is done."""
+        compat.synchronize(self.devices)
+
+    def get_device_stats(self) -> dict[str, Any]:
+        """The devices, and the memory of the one in use in bytes, None where the device does not count it."""
+        return {
+            "device": str(self.device),
+            "device_kind": compat.device_kind(),
+            "chip": compat.chip_name(),
+            "num_devices": len(self.devices),
+            "devices": [str(device) for device in self.devices],
+            "world_size": self.world_size,
+            "rank": self.rank,
+            "memory": compat.memory_info(self.device),
+        }

@@ -1,0 +1,18 @@
+"""`create_xla_integration`: the three classes around one configuration."""
+
+from __future__ import annotations
+
+from kp_dynamo.config import TPUConfig
+from kp_dynamo.runtime.xla_device_manager import XLADeviceManager
+from kp_dynamo.runtime.xla_distributed_training import XLADistributedTraining
+from kp_dynamo.runtime.xla_optimizations import XLAOptimizations
+
+
+def create_xla_integration(tpu_config: TPUConfig) -> tuple[XLADeviceManager, XLADistributedTraining, XLAOptimizations]:
+    """Devices, collectives over them, and what models need, for one configuration.
+
+    Raises:
+        TPUBackendError: What `XLADeviceManager` raises.
+    """
+    devices = XLADeviceManager(tpu_config)
+    return devices, XLADistributedTraining(devices), XLAOptimizations(tpu_config)

@@ -1,0 +1,44 @@
+"""What the tiles of a chip make of a layer's sizes: what is not a multiple of them is padded, and computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, prod
+
+from torch import nn
+
+from kp_dynamo.hardware import Chip
+
+SUBLANES = 8
+"""Rows of a register of the vector unit, on every generation (JAX, pallas/tpu)."""
+
+
+def off_tile_sizes(model: nn.Module, chip: Chip) -> Iterator[tuple[str, str, float]]:
+    """Layers whose products do not fill the chip's matrix unit.
+
+    Yields:
+        Module path, its sizes in words, and how much is computed for what was asked.
+    """
+    for path, module in model.named_modules():
+        sizes = _sizes(module)
+        ratio = computed_over_asked(tuple(sizes.values()), chip)
+        if ratio > 1:
+            text = ", ".join(f"{name} {size}" for name, size in sizes.items() if size % chip.mxu_size)
+            yield path or "model", f"{text}: no multiple of {chip.mxu_size}", ratio
+
+
+def computed_over_asked(sizes: tuple[int, ...], chip: Chip) -> float:
+    """Product of the sizes, padded to the matrix unit, over the product of the sizes."""
+    return prod(ceil(size / chip.mxu_size) * chip.mxu_size for size in sizes) / max(prod(sizes), 1)
+
+
+def _sizes(module: nn.Module) -> dict[str, int]:
+    """The contracted and the resulting size of a layer's product; none where it has no product."""
+    if isinstance(module, nn.Linear):
+        return {"in_features": module.in_features, "out_features": module.out_features}
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        contracted = module.in_channels // module.groups * prod(module.kernel_size)
+        return {"in_channels x kernel": contracted, "out_channels": module.out_channels // module.groups}
+    if isinstance(module, nn.MultiheadAttention):
+        return {"head_dim": module.head_dim}
+    return {}

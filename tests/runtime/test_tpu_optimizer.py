@@ -1,0 +1,157 @@
+"""`TPUOptimizer`: levels, measured figures, what is refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from kp_dynamo import (
+    KernelPyTorchConfig,
+    TPUConfig,
+    TPUModelPreparationError,
+    TPUNotAvailableError,
+    TPUOptimizer,
+    TPUValidationError,
+    clear_cache,
+)
+from kp_dynamo.runtime import tpu_estimate, tpu_optimizer
+from tests.spine import counted
+
+X = torch.randn(8, 16)
+
+
+@pytest.fixture
+def optimizer():
+    clear_cache()
+    return TPUOptimizer()
+
+
+def strict():
+    return TPUOptimizer(KernelPyTorchConfig("development"))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+
+
+@pytest.fixture(autouse=True)
+def _no_tpu_compiler(monkeypatch):
+    """It takes seconds; one test asks for it."""
+    monkeypatch.setattr(tpu_optimizer, "is_estimate_possible", lambda: False)
+
+
+def test_it_has_a_configuration_a_backend_and_a_compiler(optimizer):
+    assert optimizer.config == KernelPyTorchConfig()
+    assert optimizer.backend.compiler is optimizer.compiler
+    assert optimizer.compiler.config is optimizer.config.hardware.tpu
+
+
+@pytest.mark.parametrize("level", ["conservative", "balanced", "aggressive"])
+def test_every_level_compiles_and_measures(optimizer, level):
+    model = mlp()
+    with counted() as counts:
+        result = optimizer.optimize(model, X, optimization_level=level)
+    metrics = result.performance_metrics
+    assert (counts.programs, metrics["num_programs"], result.optimization_level) == (2, 2, level)
+    assert metrics["num_parameters"] == 16 * 32 + 32 + 32 * 4 + 4
+    assert metrics["parameter_bytes"] == 4 * metrics["num_parameters"]
+    assert metrics["ms_per_call"] > 0
+    assert metrics["eager_ms_per_call"] > 0
+    assert result.optimization_time > metrics["compile_s"] > 0
+    apart = metrics["relative_difference"]
+    assert 0 < apart["results"] < 0.02
+    assert 0 < apart["gradients"] < 0.02
+    torch.testing.assert_close(result.optimized_model(X), model(X), rtol=2e-2, atol=2e-2)
+
+
+def test_without_sample_inputs_nothing_is_measured(optimizer):
+    with counted() as counts:
+        result = optimizer.optimize(mlp())
+    assert counts.programs == 0
+    assert set(result.performance_metrics) == {"num_parameters", "parameter_bytes"}
+    assert result.optimized_model(X).shape == (8, 4)
+
+
+def test_the_configuration_s_level_for_inference_and_training(optimizer):
+    optimizer.config.hardware.tpu.xla_optimization_level = 1
+    model = mlp()
+    inference, training = optimizer.optimize_for_inference(model), None
+    assert not model.training
+    training = optimizer.optimize_for_training(model)
+    assert model.training
+    assert (inference.optimization_level, training.optimization_level) == ("balanced", "balanced")
+    assert not inference.optimized_model(X).requires_grad
+    assert training.optimized_model(X).requires_grad
+
+
+def test_a_random_model_is_not_compared(optimizer):
+    result = optimizer.optimize(nn.Sequential(nn.Linear(16, 4), nn.Dropout(0.1)), X)
+    assert result.performance_metrics["relative_difference"] == {"results": None, "gradients": None}
+
+
+def test_statistics_and_clearing(optimizer):
+    model = mlp()
+    optimizer.optimize(model)
+    optimizer.optimize(model)
+    optimizer.optimize(model, optimization_level="conservative")
+    stats = optimizer.get_optimization_stats()
+    assert (stats["total_optimizations"], stats["by_level"]) == (3, {"balanced": 2, "conservative": 1})
+    assert stats["total_optimization_time"] > 0
+    assert stats["compilation"]["compilation_cache"]["hits"] == 1
+    optimizer.clear_cache()
+    assert optimizer.compiler.get_compilation_stats()["compilation_cache"]["size"] == 0
+
+
+def test_an_unknown_level_is_a_value_error(optimizer):
+    with pytest.raises(ValueError, match="Unknown optimization level 'fast'; allowed: conservative, balanced, aggress"):
+        optimizer.optimize(mlp(), X, optimization_level="fast")
+    assert optimizer.get_optimization_stats()["total_optimizations"] == 0
+
+
+def test_sample_inputs_that_do_not_fit_are_a_validation_error(optimizer):
+    with pytest.raises(TPUValidationError, match=r"inputs \(failed\): the model raises RuntimeError"):
+        optimizer.optimize(mlp(), torch.randn(8, 3))
+
+
+def test_strict_makes_errors_of_warnings():
+    fitting = nn.Linear(128, 128)
+    with torch.no_grad():
+        assert strict().optimize(fitting, torch.randn(8, 128)).validation.warnings == 0
+    with pytest.raises(TPUValidationError, match=r"tiles 0 \(warning\): in_features 16, out_features 32"):
+        strict().optimize(mlp(), X)
+
+
+def test_what_is_no_model_is_refused(optimizer):
+    with pytest.raises(TPUModelPreparationError, match="the model is NoneType"):
+        optimizer.optimize(None)
+
+
+def test_a_disabled_tpu():
+    config = KernelPyTorchConfig()
+    config.hardware.tpu = TPUConfig(enabled=False)
+    with pytest.raises(TPUNotAvailableError, match="enabled=False"):
+        TPUOptimizer(config)
+
+
+def test_what_a_tpu_s_compiler_says_is_among_the_figures(optimizer):
+    """For keyword arguments and training."""
+    if not tpu_estimate.is_estimate_possible():
+        pytest.skip("the TPU compiler is not installed")
+    model = nn.Linear(128, 128)
+    result = optimizer.optimize(model, {"input": torch.randn(8, 128)}, estimate_on_tpu=True)
+    found = result.performance_metrics["tpu_estimate"]
+    assert (found["target"], found["train"], found["fits"]) == ("v5e", True, True)
+    assert 0 < found["cycles_ms"] < 1
+    assert found["peak_bytes"] > 4 * 128 * 128
+
+
+def test_what_a_tpu_s_compiler_refuses_is_a_figure_too(optimizer, monkeypatch):
+    from kp_dynamo.aot import compiling
+    from kp_dynamo.exceptions import XLACompilationError
+
+    def refuse(*args, **kwargs):
+        raise XLACompilationError("no")
+
+    monkeypatch.setattr(compiling, "aot_compile", refuse)
+    with torch.no_grad():
+        result = optimizer.optimize(mlp(), X, estimate_on_tpu=True)
+    assert result.performance_metrics["tpu_estimate"] == {"target": "v5e", "problem": "no"}

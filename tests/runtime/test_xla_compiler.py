@@ -1,0 +1,305 @@
+"""`XLACompiler`: programs by counter, the cache of models, each field of the configuration that reaches a program."""
+
+import pytest
+import torch
+from torch import nn
+
+from kp_dynamo import (
+    TPUConfig,
+    TPUConfigurationError,
+    TPUModelPreparationError,
+    TPUNotAvailableError,
+    TPUOptimizationError,
+    TPUOutOfMemoryError,
+    XLACompilationError,
+    XLACompilationTimeoutError,
+    XLACompiler,
+    cache_stats,
+    clear_cache,
+    compat,
+)
+from tests.spine import counted
+
+X = torch.randn(8, 16)
+
+
+@pytest.fixture(autouse=True)
+def _no_programs_of_other_tests():
+    clear_cache()
+    yield
+    clear_cache()
+
+
+def compiler(**fields):
+    return XLACompiler(TPUConfig(**fields))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        if x.sum() > 0:
+            return x * 2
+        return x * 3
+
+
+def test_compiling_makes_programs_and_the_second_call_is_a_hit():
+    kernel, model = compiler(precision="float32"), mlp()
+    with counted() as counts:
+        compiled = kernel.compile_model(model, X)
+    assert (counts.programs, counts.graphs) == (2, 2), "forward and backward"
+    with counted() as counts:
+        assert kernel.compile_model(model, X) is compiled
+        torch.testing.assert_close(compiled(X), model(X), rtol=1e-5, atol=1e-6)
+    assert counts.programs == counts.graphs == 0
+    stats = kernel.get_compilation_stats()
+    assert stats["compilation_cache"] == {"size": 1, "hits": 1, "misses": 1, "hit_rate": 0.5, "evictions": 0}
+    assert (stats["total_compiled_models"], stats["xla_available"]) == (1, True)
+    assert (stats["compilation_mode"], stats["cache_max_size"]) == ("torch_xla", 100)
+    assert stats["total_compilation_time"] > 0
+
+
+def test_without_sample_inputs_the_first_call_compiles():
+    model = mlp()
+    with counted() as counts:
+        compiled = compiler().compile_model(model)
+    assert counts.programs == 0
+    with counted() as counts, torch.no_grad():
+        compiled(X)
+    assert counts.programs == 1
+
+
+def test_without_the_cache_nothing_is_looked_up_or_kept():
+    kernel, model = compiler(), mlp()
+    first = kernel.compile_model(model, use_cache=False)
+    assert kernel.compile_model(model, use_cache=False) is not first
+    stats = kernel.get_compilation_stats()
+    assert (stats["compilation_cache"]["size"], stats["compilation_cache"]["misses"]) == (0, 0)
+    assert stats["total_compiled_models"] == 2
+
+
+def test_equal_models_are_two_entries_and_one_program():
+    kernel = compiler()
+    with torch.no_grad():
+        kernel.compile_model(mlp(), X)
+        with counted() as counts:
+            kernel.compile_model(mlp(), X)
+    assert counts.programs == 0
+    assert kernel.get_compilation_stats()["compilation_cache"]["size"] == 2
+
+
+def test_the_mode_of_the_model_and_the_level_are_in_the_key():
+    kernel, model = compiler(), mlp()
+    kinds = {kernel.compile_model(model), kernel.compile_model(model, level="conservative")}
+    kinds.add(kernel.compile_model(model.eval()))
+    assert len(kinds) == 3
+
+
+def test_a_full_cache_lets_the_oldest_go():
+    kernel, models = compiler(cache_max_size=2), [mlp() for _ in range(3)]
+    first = kernel.compile_model(models[0])
+    for model in models[1:]:
+        kernel.compile_model(model)
+    assert kernel.get_compilation_stats()["compilation_cache"]["evictions"] == 1
+    assert kernel.compile_model(models[0]) is not first
+    kernel.config.cache_max_size = 1
+    kernel.compile_model(models[0])
+    assert kernel.get_compilation_stats()["compilation_cache"]["size"] == 1
+
+
+def test_clear_cache_forgets_models():
+    kernel, model = compiler(), mlp()
+    first = kernel.compile_model(model)
+    kernel.clear_cache()
+    assert kernel.get_compilation_stats()["compilation_cache"]["size"] == 0
+    assert kernel.compile_model(model) is not first
+
+
+def test_for_inference_there_is_no_backward_and_the_model_is_in_evaluation_mode():
+    kernel, model = compiler(precision="float32"), nn.Sequential(mlp(), nn.Dropout(0.5))
+    with counted() as counts:
+        compiled = kernel.optimize_for_inference(model, X)
+    assert (counts.programs, model.training) == (1, False)
+    result = compiled(X)
+    assert not result.requires_grad
+    torch.testing.assert_close(result, model(X).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_for_training_gradients_are_those_of_eager():
+    kernel, model = compiler(precision="float32"), mlp().eval()
+    compiled = kernel.optimize_for_training(model, X)
+    assert model.training
+    expected = torch.autograd.grad(model(X).square().sum(), list(model.parameters()))
+    found = torch.autograd.grad(compiled(X).square().sum(), list(model.parameters()))
+    for mine, eager in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_compiling_leaves_the_model_and_the_random_state_as_they_were():
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Dropout(0.1))
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    state = torch.get_rng_state()
+    compiler().compile_model(model, X)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None for p in model.parameters())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize(
+    "inputs", [X, (X,), [X], {"input": X}, torch.randn(8, 16)[:, :16]], ids=["tensor", "tuple", "list", "dict", "view"]
+)
+def test_forms_of_sample_inputs(inputs):
+    model = nn.Linear(16, 4)
+    with counted() as counts, torch.no_grad():
+        compiler().compile_model(model, inputs)
+    assert counts.programs == 1
+
+
+def test_sample_inputs_go_where_the_model_is():
+    model = nn.Linear(16, 4).to("xla")
+    with torch.no_grad():
+        compiled = compiler().compile_model(model, X)
+        assert compiled(X.to("xla")).device.type == "xla"
+
+
+def casts(**fields):
+    """Precision of the products that a configuration leads to, as the error of one."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(64, 64), torch.randn(8, 64)
+    with torch.no_grad():
+        return (compiler(**fields).compile_model(model, x)(x) - model(x)).abs().max().item()
+
+
+def test_precision_decides_about_casts():
+    assert casts() > 1e-4
+    assert casts(precision="float32") < 1e-5
+    assert casts(mixed_precision=False) < 1e-5
+
+
+def test_one_graph_of_the_whole_model_or_several():
+    x = torch.ones(2)
+    with torch.no_grad():
+        assert compiler().compile_model(Branches(), x)(x).tolist() == [2, 2]
+        with pytest.raises(XLACompilationError, match="must be one graph; TORCH_XLA allows several"):
+            compiler(compilation_mode="xla").compile_model(Branches(), x)
+
+
+def test_pjit_is_a_clear_error():
+    with pytest.raises(TPUConfigurationError, match="no way through JAX's pjit"):
+        compiler(compilation_mode="pjit").compile_model(mlp())
+
+
+@pytest.mark.parametrize(("is_dynamic", "captures"), [(True, 2), (False, 3)])
+def test_lengths_that_change_are_captured_once_more_or_each(is_dynamic, captures):
+    with torch.no_grad():
+        compiled = compiler(enable_xla_dynamic_shapes=is_dynamic).compile_model(nn.Softmax(dim=-1))
+        with counted() as counts:
+            for length in (5, 6, 7):
+                compiled(torch.randn(length, 16))
+    assert counts.aot_traces == captures
+
+
+def test_cache_max_size_bounds_the_programs_of_the_process():
+    try:
+        with torch.no_grad():
+            compiler(cache_max_size=3).compile_model(mlp(), X)
+        assert cache_stats()["max_size"] == 3
+    finally:
+        with torch.no_grad():
+            compiler().compile_model(mlp(), X)
+    assert cache_stats()["max_size"] == 100
+
+
+def test_what_the_memory_of_the_named_chip_cannot_hold_is_refused():
+    tiny = compiler(version="v6e", v6e_memory_gb=0.0001)
+    with pytest.raises(TPUOutOfMemoryError, match="takes at least"), torch.no_grad():
+        tiny.compile_model(nn.Linear(256, 256), torch.randn(8, 256))
+    with torch.no_grad():
+        compiler(version="v6e").compile_model(nn.Linear(256, 256), torch.randn(8, 256))
+
+
+def test_strict_refuses_operators_on_the_cpu():
+    class Eigenvalues(nn.Module):
+        def forward(self, x):
+            return torch.linalg.eigvals(x).real
+
+    with torch.no_grad(), pytest.raises(XLACompilationError, match="strict=True and XLA has no lowering"):
+        compiler(enable_strict_validation=True).compile_model(Eigenvalues(), torch.eye(3))
+
+
+def test_a_budget_that_is_over_is_our_error():
+    with pytest.raises(XLACompilationTimeoutError, match="longer than compile_timeout_s=1e-05 allows"), torch.no_grad():
+        compiler(compilation_timeout_seconds=1e-5).compile_model(mlp(), X)
+
+
+def test_a_level_that_there_is_not_is_refused():
+    with pytest.raises(TPUConfigurationError, match="option 'level' is 'fast'"), torch.no_grad():
+        compiler().compile_model(mlp(), X, level="fast")
+
+
+@pytest.mark.parametrize("model", [None, "model", print])
+def test_what_is_no_model_is_refused(model):
+    with pytest.raises(TPUModelPreparationError, match=r"allowed: a torch\.nn\.Module"):
+        compiler().compile_model(model)
+
+
+def test_sample_inputs_that_do_not_fit_are_refused():
+    with pytest.raises(XLACompilationError, match=r"(?s)could not be captured.*Sample inputs must be"):
+        compiler().compile_model(mlp(), torch.randn(8, 3))
+
+
+def test_a_failing_compilation_is_ours_and_nothing_is_kept(monkeypatch):
+    from kp_dynamo.lowering.openxla import OpenXla
+
+    def fail(*_):
+        raise RuntimeError("XLA said no")
+
+    kernel, model = compiler(), mlp()
+    with torch.no_grad():
+        with monkeypatch.context() as patch:
+            patch.setattr(OpenXla, "compile", fail)
+            with pytest.raises(XLACompilationError, match="XLA said no"):
+                kernel.compile_model(model, X)
+        assert kernel.get_compilation_stats()["compilation_cache"]["size"] == 0
+        assert kernel.compile_model(model, X)(X).shape == (8, 4)
+
+
+def test_a_failing_pass_is_named(monkeypatch):
+    from kp_dynamo.passes.cast_bf16 import CastBf16
+
+    def fail(*_):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(CastBf16, "__call__", fail)
+    with pytest.raises(TPUOptimizationError, match="pass 'cast_bf16' failed"), torch.no_grad():
+        compiler().compile_model(mlp(), X)
+
+
+def test_a_disabled_tpu_compiles_nothing():
+    with pytest.raises(TPUNotAvailableError, match="enabled=False"):
+        compiler(enabled=False).compile_model(mlp())
+
+
+def test_a_whole_configuration_is_not_one_of_a_tpu():
+    with pytest.raises(TPUConfigurationError, match=r"give config\.hardware\.tpu"):
+        XLACompiler(None)
+
+
+def test_compilation_is_benchmarked_from_nothing_each_time():
+    before = compat.xlac()._xla_counter_value("UncachedCompile")
+    with torch.no_grad():
+        found = compiler().benchmark_compilation(nn.Linear(16, 4), X, num_runs=3)
+    assert compat.xlac()._xla_counter_value("UncachedCompile") - before == 3
+    assert 0 < found["min_time"] <= found["avg_time"] <= found["max_time"]
+    assert found["num_runs"] == 3
+    assert set(found["stages"]) == {"dynamo", "aot", "passes", "trace", "xla", "run"}
+    assert cache_stats()["size"] == 0
+
+
+@pytest.mark.parametrize("num_runs", [0, -1, 1.5, None])
+def test_a_number_of_runs_that_is_none(num_runs):
+    with pytest.raises(TPUConfigurationError, match="num_runs is"):
+        compiler().benchmark_compilation(mlp(), X, num_runs=num_runs)

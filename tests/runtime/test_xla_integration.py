@@ -1,0 +1,234 @@
+"""Devices, collectives in a world of one, and what is done to models for a chip."""
+
+import pytest
+import torch
+from torch import nn
+
+from kp_dynamo import (
+    TPUConfig,
+    TPUConfigurationError,
+    TPUDeviceError,
+    TPUDistributedError,
+    TPUModelPreparationError,
+    TPUNotAvailableError,
+    TPUOptimizationError,
+    XLACompiler,
+    XLADeviceManager,
+    XLADistributedTraining,
+    XLAOptimizations,
+    compat,
+    create_xla_integration,
+)
+from tests.spine import counted
+
+
+@pytest.fixture
+def devices():
+    return XLADeviceManager(TPUConfig())
+
+
+@pytest.fixture
+def distributed(devices):
+    return XLADistributedTraining(devices)
+
+
+@pytest.fixture
+def optimizations():
+    return XLAOptimizations(TPUConfig())
+
+
+def test_the_three_around_one_configuration():
+    config = TPUConfig()
+    devices, distributed, optimizations = create_xla_integration(config)
+    assert distributed.device_manager is devices
+    assert devices.config is optimizations.config is config
+
+
+def test_the_devices_of_a_world_of_one(devices):
+    assert devices.devices == [torch.device("xla:0")] == [devices.device]
+    assert (devices.world_size, devices.rank) == (1, 0)
+    assert devices.set_device(0) == devices.device
+
+
+@pytest.mark.parametrize("index", [1, -1, "0", True, None])
+def test_a_device_that_is_not_there(devices, index):
+    with pytest.raises(TPUDeviceError, match="allowed: an int from 0 to 0"):
+        devices.set_device(index)
+    assert devices.device == torch.device("xla:0")
+
+
+def test_device_stats(devices):
+    assert devices.get_device_stats() == {
+        "device": "xla:0",
+        "device_kind": "CPU",
+        "chip": None,
+        "num_devices": 1,
+        "devices": ["xla:0"],
+        "world_size": 1,
+        "rank": 0,
+        "memory": None,
+    }
+
+
+def test_what_is_pending_runs(devices):
+    x = torch.ones(2, device=devices.device) * 3
+    assert compat.xlac()._check_tensor_need_materialization([x]) == [True]
+    devices.sync_all_devices()
+    assert compat.xlac()._check_tensor_need_materialization([x]) == [False]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [({"topology": "pod"}, TPUDistributedError), ({"enabled": False}, TPUNotAvailableError)],
+)
+def test_what_cannot_be_had(fields, error):
+    with pytest.raises(error):
+        create_xla_integration(TPUConfig(**fields))
+
+
+def test_a_job_of_several_processes_is_refused(monkeypatch):
+    monkeypatch.setattr(compat, "world", lambda: (4, 1))
+    with pytest.raises(TPUDistributedError, match="in a job of 4 device"):
+        XLADeviceManager(TPUConfig())
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "product"])
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+def test_a_reduction_over_one(distributed, op, device):
+    x = torch.arange(3.0, device=device)
+    reduced = distributed.all_reduce(x, op=op)
+    assert (reduced.tolist(), reduced is x, reduced.device) == ([0, 1, 2], False, x.device)
+
+
+def test_gathering_from_one_and_waiting_for_it(distributed):
+    x = torch.arange(4.0).reshape(2, 2)
+    gathered = distributed.all_gather(x)
+    assert torch.equal(gathered, x)
+    gathered.zero_()
+    assert x.sum() == 6
+    distributed.barrier()
+    assert not distributed.is_distributed
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda d: d.all_reduce(torch.ones(1), op="average"), "op is 'average'; allowed: sum, mean, min, max, product"),
+        (lambda d: d.all_reduce([1.0]), "list cannot be sent; allowed: a tensor"),
+        (lambda d: d.all_gather(3), "int cannot be sent"),
+        (lambda d: d.all_gather(torch.tensor(1.0)), "no dimension to gather along"),
+        (lambda _: XLADistributedTraining(None), "device_manager is NoneType"),
+    ],
+)
+def test_collectives_that_make_no_sense(distributed, call, message):
+    with pytest.raises(TPUDistributedError, match=message):
+        call(distributed)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda d: d.all_reduce(torch.ones(1)), lambda d: d.all_gather(torch.ones(1)), lambda d: d.barrier(),
+     lambda d: d.wrap_model(nn.Linear(2, 2))],
+)  # fmt: skip
+def test_collectives_over_several_are_refused(distributed, monkeypatch, call):
+    monkeypatch.setattr(compat, "world", lambda: (2, 0))
+    with pytest.raises(TPUDistributedError, match=r"the job has 2 processes; .* not there yet"):
+        call(distributed)
+
+
+def test_a_wrapped_model_trains_as_eager(distributed):
+    model, twin = nn.Linear(4, 2), nn.Linear(4, 2)
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(8, 4)
+    wrapped = distributed.wrap_model(model)
+    assert wrapped is model
+    for module, data in ((wrapped, x.to("xla")), (twin, x)):
+        sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(3):
+            sgd.zero_grad()
+            module(data).square().sum().backward()
+            for parameter in module.parameters():
+                parameter.grad = distributed.all_reduce(parameter.grad, op="mean")
+            sgd.step()
+    torch.testing.assert_close(wrapped.weight.cpu(), twin.weight, rtol=1e-5, atol=1e-6)
+
+
+def test_what_changes_no_result_is_done_and_the_rest_refused(optimizations):
+    model = nn.Sequential(nn.Linear(128, 100), nn.Dropout(0.0), nn.Dropout(0.5), nn.Linear(100, 128).double())
+    model[0].weight = nn.Parameter(torch.randn(128, 100).T)
+    weight = model[0].weight.clone()
+    assert optimizations.optimize_model_for_xla(model) is model
+    assert model[0].weight.is_contiguous()
+    assert torch.equal(model[0].weight, weight)
+    assert isinstance(model[1], nn.Identity)
+    assert isinstance(model[2], nn.Dropout)
+    changes = [(c.path, c.is_applied) for c in optimizations.report(model)]
+    assert changes == [
+        ("0.weight", True), ("1", True), ("0", False), ("3", False), ("3.weight", False), ("3.bias", False),
+    ]  # fmt: skip
+    refused = optimizations.report(model)[2]
+    assert "a v5e (out_features 100: no multiple of 128; it computes 1.28 times as much)" in refused.what
+    assert "order of sums" in refused.reason
+
+
+def test_an_optimizer_keeps_the_parameters_that_become_contiguous(optimizations):
+    model = nn.Linear(4, 8)
+    model.weight = nn.Parameter(torch.randn(4, 8).T)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizations.optimize_model_for_xla(model)
+    before = model.weight.clone()
+    model(torch.ones(1, 4)).sum().backward()
+    sgd.step()
+    assert torch.equal(model.weight, before - 1)
+
+
+def test_a_second_time_there_is_nothing_to_do(optimizations):
+    model = nn.Sequential(nn.Linear(128, 128), nn.Dropout(0.0))
+    optimizations.optimize_model_for_xla(optimizations.optimize_model_for_xla(model))
+    assert optimizations.report(model) == ()
+
+
+def test_a_report_of_an_unknown_model(optimizations):
+    with pytest.raises(TPUOptimizationError, match="call optimize_model_for_xla"):
+        optimizations.report(nn.Linear(2, 2))
+
+
+def test_hints_win_over_the_configuration(optimizations):
+    model, x = nn.Linear(64, 64), torch.randn(8, 64)
+    assert optimizations.add_compilation_hints(model, precision="float32") is model
+    with torch.no_grad():
+        compiled = XLACompiler(TPUConfig()).compile_model(model, x)
+        assert (compiled(x) - model(x)).abs().max() < 1e-5
+    with pytest.raises(TPUConfigurationError, match="option 'precison' is not known"):
+        optimizations.add_compilation_hints(model, precison="float32")
+
+
+def test_hints_that_follow_from_the_model(optimizations):
+    from kp_dynamo.runtime.hints import with_hints
+
+    arguments = {"dynamic": None, "options": {}}
+    frozen = optimizations.add_compilation_hints(nn.Linear(2, 2).requires_grad_(False))
+    trained = optimizations.add_compilation_hints(nn.Linear(2, 2))
+    assert with_hints(frozen, arguments)["options"] == {"checkpoint": "off"}
+    assert with_hints(trained, arguments)["options"] == {}
+
+
+def test_shapes_that_change_are_captured_once(optimizations):
+    model = optimizations.enable_dynamic_shapes(nn.Softmax(dim=-1))
+    with torch.no_grad():
+        compiled = XLACompiler(TPUConfig()).compile_model(model)
+        with counted() as counts:
+            results = [compiled(torch.ones(length, 4)) for length in (5, 6, 7)]
+    assert counts.aot_traces == 1
+    assert [r[0, 0].item() for r in results] == [0.25, 0.25, 0.25]
+
+
+def test_shapes_that_the_configuration_keeps_fixed():
+    with pytest.raises(TPUOptimizationError, match="enable_xla_dynamic_shapes=False"):
+        XLAOptimizations(TPUConfig(enable_xla_dynamic_shapes=False)).enable_dynamic_shapes(nn.ReLU())
+
+
+@pytest.mark.parametrize("name", ["optimize_model_for_xla", "add_compilation_hints", "enable_dynamic_shapes"])
+def test_what_is_no_model_is_refused(optimizations, name):
+    with pytest.raises(TPUModelPreparationError, match="the model is list"):
+        getattr(optimizations, name)([])

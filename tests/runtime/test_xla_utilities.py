@@ -1,0 +1,129 @@
+"""`XLAUtilities`: the environment, where the time of a compilation goes, the graphs as text, flags."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from kp_dynamo import TPUConfig, TPUConfigurationError, TPUModelPreparationError, TPUNotAvailableError, XLAUtilities
+from kp_dynamo.aot.compiling import aot_compile
+from kp_dynamo.runtime import xla_utilities
+from kp_dynamo.runtime.xla_flags import CANDIDATES, _modelled_ms, best_flags
+from tests.spine import counted
+
+X = torch.randn(8, 16)
+
+
+def test_the_environment():
+    info = XLAUtilities.get_xla_env_info()
+    assert (info["xla_available"], info["problem"], info["is_started"]) == (True, "", True)
+    assert (info["device"], info["device_kind"], info["chip"]) == ("xla:0", "CPU", None)
+    assert info["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert info["variables"]["PJRT_DEVICE"] == "CPU"
+
+
+def test_an_environment_without_torch_xla_says_so(monkeypatch):
+    def missing():
+        raise TPUNotAvailableError("torch_xla is not installed")
+
+    monkeypatch.setattr(xla_utilities, "check_versions", missing)
+    info = XLAUtilities.get_xla_env_info()
+    assert (info["xla_available"], info["problem"]) == (False, "torch_xla is not installed")
+
+
+def test_the_time_of_a_compilation_by_stage():
+    found = XLAUtilities.profile_xla_compilation(nn.Linear(16, 4), X)
+    assert set(found) == {"dynamo", "aot", "passes", "trace", "xla", "run", "total"}
+    assert all(seconds > 0 for seconds in found.values())
+    assert sum(found.values()) - found["total"] == pytest.approx(found["total"])
+
+
+def test_the_graphs_as_text_and_no_program():
+    model = nn.Sequential(nn.Linear(16, 4), nn.ReLU())
+    with counted() as counts:
+        texts = XLAUtilities.debug_xla_graph(model, {"input": X}, TPUConfig(precision="float32"))
+    assert counts.graphs == 2
+    assert "torch._C._nn.linear" in texts["fx"]["1"]
+    assert "linear_act" in texts["aten"]["1.forward"]
+    assert "stablehlo.dot_general" in texts["stablehlo"]["1.forward"]
+    assert set(texts["stablehlo"]) == set(texts["aten"]) == {"1.forward", "1.backward"}
+    assert next(model.parameters()).device.type == "cpu"
+
+
+def test_of_a_model_in_evaluation_mode_there_is_no_backward():
+    texts = XLAUtilities.debug_xla_graph(nn.Linear(16, 4).eval(), X)
+    assert list(texts["stablehlo"]) == ["1.inference"]
+    assert "bf16" in texts["stablehlo"]["1.inference"]
+
+
+def test_programs_around_an_operator_on_the_cpu():
+    class Eigenvalues(nn.Module):
+        def forward(self, x):
+            return torch.linalg.eigvals(x @ x.T).real * 2
+
+    texts = XLAUtilities.debug_xla_graph(Eigenvalues().eval(), X)
+    assert list(texts["stablehlo"]) == ["1.inference.0", "1.inference.1"]
+
+
+@pytest.mark.parametrize("name", ["profile_xla_compilation", "debug_xla_graph"])
+def test_what_is_refused(name):
+    function = getattr(XLAUtilities, name)
+    with pytest.raises(TPUModelPreparationError, match="the model is NoneType"):
+        function(None, X)
+    with pytest.raises(TPUConfigurationError, match="PJIT"):
+        function(nn.Linear(16, 4), X, TPUConfig(compilation_mode="pjit"))
+
+
+class Report:
+    def __init__(self, modelled_ms):
+        self.modelled_ms = modelled_ms
+
+
+@pytest.mark.parametrize(
+    ("times", "best"),
+    [
+        ({"": 10.0, "--a": 9.0, "--b": 8.0}, ["--b"]),
+        ({"": 10.0, "--a": 9.9, "--b": 10.0}, []),
+        ({"": 10.0, "--a": None, "--b": 9.0}, ["--b"]),
+        ({"": 10.0, "--a": None, "--b": None}, []),
+    ],
+    ids=["the best", "none is better", "one is refused", "all are refused"],
+)
+def test_the_flag_under_which_the_estimate_is_shortest(monkeypatch, times, best):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--mine")
+
+    def compile_once():
+        *_, flag = os.environ["LIBTPU_INIT_ARGS"].split()
+        found = times["" if flag == "--mine" else flag]
+        if found is None:
+            raise TPUNotAvailableError("it ended")
+        return Report(found)
+
+    assert best_flags(compile_once, ("--a", "--b")) == best
+    assert os.environ["LIBTPU_INIT_ARGS"] == "--mine"
+
+
+def test_the_environment_is_given_back_where_it_was_empty(monkeypatch):
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    best_flags(lambda: Report(1.0), ("--a",))
+    assert "LIBTPU_INIT_ARGS" not in os.environ
+
+
+@pytest.mark.slow
+def test_the_compiler_knows_the_candidates_and_refuses_others():
+    """Of those it knows the estimate is a number, of others none."""
+
+    def compile_once():
+        return aot_compile(nn.Linear(128, 128).eval(), (torch.empty(8, 128),), target="v5e")
+
+    assert all(_modelled_ms(flag, compile_once) < 1 for flag in CANDIDATES)
+    assert _modelled_ms("--xla_tpu_nonsense=1", compile_once) == float("inf")
+    assert isinstance(XLAUtilities.optimize_xla_flags("v5e"), list)
+
+
+def test_flags_of_what_is_not_there():
+    with pytest.raises(TPUConfigurationError, match="version is 'v3'"):
+        XLAUtilities.optimize_xla_flags("v3")
+    with pytest.raises(TPUConfigurationError, match="give both model and sample_inputs"):
+        XLAUtilities.optimize_xla_flags("v5e", nn.Linear(2, 2))
