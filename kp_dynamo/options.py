@@ -116,8 +116,9 @@ class CompileOptions:
     extra_passes: tuple[Any, ...] = _option((), rules.graph_passes())
     """`GraphPass` objects that run after ours; their `repr` enters the key. Any, because options are below passes."""
 
-    donate: Literal["off", "mutated"] = _option("off", rules.one_of("off", "mutated"), is_inert=True)
-    """Whether buffers of inputs that the graph overwrites are reused for its outputs."""
+    donate: Literal["off", "mutated"] = _option("off", rules.one_of("off", "mutated"))
+    """Whether buffers of inputs that the graph overwrites are reused for its outputs. Off, because a program that fails
+    while it runs then leaves nothing of them, and what holds a buffer in ways torch does not know of loses it."""
 
     target: Target = _option("auto", rules.one_of(*get_args(Target)))
     """The chip whose memory decides. "auto": v5e, the cheapest to rent."""
@@ -157,6 +158,11 @@ class CompileOptions:
         for name, option in by_name.items():
             chosen = getattr(self, name) if name in self.given else self._unset(option)
             self._store(name, _accepted(option, chosen))
+        if self.donate == "mutated" and self.lowering == "stock":
+            raise TPUConfigurationError(
+                "donate='mutated' with lowering='stock': torch_xla's own bridge shares buffers that this would take; "
+                "allowed: donate='mutated' with lowering='openxla', or donate='off'"
+            )
 
     @classmethod
     def from_dict(cls, options: object) -> CompileOptions:

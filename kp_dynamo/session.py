@@ -23,7 +23,7 @@ from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.graph_key import Uncacheable, environment_parts, graph_text
 from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
-from kp_dynamo.lowering import Lowering, LoweringSpec, get_lowering
+from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec, get_lowering
 from kp_dynamo.memory_bound import MemoryBudget, require_room
 from kp_dynamo.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.pipeline import Pipeline, build_backward_pipeline, build_pipeline, product_precision, run_pipeline
@@ -112,21 +112,38 @@ class Session:
             reports = run_pipeline(gm, behind if name == "backward" else pipeline, options, label)
             self.runtime.observe(GraphTransformed(label, tuple(reports), time.perf_counter() - start))
 
-        def compile_graph(gm: fx.GraphModule, num_returned: int, name: str) -> CompiledGraph:
+        def compile_graph(
+            gm: fx.GraphModule, num_returned: int, name: str, overwritten: tuple[int | None, ...]
+        ) -> CompiledGraph:
             TELEMETRY.count("graphs")
             if budget is not None:
                 require_room(gm.graph, name, budget)
             text = _graph_text(gm)
             needed = product_precision(gm.graph, precision)
-            spec = LoweringSpec(name, num_returned, needed, options.strict, _identity(text))
-            key = None if text is None else (("graph", text), ("returned", num_returned), *conditions)
+            donate = options.donate == "mutated"
+            spec = LoweringSpec(name, num_returned, needed, options.strict, _identity(text), overwritten, donate)
+            interface = (("graph", text), ("returned", num_returned), ("overwritten", overwritten))
+            key = None if text is None else (*interface, *conditions)
             contract = GraphContract(key, capture.mode == "cpu", f"{number}.{name}")
             lowering = self._export or get_lowering(options.lowering)
             return CompiledGraph(gm, contract, lowering, spec, self.runtime)
 
         with surrounding_autocast(capture.mode):
             run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph))
+        if options.donate == "mutated" and capture.mode == "xla":
+            run = _settled(run)
         return as_dynamo_calls_it(run, capture)
+
+
+def _settled(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, with its arguments looked at behind it: by then AOTAutograd has copied their new values over them."""
+
+    def settled(*args: Any) -> Any:
+        results = run(*args)
+        DONORS.settle(args)
+        return results
+
+    return settled
 
 
 def _forget(_: CompileKey, program: Program) -> None:
