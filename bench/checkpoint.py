@@ -93,7 +93,7 @@ def targets(rows: list[dict[str, Any]]) -> tuple[report.Target, ...]:
 
 
 def options_of(mode: str | float, off_peak_bytes: float) -> dict[str, Any]:
-    """"auto" has to fit into a budget, and to nothing else: the optimizer's state is none of these programs'."""
+    """ "auto" has to fit into a budget, and to nothing else: the optimizer's state is none of these programs'."""
     if mode != "auto":
         return {"checkpoint": mode}
     return {"checkpoint": mode, "memory_budget_gb": BUDGET * off_peak_bytes / 1e9, "optimizer_state_factor": 0}

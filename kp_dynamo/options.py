@@ -158,11 +158,6 @@ class CompileOptions:
         for name, option in by_name.items():
             chosen = getattr(self, name) if name in self.given else self._unset(option)
             self._store(name, _accepted(option, chosen))
-        if self.donate == "mutated" and self.lowering == "stock":
-            raise TPUConfigurationError(
-                "donate='mutated' with lowering='stock': torch_xla's own bridge shares buffers that this would take; "
-                "allowed: donate='mutated' with lowering='openxla', or donate='off'"
-            )
 
     @classmethod
     def from_dict(cls, options: object) -> CompileOptions:

@@ -19,7 +19,7 @@ from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runt
 from kp_dynamo.cpu_view import surrounding_autocast
 from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
-from kp_dynamo.exceptions import TPUDeviceError
+from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
 from kp_dynamo.graph_key import Uncacheable, environment_parts, graph_text
 from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
@@ -75,6 +75,11 @@ class Session:
             raise TPUDeviceError(
                 "the inputs are fake tensors, which have no values to run with. Allowed: tensors on the CPU or on the "
                 "XLA device. To learn what a TPU makes of a model without running it, call kp_dynamo.aot_compile."
+            )
+        if options.donate == "mutated" and options.lowering == "stock":
+            raise TPUConfigurationError(
+                "donate='mutated' with lowering='stock': torch_xla's own bridge does not say which buffers it shares. "
+                "Allowed: lowering='openxla', or donate='off'."
             )
         pipeline, behind = build_pipeline(options), build_backward_pipeline(options)
         conditions = _conditions(options, (*pipeline, *behind), "cpu" if capture.mode == "fake" else capture.mode)

@@ -41,6 +41,7 @@ ANOTHER_VALUE = {
     "target": "v6e",
     "disable_passes": ("cast_bf16",),
     "extra_passes": (AddNothing(2),),
+    "donate": "mutated",
     "cache_size": 7,
     "lowering": "stock",
     "strict": True,
@@ -50,7 +51,6 @@ ANOTHER_VALUE = {
 NOT_THERE_YET = {
     "buckets": (None, ["pow2", [64, 128], (1,), {"min": 64, "max": 512, "step": 64}]),
     "over_bucket": ("exact", ["error"]),
-    "donate": ("off", ["mutated"]),
     "compile_timeout_s": (None, [300, 0.1]),
 }
 WRONG = {

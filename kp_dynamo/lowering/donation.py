@@ -1,10 +1,10 @@
 """Buffers that a program may take for its results: those of arguments that the graph overwrites.
 
 Which arguments: `plan`, once a program. A buffer whose argument is also a result, or is cloned behind the program, is
-kept. Whether a tensor is alone with its buffer: `Donors`, at every call. torch_xla's tensors share buffers without being
-views of each other: `b.copy_(a)`, `a.clone()` and every operation that has not run yet hold a's buffer, and there is no
-count of the holders. But a tensor that got its buffer as the result of a program, and has been read by programs alone
-since, has no node of torch_xla's lazy graph; and every way to share a buffer goes through such a node. So
+kept. Whether a tensor is alone with its buffer: `Donors`, at every call. torch_xla's tensors share buffers without
+being views of each other: `b.copy_(a)`, `a.clone()` and every operation that has not run yet hold a's buffer, and there
+is no count of the holders. But a tensor that got its buffer as the result of a program, and has been read by programs
+alone since, has no node of torch_xla's lazy graph; and every way to share a buffer goes through such a node. So
 
 * after a call, the tensors that it has overwritten are noted with their buffers, if no view of them lives;
 * at the next call, what is noted, and unchanged since, is given away; of all others a fresh copy is.
@@ -62,7 +62,7 @@ def plan(inputs: Sequence[Slot], outputs: Sequence[Slot], overwritten: Sequence[
         if argument is None or argument not in input_of:
             continue
         if argument in returned | cloned:
-            kept.append((argument, "the graph returns it" if argument in returned else "the graph returns its old value"))
+            kept.append((argument, f"the graph returns {'it' if argument in returned else 'its old value'}"))
             continue
         donated.append(argument)
         if output.kind == "root" and times[output.value] == 1:
@@ -78,7 +78,7 @@ def mark(placeholders: Sequence[Any], donation: Donation) -> None:
 
 
 class _Note(NamedTuple):
-    """A tensor that is alone with its buffer: torch_xla's name of the buffer, and a result that keeps the name taken."""
+    """Of a tensor that is alone with its buffer: torch_xla's name of that, and a result that keeps the name taken."""
 
     name: str
     holder: torch.Tensor
@@ -113,14 +113,15 @@ class Donors:
 
     def renew(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
         """The caller is about to copy `result` over `tensor`."""
-        with self._lock:
-            self._renewed[tensor] = result
+        if tensor.device.type == "xla":
+            with self._lock:
+                self._renewed[tensor] = result
 
     def settle(self, tensors: Iterable[Any]) -> None:
         """Note which of these are alone with their buffers, now that results have been copied over them."""
         with self._lock:
             renewed = [(t, self._renewed.pop(t)) for t in tensors if isinstance(t, torch.Tensor) and t in self._renewed]
-        new = [(t, result) for t, result in renewed if t.device.type == "xla" and not _has_view(t)]
+        new = [(t, result) for t, result in renewed if not _has_view(t)]
         if not new:
             return
         # A copy is a node of the lazy graph until it is synchronised; this runs no program.
@@ -133,8 +134,9 @@ class Donors:
 
 def _has_view(tensor: torch.Tensor) -> bool:
     """Whether a view of a tensor lives, or one may that nobody sees."""
-    is_alone = torch._is_functional_tensor(tensor) and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 1  # type: ignore[attr-defined]
-    return not is_alone
+    if not torch._is_functional_tensor(tensor):
+        return True
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) != 1
 
 
 def _buffer_name(tensor: torch.Tensor) -> str | None:

@@ -105,9 +105,7 @@ class Export:
         calls = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
         origins = {n.name: (str(n.target), source_line(n)) for n in calls}
         seconds = time.perf_counter() - start
-        programs.append(
-            ExportedProgram(spec.name, stablehlo, origins, seconds, gm, donated=traced.donation.inputs)
-        )
+        programs.append(ExportedProgram(spec.name, stablehlo, origins, seconds, gm, donated=traced.donation.inputs))
         self._receive(programs[-1])
         return []
 

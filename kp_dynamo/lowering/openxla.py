@@ -37,6 +37,8 @@ class OpenXla:
         pieces = cut_around(gm, set(missing), spec)
         pieces.seconds.update(seconds)
         fallbacks = tuple((str(n.target), source_line(n)) for n in missing)
-        kept = tuple((a, "a part of the graph runs on the CPU") for a in spec.overwritten if a is not None and spec.donate)
+        kept = tuple(
+            (a, "a part of the graph runs on the CPU") for a in spec.overwritten if a is not None and spec.donate
+        )
         check_donation(kept, args, spec)
         return Executable(pieces, pieces.num_programs, fallbacks, pieces.seconds, pieces.moved_bytes, kept=kept)

@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from kp_dynamo import compat
-from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.base import LoweringSpec
+from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, XlaInterpreter, ignore, tracing
 
 Kind = Literal["argument", "copy", "seed", "constant", "root", "value"]
