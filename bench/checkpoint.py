@@ -29,7 +29,7 @@ BUDGET = 0.6  # of what "off" takes, for "auto"
 MODES = ("attention", "blocks", 0.3, 0.6, "auto")
 COMPARED = ("peak MiB", "TFLOP", "Mcycles", "modelled ms")
 LIMITS = {
-    "attention": {"peak MiB": 0.65, "TFLOP": 1.35},
+    "attention": {"peak MiB": 0.65, "TFLOP": 1.20},
     "blocks": {"peak MiB": 0.25, "TFLOP": 1.35},
     "auto": {"peak MiB": BUDGET, "TFLOP": 1.20},
 }
