@@ -58,6 +58,8 @@ def snapshot() -> dict[str, Any]:
             "graphs": TELEMETRY.counts["graphs"],
             "programs": TELEMETRY.counts["programs"],
             "aot_traces": TELEMETRY.counts["aot_traces"],
+            "donated_buffers": TELEMETRY.counts["donated_buffers"],
+            "copied_before_donation": TELEMETRY.counts["copied_before_donation"],
             "fallbacks": dict(TELEMETRY.fallbacks),
             "fallback_bytes": TELEMETRY.counts["fallback_bytes"],
             "seconds": {stage: round(value, 6) for stage, value in TELEMETRY.seconds.items()},
