@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo aot aot-v7 test test-all check format bench bench-v5e zoo wheel clean
+.PHONY: help setup demo aot aot-v7 test test-all check format bench bench-v5e bench-checkpoint zoo wheel clean
 
 help:
 	@echo "make demo      train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
@@ -25,6 +25,7 @@ help:
 	@echo "make check     ruff (lint and format) and mypy"
 	@echo "make bench     speed and memory against stock openxla and eager"
 	@echo "make bench-v5e what a v5e's compiler makes of the models, beside stock openxla"
+	@echo "make bench-checkpoint  memory of a training step by checkpoint mode, by a v5e's compiler"
 	@echo "make zoo       the table of models: programs, graph breaks, fallbacks, errors"
 	@echo "make wheel     build dist/*.whl"
 	@echo "make clean     remove what was built; the virtual environment stays"
@@ -73,6 +74,10 @@ bench: $(READY)
 
 bench-v5e: $(READY)
 	$(BIN)/python -m bench.v5e
+
+bench-checkpoint: $(READY)
+	$(BIN)/python -m bench.checkpoint
+	$(BIN)/python -m bench.memory_estimate
 
 zoo: $(READY)
 	$(BIN)/python -m tests.zoo

@@ -53,6 +53,11 @@ def publish(report: Report) -> None:
     print(f"\n{report.title}\n\n{table(report.rows)}\n")
     for target in report.targets:
         print(f"  {target}")
+    write(report)
+
+
+def write(report: Report) -> None:
+    """Write the report to bench/results/<name>.json."""
     targets = [{**asdict(target), "is_met": target.is_met} for target in report.targets]
     content = {**asdict(report), "targets": targets, "environment": environment()}
     RESULTS.mkdir(exist_ok=True)

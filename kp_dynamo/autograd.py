@@ -24,8 +24,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kp_dynamo.analysis.random_results import save_random_results
 from kp_dynamo.decompositions import decompositions
 
-# (graph, number of results that the user sees, name of the graph) -> what runs it.
-CompileGraph = Callable[[fx.GraphModule, int, str], Callable[[list[Any]], list[Any]]]
+# (graph, number of results that the user sees, name of the graph, see `_overwritten`) -> what runs it.
+CompileGraph = Callable[[fx.GraphModule, int, str, tuple[int | None, ...]], Callable[[list[Any]], list[Any]]]
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
 
     def forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         _donate_nothing()
-        return stages.compile(gm, num_returned[-1], "forward")
+        return stages.compile(gm, num_returned[-1], "forward", _overwritten())
 
     def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         # Dynamo must not trace what runs a backward, nor the backward itself.
-        run = torch._dynamo.disable(stages.compile)(gm, _num_results(gm), "backward")
+        run = torch._dynamo.disable(stages.compile)(gm, _num_results(gm), "backward", ())
         return _boxed(torch._dynamo.disable(run, reason="a compiled backward"))
 
     def inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         stages.transform(gm, "inference")
-        return stages.compile(gm, _num_results(gm), "inference")
+        return stages.compile(gm, _num_results(gm), "inference", _overwritten())
 
     with _tracing_settings():
         return aot_autograd.aot_module_simplified(
@@ -93,6 +93,19 @@ def _donate_nothing() -> None:
     context = torch._guards.TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []
+
+
+def _overwritten() -> tuple[int | None, ...]:
+    """The inputs that AOTAutograd copies the first results of the graph over; None where it does something else."""
+    context = torch._guards.TracingContext.try_get()
+    meta = context.fw_metadata if context is not None else None
+    if meta is None:
+        return ()
+    infos = ((i, meta.input_info[i]) for i in meta.mutated_inp_runtime_indices)
+    return tuple(
+        i if info.mutates_data and not info.mutates_metadata and not info.mutates_storage_metadata else None
+        for i, info in infos
+    )
 
 
 def _boxed(run: Any) -> Any:

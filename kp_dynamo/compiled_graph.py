@@ -97,7 +97,7 @@ class CompiledGraph:
             results: list[Any] = executable.run(args)
             args.clear()
             return results
-        values = [self._place(a) for a in args]
+        values = [self._place(a, i in executable.donated) for i, a in enumerate(args)]
         # An argument that is saved for the backward goes back as the caller's own tensor: autograd watches it.
         own = {id(value): argument for value, argument in zip(values, args, strict=True)}
         args.clear()
@@ -105,8 +105,10 @@ class CompiledGraph:
         count = self._spec.num_returned
         return to_host(results[:count], self._layouts) + [own.get(id(r), r) for r in results[count:]]
 
-    def _place(self, value: Any) -> Any:
-        return self._runtime.placement.place(value) if isinstance(value, torch.Tensor) else value
+    def _place(self, value: Any, is_donated: bool) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return self._runtime.placement.give(value) if is_donated else self._runtime.placement.place(value)
 
     def _program(self, args: Sequence[Any]) -> tuple[Program, Executable]:
         """The program for the shapes of `args`: this graph's own, another equal graph's, or a new one."""
@@ -150,6 +152,8 @@ class CompiledGraph:
             TELEMETRY.spent(stage, seconds)
         for op, line in executable.fallbacks:
             _warn_once(op, line)
+        for position, reason in executable.kept:
+            logger.info("%s: argument %d is not donated: %s", self._contract.label, position, reason)
         return executable
 
 

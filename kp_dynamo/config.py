@@ -94,8 +94,8 @@ class TPUConfig(Checked):
     """0, 1, 2: the level "conservative", "balanced", "aggressive" where a call names none."""
 
     enable_xla_dynamic_shapes: bool = checked_field(True, rules.boolean())
-    """True: a length that changes is captured once for all lengths, and padded to powers of two where `buckets` is
-    there. False: every shape is captured on its own."""
+    """True: a length that changes is captured once for all lengths, and padded to powers of two. False: every shape
+    is captured on its own."""
 
     cache_max_size: int = checked_field(100, rules.integer(1))
     """Compiled models that a compiler keeps, and programs that the process keeps; least recently used go first."""

@@ -8,7 +8,7 @@ from typing import Any
 from kp_dynamo.config import TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError, TPUNotAvailableError
 from kp_dynamo.hardware import CHIPS, GB, Chip
-from kp_dynamo.options import LEVELS, CompileOptions, option_fields
+from kp_dynamo.options import LEVELS, CompileOptions
 
 LEVEL_OF_NUMBER = tuple(LEVELS)
 """`xla_optimization_level` 0, 1, 2."""
@@ -45,7 +45,7 @@ def compile_options(config: TPUConfig, level: str | None = None, present: str | 
         options["checkpoint"] = "off"
     if config.enable_strict_validation:
         options["strict"] = True
-    if config.enable_xla_dynamic_shapes and _is_there("buckets"):
+    if config.enable_xla_dynamic_shapes:
         options["buckets"] = "pow2"
     return options
 
@@ -102,11 +102,6 @@ def _memory_options(config: TPUConfig, present: str | None) -> dict[str, Any]:
     if chip.hbm_bytes != CHIPS[chip.name].hbm_bytes:
         options["memory_budget_gb"] = chip.hbm_bytes * config.memory_fraction / GB
     return options
-
-
-def _is_there(option: str) -> bool:
-    """Whether an option has an effect in this version."""
-    return not next(f for f in option_fields() if f.name == option).metadata["is_inert"]
 
 
 def _no_pjit() -> str:

@@ -90,6 +90,6 @@ def _counted(held: list[Held]) -> list[str]:
 
 
 REMEDIES = (
-    "Remedies: a smaller batch or sequence; parameters in bfloat16 (model.bfloat16()); a chip with more memory "
-    '(target="v5p").'
+    'Remedies: a smaller batch or sequence; in training, activations computed again (checkpoint="blocks" or "auto"); '
+    'parameters in bfloat16 (model.bfloat16()); a chip with more memory (target="v5p").'
 )

@@ -42,7 +42,6 @@ def _option(
     default: Any,
     rule: rules.Rule,
     *,
-    is_inert: bool = False,
     not_in_key: str | None = None,
 ) -> Any:
     """A field of `CompileOptions` with all that is known about it.
@@ -50,10 +49,9 @@ def _option(
     Args:
         default: Its value when neither the user nor the level says anything.
         rule: What it may be.
-        is_inert: Whether the machinery behind it is still missing, so that only the default is honest.
         not_in_key: Why two values of it give the same compiled program; None where they may not.
     """
-    return field(default=default, metadata={"rule": rule, "is_inert": is_inert, "not_in_key": not_in_key})
+    return field(default=default, metadata={"rule": rule, "not_in_key": not_in_key})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,7 @@ class CompileOptions:
     """Validated options. What is left out comes from the level, or is the default named here.
 
     Raises:
-        TPUConfigurationError: An unknown key, a bad value, or a key whose machinery is not there yet.
+        TPUConfigurationError: An unknown key or a bad value.
     """
 
     given: frozenset[str] = field(init=False, repr=False, compare=False)
@@ -117,8 +115,9 @@ class CompileOptions:
     extra_passes: tuple[Any, ...] = _option((), rules.graph_passes())
     """`GraphPass` objects that run after ours; their `repr` enters the key. Any, because options are below passes."""
 
-    donate: Literal["off", "mutated"] = _option("off", rules.one_of("off", "mutated"), is_inert=True)
-    """Whether buffers of inputs that the graph overwrites are reused for its outputs."""
+    donate: Literal["off", "mutated"] = _option("off", rules.one_of("off", "mutated"))
+    """Whether buffers of inputs that the graph overwrites are reused for its outputs. Off, because a program that fails
+    while it runs then leaves nothing of them, and what holds a buffer in ways torch does not know of loses it."""
 
     target: Target = _option("auto", rules.one_of(*get_args(Target)))
     """The chip whose memory decides. "auto": v5e, the cheapest to rent."""
@@ -248,7 +247,7 @@ def _require_known(key: object) -> None:
 
 
 def _accepted(option: Field[Any], value: object) -> object:
-    """The value in its normal form; raises where it is not allowed, or allowed but without effect yet."""
+    """The value in its normal form; raises where it is not allowed."""
     rule: rules.Rule = option.metadata["rule"]
     try:
         normal = rule.normalise(value)
@@ -258,9 +257,4 @@ def _accepted(option: Field[Any], value: object) -> object:
             f"option {option.name!r} is {rules.short(value)}{because}; allowed: {rule.allowed}; "
             "correct it, or leave the key out for its default"
         ) from None
-    if option.metadata["is_inert"] and normal != option.default:
-        raise TPUConfigurationError(
-            f"option {option.name!r} is {rules.short(value)}, which is not there yet in this version; "
-            f"only {option.default!r} is; leave the key out"
-        )
     return normal

@@ -55,6 +55,14 @@ class Placement:
         self._tell(tensor)
         return copy.on_device
 
+    def give(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` for a program that takes the buffer of what it is given: never a copy that is kept."""
+        if tensor.device.type == "xla":
+            return tensor
+        with self._lock:
+            self._copies.pop(tensor, None)  # the caller is about to change the tensor
+            return _plain(tensor)
+
     def clear(self) -> None:
         """Drop every copy."""
         with self._lock:

@@ -22,11 +22,11 @@ from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runt
 from kp_dynamo.cpu_view import surrounding_autocast
 from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
-from kp_dynamo.exceptions import TPUDeviceError
+from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
 from kp_dynamo.graph_key import Uncacheable, environment_parts, graph_text
 from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
-from kp_dynamo.lowering import Lowering, LoweringSpec, get_lowering
+from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec, get_lowering
 from kp_dynamo.memory_bound import MemoryBudget, require_room
 from kp_dynamo.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.pipeline import Pipeline, build_backward_pipeline, build_pipeline, product_precision, run_pipeline
@@ -84,6 +84,11 @@ class Session:
                 "the inputs are fake tensors, which have no values to run with. Allowed: tensors on the CPU or on the "
                 "XLA device. To learn what a TPU makes of a model without running it, call kp_dynamo.aot_compile."
             )
+        if options.donate == "mutated" and options.lowering == "stock":
+            raise TPUConfigurationError(
+                "donate='mutated' with lowering='stock': torch_xla's own bridge does not say which buffers it shares. "
+                "Allowed: lowering='openxla', or donate='off'."
+            )
         capture, bucketing = _bucketing(capture, options)
         pipeline = build_pipeline(options, bucketing.symbols if bucketing is not None else ())
         behind = build_backward_pipeline(options)
@@ -128,20 +133,27 @@ class Session:
                 bucketing.decide(reports, gm)
             self.runtime.observe(GraphTransformed(label, tuple(reports), time.perf_counter() - start))
 
-        def compile_graph(gm: fx.GraphModule, num_returned: int, name: str) -> CompiledGraph:
+        def compile_graph(
+            gm: fx.GraphModule, num_returned: int, name: str, overwritten: tuple[int | None, ...]
+        ) -> CompiledGraph:
             TELEMETRY.count("graphs")
             if budget is not None:
                 require_room(gm.graph, name, budget)
             text = _graph_text(gm)
             needed = product_precision(gm.graph, precision)
-            spec = LoweringSpec(name, num_returned, needed, options.strict, self._salt + _identity(text))
-            key = None if text is None else (("graph", text), ("returned", num_returned), *conditions)
+            donate = options.donate == "mutated"
+            identity = self._salt + _identity(text)
+            spec = LoweringSpec(name, num_returned, needed, options.strict, identity, overwritten, donate)
+            interface = (("graph", text), ("returned", num_returned), ("overwritten", overwritten))
+            key = None if text is None else (*interface, *conditions)
             contract = GraphContract(key, capture.mode == "cpu", f"{number}.{name}", options.compile_timeout_s)
             lowering = self._export or get_lowering(options.lowering)
             return CompiledGraph(gm, contract, lowering, spec, self.runtime)
 
         with surrounding_autocast(capture.mode):
             run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph))
+        if options.donate == "mutated" and capture.mode == "xla":
+            run = _settled(run)
         run = run if bucketing is None else bucketing.wrap(run)
         return as_dynamo_calls_it(run, capture)
 
@@ -151,6 +163,17 @@ def _bucketing(capture: Capture, options: CompileOptions) -> tuple[Capture, Buck
         return capture, None
     buckets = Buckets(options.buckets, options.over_bucket)
     return bucketed(capture, buckets, poisons=is_poisoned() or (options.strict and options.dump_dir is not None))
+
+
+def _settled(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, with its arguments looked at behind it: by then AOTAutograd has copied their new values over them."""
+
+    def settled(*args: Any) -> Any:
+        results = run(*args)
+        DONORS.settle(args)
+        return results
+
+    return settled
 
 
 def _forget(_: CompileKey, program: Program) -> None:

@@ -60,6 +60,8 @@ def snapshot() -> dict[str, Any]:
             "aot_traces": TELEMETRY.counts["aot_traces"],
             "bucket_refusals": TELEMETRY.counts["bucket_refusals"],
             "exact_lengths": TELEMETRY.counts["exact_lengths"],
+            "donated_buffers": TELEMETRY.counts["donated_buffers"],
+            "copied_before_donation": TELEMETRY.counts["copied_before_donation"],
             "fallbacks": dict(TELEMETRY.fallbacks),
             "fallback_bytes": TELEMETRY.counts["fallback_bytes"],
             "seconds": {stage: round(value, 6) for stage, value in TELEMETRY.seconds.items()},

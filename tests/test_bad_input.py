@@ -61,8 +61,7 @@ BAD_OPTIONS = [
     ({"cache_size": 0}, "option 'cache_size' is 0; allowed: an int >= 1; correct it"),
     ({"cache_size": "9"}, "option 'cache_size' is '9'; allowed: an int >= 1; correct it"),
     ({"keep_float32": "aten.mm"}, "option 'keep_float32' is 'aten.mm' (write ['aten.mm'], a list with one name)"),
-    ({"buckets": "pow2"}, "option 'buckets' is 'pow2', which is not there yet in this version"),
-    ({"buckets": "pow2"}, "option 'buckets' is 'pow2', which is not there yet in this version"),
+    ({"buckets": "pow3"}, "option 'buckets' is 'pow3'; allowed: 'pow2', a rising list of ints >= 1"),
     ({"checkpoint": -0.1}, "option 'checkpoint' is -0.1; allowed: 'off', 'attention', 'blocks', 'auto', a number >= 0"),
     (
         {"disable_passes": ["nonsense"]},

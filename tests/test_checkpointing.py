@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch_xla
 from torch.utils.checkpoint import checkpoint
 
 from kp_dynamo import explain
-from kp_dynamo.exceptions import TPUOutOfMemoryError
+from kp_dynamo.exceptions import TPUConfigurationError, TPUOutOfMemoryError
 from kp_dynamo.ops.wait_for import barriers
 from tests.spine import compiled, counted
 from tests.transformer import TinyGpt
@@ -75,10 +77,24 @@ def test_auto_says_what_it_decided():
 def test_a_budget_that_cannot_be_met_names_the_smallest_that_can():
     model, _ = model_and_reference()
     run = compiled(model, checkpoint="auto", memory_budget_gb=0.002, optimizer_state_factor=2)
-    with pytest.raises(Exception, match=r"The smallest budget that does is 0\.00[0-9]* GB") as caught:
+    with pytest.raises(Exception, match=r"The smallest budget that does is 0\.0[0-9]{2} GB") as caught:
         run(TOKENS)
     assert isinstance(caught.value.inner_exception, TPUOutOfMemoryError)
-    assert compiled(model, checkpoint="blocks")(TOKENS).isfinite()  # the process goes on
+    [smallest] = re.findall(r"that does is (\S+) GB", str(caught.value))
+    torch._dynamo.reset()
+    assert compiled(model, checkpoint="auto", memory_budget_gb=float(smallest))(TOKENS).isfinite()
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="The smallest budget that does"):
+        compiled(model, checkpoint="auto", memory_budget_gb=float(smallest) - 0.001)(TOKENS)
+
+
+@pytest.mark.parametrize("share", [-0.1, -1, 1.1, float("nan"), "0.5"])
+def test_a_share_that_is_none_says_what_is_allowed(share):
+    with pytest.raises(
+        Exception, match=r"option 'checkpoint' is .* allowed: .*'auto', a number >= 0 and <= 1"
+    ) as caught:
+        compiled(torch.sin, checkpoint=share)(torch.ones(2))
+    assert isinstance(caught.value.inner_exception, TPUConfigurationError)
 
 
 def test_optimizer_state_takes_its_room():

@@ -18,10 +18,9 @@ from kp_dynamo.config import (
     TPUVersion,
 )
 from kp_dynamo.config_options import chip_of, compile_arguments, compile_options, require_enabled, require_topology
-from kp_dynamo.options import CompileOptions, option_fields
+from kp_dynamo.options import CompileOptions
 
 NAMES = [f.name for f in dataclasses.fields(TPUConfig)]
-IS_BUCKETS_THERE = not next(f for f in option_fields() if f.name == "buckets").metadata["is_inert"]
 
 # For each field: another value as it is stored, and what is wrong.
 ANOTHER = {
@@ -246,8 +245,8 @@ def test_which_chip_decides(fields, present, name, gb):
     assert (chip.name, chip.hbm_bytes / 1e9) == (name, pytest.approx(gb))
 
 
-def test_changing_lengths_are_bucketed_as_soon_as_buckets_are_there():
-    assert ("buckets" in PLAIN) == IS_BUCKETS_THERE
+def test_changing_lengths_are_padded_to_powers_of_two():
+    assert PLAIN["buckets"] == "pow2"
     assert "buckets" not in options(enable_xla_dynamic_shapes=False)
 
 

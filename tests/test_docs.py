@@ -51,11 +51,6 @@ def test_every_exception_of_the_guide_is_one():
     assert named - ours == {"ValueError"}
 
 
-def test_options_without_effect_yet_are_marked():
-    marked = {name for name, row in documented_options().items() if "(not yet)" in row[2]}
-    assert marked == {f.name for f in option_fields() if f.metadata["is_inert"]}
-
-
 def test_the_known_limits_are_those_of_doctor():
     _, _, limits = page("correctness.md").partition("## Known limits")
     listed = [" ".join(item.split()) for item in limits.split("\n* ")[1:]]

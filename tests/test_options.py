@@ -41,17 +41,14 @@ ANOTHER_VALUE = {
     "target": "v6e",
     "disable_passes": ("cast_bf16",),
     "extra_passes": (AddNothing(2),),
+    "donate": "mutated",
+    "buckets": (64, 128),
+    "over_bucket": "error",
     "cache_size": 7,
     "compile_timeout_s": 2.5,
     "lowering": "stock",
     "strict": True,
     "dump_dir": Path("dumps"),
-}
-# Options that nothing reads yet: the value in effect, and some that are allowed but have no effect.
-NOT_THERE_YET = {
-    "buckets": (None, ["pow2", [64, 128], (1,), {"min": 64, "max": 512, "step": 64}]),
-    "over_bucket": ("exact", ["error"]),
-    "donate": ("off", ["mutated"]),
 }
 WRONG = {
     "level": ["fast", "", "BALANCED", 1, None, ["balanced"]],
@@ -75,12 +72,11 @@ WRONG = {
     "strict": [1, "true", None],
     "dump_dir": ["", b"dumps", 3, "a\0b", True],
 }
-PAIRS_NOT_THERE = [(key, value) for key, (_, values) in NOT_THERE_YET.items() for value in values]
 PAIRS_WRONG = [(key, value) for key, values in WRONG.items() for value in values]
 
 
 def test_every_option_is_in_these_tables():
-    assert {*ANOTHER_VALUE, *NOT_THERE_YET} == set(NAMES)
+    assert set(ANOTHER_VALUE) == set(NAMES)
     assert set(WRONG) == set(NAMES)
 
 
@@ -130,19 +126,6 @@ def test_a_wrong_value_is_named_with_what_is_allowed(key, value):
     with pytest.raises(TPUConfigurationError, match=rf"^option '{key}' is .*; allowed: .+; correct it, or leave") as e:
         CompileOptions(**{key: value})
     assert isinstance(e.value, ValueError)
-
-
-@pytest.mark.parametrize(("key", "value"), PAIRS_NOT_THERE)
-def test_what_has_no_effect_yet_is_refused_by_name(key, value):
-    in_effect = re.escape(repr(NOT_THERE_YET[key][0]))
-    message = rf"^option '{key}' is .*, which is not there yet in this version; only {in_effect} is; leave the key out$"
-    with pytest.raises(TPUConfigurationError, match=message):
-        CompileOptions(**{key: value})
-
-
-@pytest.mark.parametrize(("key", "value"), [(key, in_effect) for key, (in_effect, _) in NOT_THERE_YET.items()])
-def test_what_is_in_effect_anyway_may_be_written_down(key, value):
-    assert getattr(CompileOptions(**{key: value}), key) == getattr(CompileOptions(), key) == value
 
 
 @pytest.mark.parametrize(
@@ -217,11 +200,10 @@ def test_what_is_no_pass_is_refused_with_the_reason(candidate, reason):
 
 
 def test_every_option_changes_the_key_or_says_why_not():
-    """Values without effect yet are written past the check: their place in the key is tested already."""
     plain = CompileOptions()
     for name in NAMES:
         another = copy.copy(plain)
-        value = ANOTHER_VALUE[name] if name in ANOTHER_VALUE else NOT_THERE_YET[name][1][0]
+        value = ANOTHER_VALUE[name]
         object.__setattr__(another, name, value)
         is_ignored = name in ignored_in_key()
         assert (another.key() == plain.key()) == is_ignored, name

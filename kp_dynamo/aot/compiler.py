@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -112,14 +113,18 @@ class TpuCompiler:
                 pipe.close()
         self._folder.cleanup()
 
-    def submit(self, stablehlo: bytes) -> None:
-        """Hand over a program (MLIR bytecode); `result` gives the answers in the same order."""
+    def submit(self, stablehlo: bytes, donated: Sequence[int] = ()) -> None:
+        """Hand over a program (MLIR bytecode), and which parameters' buffers its results may take.
+
+        `result` gives the answers in the same order.
+        """
         number = next(self._numbers)
         source, target = (Path(self._folder.name) / f"{number}.{kind}" for kind in ("mlir", "hlo"))
         source.write_bytes(stablehlo)
         self._waiting.append(target)
         try:
-            _pipe(self._process.stdin).write(json.dumps({"stablehlo": str(source), "hlo": str(target)}) + "\n")
+            request = {"stablehlo": str(source), "hlo": str(target), "donated": list(donated)}
+            _pipe(self._process.stdin).write(json.dumps(request) + "\n")
         except BrokenPipeError:
             return  # `result` tells why
 

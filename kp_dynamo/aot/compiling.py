@@ -119,7 +119,7 @@ class _Run:
 
     def _receive(self, program: Any) -> None:
         self.handed_over.append(program)
-        self.compiler.submit(program.stablehlo)
+        self.compiler.submit(program.stablehlo, program.donated)
 
     def _observe(self, event: Any) -> None:
         from kp_dynamo.events import ProgramReady

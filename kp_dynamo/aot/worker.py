@@ -4,7 +4,7 @@ So it can run in an environment that has neither torch nor this package (a newer
 stays out of the user's terminal, and it can be killed.
 
 `python worker.py TARGET` answers on its standard output, a line of JSON a message: first {"ready": ...}, then one
-for each line {"stablehlo": PATH, "hlo": PATH} that it reads.
+for each line {"stablehlo": PATH, "hlo": PATH, "donated": [PARAMETER, ...]} that it reads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer(compiler.compiled(request["stablehlo"], request["hlo"]))
+            answer(compiler.compiled(request["stablehlo"], request["hlo"], request["donated"]))
         except Exception as problem:  # noqa: BLE001
             answer({"failed": str(problem)})
 
@@ -69,10 +69,13 @@ class _Compiler:
             "device": self._device.device_kind,
         }
 
-    def compiled(self, stablehlo: str, hlo: str) -> dict[str, Any]:
-        """Compile the file `stablehlo` (MLIR bytecode), write the scheduled program to `hlo`; its figures."""
+    def compiled(self, stablehlo: str, hlo: str, donated: list[int]) -> dict[str, Any]:
+        """Compile the file `stablehlo` (MLIR bytecode), write the scheduled program to `hlo`; its figures.
+
+        Results may take the buffers of the parameters `donated`.
+        """
         with open(stablehlo, "rb") as file:
-            module = self._read(file.read())
+            module = self._read(file.read(), donated)
         start = time.perf_counter()
         executable = self._device.client.compile(module, self._devices, self._options)
         seconds = time.perf_counter() - start
@@ -104,15 +107,31 @@ class _Compiler:
         settings.xla_dump_to, settings.xla_dump_hlo_as_text = str(folder), True
         return folder
 
-    def _read(self, artifact: bytes) -> Any:
+    def _read(self, artifact: bytes, donated: list[int]) -> Any:
         """A portable artifact as this JAX takes it: 0.7 the bytes themselves, 0.10 what they stand for."""
-        if tuple(int(part) for part in self.versions["jax"].split(".")[:2]) < (0, 8):
+        takes_bytes = tuple(int(part) for part in self.versions["jax"].split(".")[:2]) < (0, 8)
+        if takes_bytes and not donated:
             return artifact
         from jax._src.interpreters import mlir
         from jaxlib.mlir.dialects import stablehlo
 
         self._context = mlir.make_ir_context()  # the module lives as long as it does
-        return stablehlo.deserialize_portable_artifact(self._context, artifact)
+        module = stablehlo.deserialize_portable_artifact(self._context, artifact)
+        _donate(module, donated)
+        return mlir.module_to_bytecode(module) if takes_bytes else module
+
+
+def _donate(module: Any, parameters: list[int]) -> None:
+    """Let XLA give the results of a program the buffers of these parameters, as it sees fit."""
+    from jaxlib.mlir import ir
+
+    [main] = [op for op in module.body.operations if op.attributes["sym_name"].value == "main"]
+    given = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else [{}] * len(main.arguments)
+    with module.context:
+        attributes = [{named.name: named.attr for named in attrs} if attrs else {} for attrs in given]
+        for parameter in parameters:
+            attributes[parameter]["jax.buffer_donor"] = ir.BoolAttr.get(True)
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in attributes])
 
 
 def _version_of(package: str) -> str:

@@ -1,6 +1,7 @@
 """ATen graph -> XLA program -> callable. The only place, with `compat`, that touches torch_xla."""
 
 from kp_dynamo.lowering.base import Executable, Lowering, LoweringSpec
+from kp_dynamo.lowering.donation import DONORS
 from kp_dynamo.lowering.registry import get_lowering
 
-__all__ = ["Executable", "Lowering", "LoweringSpec", "get_lowering"]
+__all__ = ["DONORS", "Executable", "Lowering", "LoweringSpec", "get_lowering"]

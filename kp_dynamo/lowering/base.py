@@ -21,6 +21,9 @@ class LoweringSpec:
         matmul_precision: "default", "high" or "highest": passes over the MXU for a float32 product.
         strict: An operator that XLA lacks raises instead of running on the CPU.
         identity: Text that no two graphs share which compute different things.
+        overwritten: The arguments that the first results are copied over by the caller; None where the caller does
+            something else with a result.
+        donate: Whether results may take the buffers of the arguments that are overwritten.
     """
 
     name: str
@@ -28,6 +31,8 @@ class LoweringSpec:
     matmul_precision: str
     strict: bool
     identity: str = ""
+    overwritten: tuple[int | None, ...] = ()
+    donate: bool = False
 
 
 @dataclass
@@ -40,6 +45,8 @@ class Executable:
         fallbacks: ATen operators that run on the CPU, each with the user's source line.
         seconds: Time spent, by stage ("trace", "xla"); grows where parts are compiled at their first run.
         moved_bytes: Bytes that moved between device and CPU so far, for each of `fallbacks`.
+        donated: Arguments whose buffers become results: on the device they are gone after a run.
+        kept: Arguments that the graph overwrites and that are not donated all the same, each with the reason.
     """
 
     run: Any
@@ -47,6 +54,8 @@ class Executable:
     fallbacks: tuple[tuple[str, str], ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     moved_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    donated: tuple[int, ...] = ()
+    kept: tuple[tuple[int, str], ...] = ()
 
 
 class Lowering(Protocol):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -47,4 +50,14 @@ def check_runs_somewhere(missing: list[fx.Node], spec: LoweringSpec) -> None:
         raise XLACompilationError(
             f"strict=True and XLA has no lowering for: {listed}. "
             "Rewrite these lines with operators that XLA has, or allow the CPU with strict=False."
+        )
+
+
+def check_donation(kept: Sequence[tuple[int, str]], args: Sequence[Any], spec: LoweringSpec) -> None:
+    """Raise where a buffer that could be donated has to be kept, and the user wants to hear of it."""
+    if spec.strict and kept:
+        listed = "; ".join(f"{args[i].dtype} {list(args[i].shape)}, because {reason}" for i, reason in kept)
+        raise XLACompilationError(
+            f"strict=True and donate='mutated', and tensors that the {spec.name} graph overwrites keep their buffers: "
+            f"{listed}. Change these lines, or allow it with strict=False."
         )

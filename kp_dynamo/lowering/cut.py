@@ -38,8 +38,11 @@ def split_around(gm: fx.GraphModule, on_cpu: set[fx.Node]) -> fx.GraphModule:
 
 
 def spec_of_pieces(spec: LoweringSpec) -> LoweringSpec:
-    """How the pieces of a graph are lowered: what one hands on may be an argument of the whole, so all is returned."""
-    return replace(spec, num_returned=sys.maxsize)
+    """How the pieces of a graph are lowered.
+
+    What one hands on may be an argument of the whole, so all is returned; another may read it, so nothing is donated.
+    """
+    return replace(spec, num_returned=sys.maxsize, donate=False)
 
 
 def _stages(graph: fx.Graph, on_cpu: set[fx.Node]) -> dict[fx.Node, int]:
@@ -84,7 +87,7 @@ class Pieces:
             return self._on_cpu(piece, args)
         if node.name not in self._runs:
             spec = replace(self._spec, identity=f"{self._spec.identity} {node.name}")
-            run, missing, seconds = compile_program(piece, args, device_constants(piece), spec)
+            run, missing, seconds, _ = compile_program(piece, args, device_constants(piece), spec)
             if run is None:
                 raise XLACompilationError(f"XLA lowered {missing[0].target} in one graph and not in a part of it")
             self._runs[node.name] = run

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kp_dynamo import compat
 from kp_dynamo.lowering.base import Executable, LoweringSpec
-from kp_dynamo.lowering.checks import check_layouts, check_runs_somewhere
+from kp_dynamo.lowering.checks import check_donation, check_layouts, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.cut import Conductor, is_xla_piece, spec_of_pieces, split_around
 from kp_dynamo.lowering.program import LOCK, settings
@@ -38,6 +38,7 @@ class ExportedProgram:
         seconds: What tracing it took.
         gm: The graph that it computes.
         num_runs: How often it has been called for: a program that serves equal graphs is handed over once.
+        donated: Its parameters whose buffers its results may take.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ExportedProgram:
     seconds: float
     gm: fx.GraphModule
     num_runs: int = 0
+    donated: tuple[int, ...] = ()
 
 
 class Export:
@@ -100,13 +102,15 @@ class Export:
         start = time.perf_counter()
         with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
             with barriers(compat.optimization_barrier):
-                traced = trace(gm, args, device_constants(gm), spec.num_returned, on_node=_name_operations)
+                traced = trace(gm, args, device_constants(gm), spec, on_node=_name_operations)
             if traced.fallbacks or not traced.roots:
                 return traced.fallbacks
+            check_donation(traced.donation.kept, args, spec)
             stablehlo = _stablehlo(traced, self._as_text)
         calls = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
         origins = {n.name: (str(n.target), source_line(n)) for n in calls}
-        programs.append(ExportedProgram(spec.name, stablehlo, origins, time.perf_counter() - start, gm))
+        seconds = time.perf_counter() - start
+        programs.append(ExportedProgram(spec.name, stablehlo, origins, seconds, gm, donated=traced.donation.inputs))
         self._receive(programs[-1])
         return []
 

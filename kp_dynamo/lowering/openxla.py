@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from kp_dynamo.lowering.base import Executable, LoweringSpec
-from kp_dynamo.lowering.checks import check_layouts, check_runs_somewhere
+from kp_dynamo.lowering.checks import check_donation, check_layouts, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.cut import cut_around
 from kp_dynamo.lowering.program import compile_program
@@ -29,11 +29,16 @@ class OpenXla:
 
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
         check_layouts(gm)
-        run, missing, seconds = compile_program(gm, args, device_constants(gm), spec)
+        run, missing, seconds, donation = compile_program(gm, args, device_constants(gm), spec)
         if run is not None:
-            return Executable(run, num_programs=1, seconds=seconds)
+            check_donation(donation.kept, args, spec)
+            return Executable(run, num_programs=1, seconds=seconds, donated=donation.arguments, kept=donation.kept)
         check_runs_somewhere(missing, spec)
         pieces = cut_around(gm, set(missing), spec)
         pieces.seconds.update(seconds)
         fallbacks = tuple((str(n.target), source_line(n)) for n in missing)
-        return Executable(pieces, pieces.num_programs, fallbacks, pieces.seconds, pieces.moved_bytes)
+        kept = tuple(
+            (a, "a part of the graph runs on the CPU") for a in spec.overwritten if a is not None and spec.donate
+        )
+        check_donation(kept, args, spec)
+        return Executable(pieces, pieces.num_programs, fallbacks, pieces.seconds, pieces.moved_bytes, kept=kept)

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kp_dynamo import compat
 from kp_dynamo.lowering.base import LoweringSpec
+from kp_dynamo.lowering.donation import DONORS, Donation
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.trace import Slot, Trace, trace
 from kp_dynamo.ops.wait_for import barriers
@@ -31,27 +32,40 @@ _DROPPED = "Failed to get computation by hash"  # what torch_xla 2.9 says of it
 _owners: dict[bytes, tuple[str, str]] = {}
 
 
+class CompiledProgram(NamedTuple):
+    """What comes of compiling a graph.
+
+    Attributes:
+        run: How to run it, or None where nodes that XLA cannot lower stand in the way.
+        missing: These nodes.
+        seconds: By stage.
+        donation: The arguments whose buffers become results.
+    """
+
+    run: Run | None
+    missing: list[fx.Node]
+    seconds: dict[str, float]
+    donation: Donation
+
+
 def compile_program(
     gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], spec: LoweringSpec
-) -> tuple[Run | None, list[fx.Node], dict[str, float]]:
-    """Trace and compile `gm` for the shapes of `args`.
-
-    Returns:
-        How to run it, or None where nodes that XLA cannot lower (second) stand in the way; seconds by stage.
-    """
+) -> CompiledProgram:
+    """Trace and compile `gm` for the shapes of `args`."""
     # AOTAutograd compiles under a fake mode, which would take the tensors made here for its own.
     with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
         # XLA:CPU drops barriers.
         with barriers(compat.optimization_barrier if compat.device_kind() == "TPU" else None):
-            traced = trace(gm, args, constants, spec.num_returned)
+            traced = trace(gm, args, constants, spec)
         if traced.fallbacks:
-            return None, traced.fallbacks, {"trace": time.perf_counter() - start}
+            return CompiledProgram(None, traced.fallbacks, {"trace": time.perf_counter() - start}, traced.donation)
         middle = time.perf_counter()
         key = _compile(traced, spec)
         seconds = {"trace": middle - start, "xla": time.perf_counter() - middle}
-        run = _runner(key, traced.inputs, traced.outputs)
-    return _lasting(run, lambda again: compile_program(gm, again, constants, spec)[0]), [], seconds
+        run = _runner(key, traced.inputs, traced.outputs, traced.donation)
+    lasting = _lasting(run, lambda again: compile_program(gm, again, constants, spec).run)
+    return CompiledProgram(lasting, [], seconds, traced.donation)
 
 
 def _lasting(run: Run, compile_again: Callable[[Sequence[Any]], Run | None]) -> Run:
@@ -116,7 +130,7 @@ def _is_compiled_here(roots: list[torch.Tensor]) -> bool:
     return bool(xlac._xla_counter_value("UncachedCompile") != compiled_before)
 
 
-def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot]) -> Run:
+def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation: Donation) -> Run:
     if key is None:
         return lambda args: [_output(slot, args, []) for slot in outputs]
     gather = _gather(inputs)
@@ -133,7 +147,11 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot]) -> Run:
                 # With sync_xla_data=True torch_xla donates the old buffers of tensors that were updated in place,
                 # which other pending tensors of the user (a lazy copy of a model) still read.
                 xlac._xla_sync_multi(waiting, devices=[], wait=True, sync_xla_data=False)
+            if donation.inputs:
+                DONORS.give(values, donation.inputs)
             results: list[Any] = run_cached(key, values)
+        for argument, root in donation.renewed:
+            DONORS.renew(args[argument], results[root])
         if straight:
             return results if len(results) == count else results[:count]
         return [_output(slot, args, results) for slot in outputs]

@@ -15,6 +15,8 @@ import torch
 from torch import fx
 
 from kp_dynamo import compat
+from kp_dynamo.lowering.base import LoweringSpec
+from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, XlaInterpreter, ignore, tracing
 
 Kind = Literal["argument", "copy", "seed", "constant", "root", "value"]
@@ -37,6 +39,7 @@ class Trace:
         inputs: One slot a program input.
         outputs: One slot a graph output.
         fallbacks: Nodes that XLA cannot lower; where there are any, the rest is of no use.
+        donation: The inputs whose buffers become results.
         keep_alive: Placeholders, whose ids must stay taken until the program is compiled.
     """
 
@@ -44,6 +47,7 @@ class Trace:
     inputs: list[Slot]
     outputs: list[Slot]
     fallbacks: list[fx.Node]
+    donation: Donation
     keep_alive: list[Any] = field(repr=False)
 
 
@@ -51,12 +55,13 @@ def trace(
     gm: fx.GraphModule,
     args: Sequence[Any],
     constants: dict[str, torch.Tensor],
-    num_returned: int,
+    spec: LoweringSpec,
     on_node: OnNode = ignore,
 ) -> Trace:
     """Trace `gm` for the shapes of `args` (tensors; numbers are taken as they are).
 
-    Results from position `num_returned` on may share memory with an argument. `on_node` hears of every node's result.
+    Results from position `spec.num_returned` on may share memory with an argument. `on_node` hears of every node's
+    result.
     """
     placeholders = [_placeholder(a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
     fallbacks: list[fx.Node] = []
@@ -69,10 +74,13 @@ def trace(
         results = XlaInterpreter(gm, compat.device(), constants, stand_in, on_node).run(*placeholders)
     flat = list(results) if isinstance(results, (list, tuple)) else [results]
     if fallbacks:
-        return Trace([], [], [], fallbacks, [])
+        return Trace([], [], [], fallbacks, Donation(), [])
     known = _known_ids(placeholders, constants)
-    outputs, roots = _classify_outputs(flat, placeholders, known, num_returned)
-    return Trace(roots, _classify_inputs(roots, known), outputs, [], [placeholders, flat])
+    outputs, roots = _classify_outputs(flat, placeholders, known, spec)
+    inputs = _classify_inputs(roots, known)
+    donation = plan(inputs, outputs, spec.overwritten) if spec.donate else Donation()
+    mark(placeholders, donation)
+    return Trace(roots, inputs, outputs, [], donation, [placeholders, flat])
 
 
 def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -112,20 +120,25 @@ def _known_ids(placeholders: list[Any], constants: dict[str, torch.Tensor]) -> d
 
 
 def _classify_outputs(
-    results: list[Any], placeholders: list[Any], known: dict[int, Slot], num_returned: int
+    results: list[Any], placeholders: list[Any], known: dict[int, Slot], spec: LoweringSpec
 ) -> tuple[list[Slot], list[torch.Tensor]]:
     xlac = compat.xlac()
     argument_of = {id(t): Slot("argument", i) for i, t in enumerate(placeholders)}
     seen: dict[str, int] = {}
     roots: list[torch.Tensor] = []
     slots: list[Slot] = []
-    for result in results:
+    for position, result in enumerate(results):
+        is_saved = position >= spec.num_returned
         if not isinstance(result, torch.Tensor):
             slots.append(Slot("value", result))
         elif id(result) in argument_of:
-            slots.append(argument_of[id(result)])
+            slot = argument_of[id(result)]
+            # What is saved for a backward is the value of now, whatever the caller is about to copy over it.
+            slots.append(Slot("copy", slot.value) if is_saved and slot.value in spec.overwritten else slot)
         elif not xlac._check_tensor_need_materialization([result])[0]:
-            slots.append(_without_work(result, known, may_share=len(slots) >= num_returned))
+            slot = _without_work(result, known)
+            may_share = is_saved and slot.value not in spec.overwritten
+            slots.append(Slot("copy", slot.value) if slot.kind == "argument" and not may_share else slot)
         else:
             root = seen.setdefault(xlac._unique_id_for_ir_and_data(result), len(roots))
             if root == len(roots):
@@ -134,11 +147,10 @@ def _classify_outputs(
     return slots, roots
 
 
-def _without_work(result: torch.Tensor, known: dict[int, Slot], may_share: bool) -> Slot:
+def _without_work(result: torch.Tensor, known: dict[int, Slot]) -> Slot:
     """An output that no program computes: a constant, or a clone of an argument, whose memory a caller may write to."""
     ids, _ = compat.xlac()._get_tensors_xla_device_data_node([result])
-    slot = known.get(ids[0], Slot("constant", result)) if ids else Slot("constant", result)
-    return Slot("copy", slot.value) if slot.kind == "argument" and not may_share else slot
+    return known.get(ids[0], Slot("constant", result)) if ids else Slot("constant", result)
 
 
 def _classify_inputs(roots: list[torch.Tensor], known: dict[int, Slot]) -> list[Slot]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import fx
@@ -61,7 +62,7 @@ def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
     if least > room and budget.must_do:
         raise BudgetError(
             f"the smallest programs that computing activations again gives take {least / _MIB:.1f} MiB by estimate, and "
-            f"{given}. The smallest budget that does is {(least / (1 - MARGIN) + state) / 1e9:.2f} GB"
+            f"{given}. The smallest budget that does is {_rounded_up_gb(least / (1 - MARGIN) + state):.3f} GB"
         )
     note = (
         f"{attempt.freed_bytes / _MIB:.1f} MiB are computed again, {attempt.flops / 1e9:.2f} GFLOP: by estimate "
@@ -69,6 +70,11 @@ def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
     )
     refused = (("output", f"does not fit: {note}"),) if least > room else ()
     return PassReport(name, attempt.num_tagged, refused, (note,))
+
+
+def _rounded_up_gb(num_bytes: float) -> float:
+    """To whole megabytes: the figure in the message must itself be enough."""
+    return math.ceil(num_bytes / 1e6) / 1e3
 
 
 class _Attempt:

@@ -34,12 +34,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from kp_dynamo.passes.base import PassReport, backward_nodes, calls, tensor_of
 from kp_dynamo.passes.casts import is_bfloat16, is_widening
+from kp_dynamo.passes.checkpoint_tags import tag
 from kp_dynamo.passes.sensitive_ops import VIEWS
 
 _cast = torch.ops.aten._to_copy.default
 # A clone is in the table of views because it moves no value; it does move bytes.
 _FREE_VIEWS = tuple(view for view in VIEWS if view is not torch.ops.aten.clone.default)
-_NO_REGION = 0  # of the user's checkpoints: theirs are numbered from 1
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,7 @@ class RecomputeCasts:
         if not backward:
             return PassReport(self.name, 0)
         found = [n for n in calls(gm.graph, _cast, *_FREE_VIEWS) if n not in backward and _is_free(n)]
-        new = [node for node in found if "recompute" not in node.meta]
-        for node in new:
-            node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": _NO_REGION}
-        return PassReport(self.name, len(new))
+        return PassReport(self.name, tag(found, CheckpointPolicy.MUST_RECOMPUTE))
 
 
 def _is_free(node: fx.Node) -> bool:

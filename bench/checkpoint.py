@@ -1,0 +1,138 @@
+"""`make bench-checkpoint`: what a training step takes on a v5e, by what of it is computed again in the backward.
+
+A GPT of 12 blocks, width 768, 12 heads, 8192 tokens, B 4, S 1024, with its loss, at level balanced, by the v5e's own
+compiler: estimates, no chip ran this. Ratios are to "off", the min-cut partition, at the same number of blocks. openxla
+traces by running on XLA:CPU, which takes minutes a block and gigabytes: its row is of fewer blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import kp_dynamo
+from bench import report
+from bench.workloads import Workload
+from demo.model import Gpt, next_byte_loss
+from kp_dynamo.aot.report import AotReport
+
+WIDTH, NUM_HEADS, NUM_TOKENS = 768, 12, 8192
+BATCH, LENGTH = 4, 1024
+NUM_BLOCKS, OPENXLA_BLOCKS = 12, 2
+MIB = 2**20
+OFF, OPENXLA = "off", "openxla"
+BUDGET = 0.6  # of what "off" takes, for "auto"
+MODES = ("attention", "blocks", 0.3, 0.6, "auto")
+COMPARED = ("peak MiB", "TFLOP", "Mcycles", "modelled ms")
+LIMITS = {
+    "attention": {"peak MiB": 0.65, "TFLOP": 1.20},
+    "blocks": {"peak MiB": 0.25, "TFLOP": 1.35},
+    "auto": {"peak MiB": BUDGET, "TFLOP": 1.20},
+}
+
+
+class Trained(nn.Module):
+    """Tokens [B, S] int64 -> the mean loss of the tokens behind them."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__()
+        self.model = Gpt(num_blocks, WIDTH, NUM_HEADS, NUM_TOKENS)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return next_byte_loss(self.model, tokens, targets)
+
+
+def workload(num_blocks: int) -> Workload:
+    """On the meta device."""
+    with torch.device("meta"):
+        tokens = torch.empty(BATCH, LENGTH, dtype=torch.int64)
+        return Workload(Trained(num_blocks), (tokens, tokens.clone()))
+
+
+def measure(num_blocks: int, **how: Any) -> AotReport:
+    made = workload(num_blocks)
+    return kp_dynamo.aot_compile(made.model, made.inputs, target="v5e", train=True, **how)
+
+
+def row(mode: str | float, num_blocks: int, found: AotReport) -> dict[str, Any]:
+    """Figures of a step, and of the programs that it is made of."""
+    forward, backward = (next((p for p in found.programs if kind in p.name), None) for kind in ("forward", "backward"))
+    return {
+        "checkpoint": mode if isinstance(mode, str) else f"{mode:g}",
+        "blocks": num_blocks,
+        "peak MiB": found.peak_bytes / MIB,
+        "TFLOP": found.flops / 1e12,
+        "Mcycles": found.cycles / 1e6,
+        "modelled ms": found.modelled_ms,
+        "model TFLOP": found.model_flops / 1e12,
+        "forward peak MiB": forward.peak_bytes / MIB if forward else None,
+        "backward peak MiB": backward.peak_bytes / MIB if backward else None,
+        "backward temporaries MiB": backward.temp_bytes / MIB if backward else None,
+        "TPU compile s": found.tpu_compile_s,
+        "unknown": len(found.unknown),
+    }
+
+
+def with_ratios(found: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    return {**found, **{f"{name} ratio": found[name] / base[name] for name in COMPARED}}
+
+
+def targets(rows: list[dict[str, Any]]) -> tuple[report.Target, ...]:
+    """What was to be reached, of the modes that were measured."""
+    by_mode = {r["checkpoint"]: r for r in rows}
+    return tuple(
+        report.Target(f"{mode}: {name} over off's", by_mode[mode][f"{name} ratio"], limit)
+        for mode, limits in LIMITS.items()
+        if mode in by_mode
+        for name, limit in limits.items()
+    )
+
+
+def options_of(mode: str | float, off_peak_bytes: float) -> dict[str, Any]:
+    """ "auto" has to fit into a budget, and to nothing else: the optimizer's state is none of these programs'."""
+    if mode != "auto":
+        return {"checkpoint": mode}
+    return {"checkpoint": mode, "memory_budget_gb": BUDGET * off_peak_bytes / 1e9, "optimizer_state_factor": 0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.checkpoint", description=__doc__)
+    parser.add_argument("--blocks", type=int, default=NUM_BLOCKS, help=f"of the model; {NUM_BLOCKS} by default")
+    parser.add_argument("--openxla-blocks", type=int, default=OPENXLA_BLOCKS, help="of openxla's row; 0 leaves it out")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+
+    def keep(new: dict[str, Any], base: dict[str, Any]) -> None:
+        """Written after every row: a run takes long."""
+        rows.append(with_ratios(new, base))
+        report.write(report.Report("checkpoint", title(args.blocks), rows, targets(rows)))
+
+    with tqdm(total=len(MODES) + 1 + 2 * bool(args.openxla_blocks), unit="compile") as progress:
+        off = row(OFF, args.blocks, measure(args.blocks, options={"checkpoint": OFF}))
+        keep(off, off)
+        progress.update()
+        for mode in MODES:
+            options = options_of(mode, off["peak MiB"] * MIB)
+            keep(row(mode, args.blocks, measure(args.blocks, options=options)), off)
+            progress.update()
+        if args.openxla_blocks:
+            small = row(OFF, args.openxla_blocks, measure(args.openxla_blocks, options={"checkpoint": OFF}))
+            keep(small, small)
+            keep(row(OPENXLA, args.openxla_blocks, measure(args.openxla_blocks, backend=OPENXLA)), small)
+            progress.update(2)
+    report.publish(report.Report("checkpoint", title(args.blocks), rows, targets(rows)))
+
+
+def title(num_blocks: int) -> str:
+    return (
+        f"A training step of a GPT of {num_blocks} blocks, width {WIDTH}, B {BATCH}, S {LENGTH}, on a v5e by its "
+        "compiler (estimates; no chip ran this)"
+    )
+
+
+if __name__ == "__main__":
+    main()

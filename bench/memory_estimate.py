@@ -1,0 +1,97 @@
+"""`python -m bench.memory_estimate`: how near the estimate of a program's memory is to what a v5e's compiler takes.
+
+Training steps of the models of `bench/workloads.py`, two blocks each. A step's peak is that of its larger program,
+which is what `checkpoint="auto"` decides by. The compiler's figure is arguments, results and temporaries: the estimate
+knows nothing of the program's own code, which is given beside it. No chip ran this.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any
+
+from tqdm import tqdm
+
+from bench import report, workloads
+from bench.workloads import Workload
+from kp_dynamo.analysis.peak_memory import peak_memory
+from kp_dynamo.aot.compiler import Compiled, TpuCompiler
+from kp_dynamo.aot.plan import plan_of
+from kp_dynamo.aot.road import call_on_fakes
+from kp_dynamo.events import ignore
+from kp_dynamo.hardware import CHIPS
+from kp_dynamo.lowering.export import ExportedProgram
+
+CHIP = CHIPS["v5e"]
+MIB = 2**20
+LIMIT = 0.10
+SIZES = {"width 512, B 8, S 512": (512, 8, 512), "width 256, B 4, S 1024": (256, 4, 1024)}
+MODELS: dict[str, Callable[..., Workload]] = {
+    "gpt": workloads.gpt, "llama": workloads.llama, "bert": workloads.bert,
+}  # fmt: skip
+MODES: tuple[dict[str, Any], ...] = ({"checkpoint": "off"}, {"checkpoint": "attention"}, {"checkpoint": "blocks"})
+IN_FLOAT32 = {"checkpoint": "off", "precision": "float32", "matmul_precision": "default"}
+
+
+def cases() -> list[tuple[str, str, dict[str, Any]]]:
+    """(model, size, options): every mode at the first size, "off" at the second, one in float32."""
+    first, second = SIZES
+    every = [(model, first, mode) for model in MODELS for mode in MODES]
+    return [*every, *((model, second, MODES[0]) for model in MODELS), ("gpt", first, IN_FLOAT32)]
+
+
+def measure(model: str, size: str, options: dict[str, Any]) -> dict[str, Any]:
+    """One row."""
+    width, batch, length = SIZES[size]
+    made = MODELS[model](num_blocks=2, width=width, batch=batch, length=length)
+    found: list[ExportedProgram] = []
+    with TpuCompiler("v5e") as compiler:
+
+        def receive(program: ExportedProgram) -> None:
+            found.append(program)
+            compiler.submit(program.stablehlo)
+
+        call_on_fakes(plan_of(made.model, made.inputs, "v5e", options, "kp_tpu", True), receive, ignore)
+        compiled = [compiler.result() for _ in found]
+    estimates = [peak_memory(p.gm.graph, CHIP.vmem_bytes, narrow_products=_is_narrow(options)).total for p in found]
+    largest = max(compiled, key=_taken)
+    return {
+        "model": model,
+        "size": size,
+        "precision": options.get("precision", "bfloat16"),
+        "checkpoint": options["checkpoint"],
+        "compiler MiB": _taken(largest) / MIB,
+        "estimate MiB": max(estimates) / MIB,
+        "error": max(estimates) / _taken(largest) - 1,
+        "forward's error": estimates[0] / _taken(compiled[0]) - 1,
+        "code MiB": largest.generated_code_bytes / MIB,
+    }
+
+
+def _is_narrow(options: dict[str, Any]) -> bool:
+    return options.get("matmul_precision") == "default"
+
+
+def _taken(made: Compiled) -> int:
+    return made.argument_bytes + made.output_bytes + made.temp_bytes - made.alias_bytes
+
+
+def main() -> None:
+    argparse.ArgumentParser(prog="bench.memory_estimate", description=__doc__).parse_args()
+    rows: list[dict[str, Any]] = []
+    for case in tqdm(cases(), unit="case"):
+        rows.append(measure(*case))
+        report.write(_report(rows))
+    report.publish(_report(rows))
+
+
+def _report(rows: list[dict[str, Any]]) -> report.Report:
+    errors = [abs(row["error"]) for row in rows]
+    targets = (report.Target("mean error", fmean(errors), LIMIT), report.Target("largest error", max(errors), 0.2))
+    return report.Report("memory_estimate", "Peak of a training step, estimated and as a v5e's compiler", rows, targets)
+
+
+if __name__ == "__main__":
+    main()
