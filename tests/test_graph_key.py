@@ -230,6 +230,8 @@ OTHER_VALUES = {
     "fuse": False,
     "checkpoint": "blocks",
     "buckets": "pow2",
+    "donate": "mutated",
+    "compile_timeout_s": 5.0,
     "over_bucket": "error",
     "optimizer_state_factor": 1.0,
     "memory_fraction": 0.5,

@@ -12,6 +12,8 @@ PACKAGE = ROOT / "kp_dynamo"
 
 # Room (a package stands for all that is in it): what it may import beside the standard library.
 MAY_IMPORT = {
+    "kp_dynamo.buckets": ("kp_dynamo.exceptions",),
+    "kp_dynamo.bucket_plan": ("numpy", "matplotlib", "kp_dynamo.exceptions"),
     "kp_dynamo.cache": (),
     "kp_dynamo.config": ("kp_dynamo.config_fields", "kp_dynamo.exceptions", "kp_dynamo.option_rules"),
     "kp_dynamo.config_fields": ("kp_dynamo.exceptions", "kp_dynamo.option_rules"),
@@ -30,7 +32,7 @@ MAY_IMPORT = {
     "kp_dynamo.versions": ("kp_dynamo.exceptions",),
     "kp_dynamo.ops": ("torch", "kp_dynamo.ops"),
     "kp_dynamo.analysis": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes.base"),
-    "kp_dynamo.passes": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes"),
+    "kp_dynamo.passes": ("torch", "sympy", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes"),
     "kp_dynamo.runtime.atomic_file": (),
     "kp_dynamo.runtime.checkpoint_file": (
         "torch",
