@@ -36,8 +36,9 @@ def fine_tune(training: Training, corpus: Corpus, num_steps: int) -> str:
     optimizer = torch.optim.SGD(training.model.parameters(), RATE)
     before, losses = telemetry.snapshot(), list[float]()
     for piece in tqdm(pieces, desc="fine-tuning", leave=False):
-        row = piece.to(training.way.device).unsqueeze(0)
-        tokens, targets = (kp_dynamo.mark_sequence(t, 1) for t in (row[:, :-1], row[:, 1:]))
+        # Cut on the host: on the device that would be a program for each length.
+        rows = (part.unsqueeze(0).to(training.way.device) for part in (piece[:-1], piece[1:]))
+        tokens, targets = (kp_dynamo.mark_sequence(row, 1) for row in rows)
         loss = loss_of(tokens, targets)
         loss.backward()
         optimizer.step()
