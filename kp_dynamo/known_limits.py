@@ -55,7 +55,8 @@ KNOWN_LIMITS = (
 
 EARLIER_LIMITS = (
     KnownLimit(
-        "Training freezes after a copy of the weights (`load_state_dict`, `detach`, `.data`), silently.",
+        "Training freezes after a copy of the weights (`load_state_dict`, `detach`, `.data`), silently, or fails "
+        "(2.5.1: `handle->HasValue()`).",
         "Copy new tensors, added to zero: `average.load_state_dict({k: v + 0 for k, v in model.named_parameters()})`.",
     ),
     KnownLimit(

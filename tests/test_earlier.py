@@ -118,6 +118,7 @@ def limit(words):
 
 
 def losses_of_training(copy):
+    torch._dynamo.reset()
     model = nn.Linear(2, 2, bias=False).to("xla")
     average = nn.Linear(2, 2, bias=False).to("xla")
     nn.init.ones_(model.weight)
@@ -143,7 +144,10 @@ def test_stock_compiles_and_trains():
 @on_earlier
 def test_a_copy_of_the_weights_freezes_training():
     assert "added to zero" in limit("Training freezes").cure
-    assert losses_of_training(lambda average, model: average.load_state_dict(model.state_dict())) == [8.0] * 3
+    try:
+        assert losses_of_training(lambda average, model: average.load_state_dict(model.state_dict())) == [8.0] * 3
+    except RuntimeError as error:  # torch_xla 2.5.1, where an equal program was compiled before
+        assert "handle->HasValue()" in str(error)
 
     def copy_of_values(average, model):
         average.load_state_dict({name: value + 0 for name, value in model.named_parameters()})
