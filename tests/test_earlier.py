@@ -136,6 +136,14 @@ def losses_of_training(copy):
     return losses
 
 
+def losses_or_error(copy):
+    """ "failed": torch_xla 2.5.1, where an equal program was compiled before."""
+    try:
+        return losses_of_training(copy)
+    except RuntimeError as error:
+        return "failed" if "handle->HasValue()" in str(error) else str(error)
+
+
 @on_earlier
 def test_stock_compiles_and_trains():
     assert losses_of_training(lambda average, model: None) == [8.0, 2.88, 1.0368]
@@ -144,10 +152,7 @@ def test_stock_compiles_and_trains():
 @on_earlier
 def test_a_copy_of_the_weights_freezes_training():
     assert "added to zero" in limit("Training freezes").cure
-    try:
-        assert losses_of_training(lambda average, model: average.load_state_dict(model.state_dict())) == [8.0] * 3
-    except RuntimeError as error:  # torch_xla 2.5.1, where an equal program was compiled before
-        assert "handle->HasValue()" in str(error)
+    assert losses_or_error(lambda average, model: average.load_state_dict(model.state_dict())) in ([8.0] * 3, "failed")
 
     def copy_of_values(average, model):
         average.load_state_dict({name: value + 0 for name, value in model.named_parameters()})
