@@ -9,12 +9,13 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 V7     := .venv-v7
 STEPS  ?= 300
+VERSION ?= 2.8.0
 TARGET ?= v5e
 PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo aot aot-v7 test test-all check format bench bench-v5e bench-checkpoint zoo wheel clean
+.PHONY: help setup demo aot aot-v7 test test-all test-compat check format bench bench-v5e bench-checkpoint zoo wheel clean
 
 help:
 	@echo "make demo      train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
@@ -22,6 +23,7 @@ help:
 	@echo "make aot-v7    the compiler for v7, in an environment of its own"
 	@echo "make test      the test suite, at most 20 minutes on two cores"
 	@echo "make test-all  the slow tests too, and the wheel in an empty environment"
+	@echo "make test-compat  what works on an earlier torch_xla, in an environment of its own (VERSION=$(VERSION))"
 	@echo "make check     ruff (lint and format) and mypy"
 	@echo "make bench     speed and memory against stock openxla and eager"
 	@echo "make bench-v5e what a v5e's compiler makes of the models, beside stock openxla"
@@ -59,6 +61,20 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -m "slow or not slow" --timeout=3600 $(PYTEST_ARGS)
+
+# Without dependencies: the package asks for torch 2.9, and its versions decide what works. 7 GB; remove it afterwards.
+COMPAT := .venv-compat-$(VERSION)
+
+test-compat: $(COMPAT)/.ready
+	$(COMPAT)/bin/python -m pytest -m "compat and not slow" $(PYTEST_ARGS) $$(grep -rl "mark.compat" tests)
+
+$(COMPAT)/.ready: pyproject.toml setup.cfg
+	@echo "Setting up $(COMPAT): some minutes and 7 GB"
+	@test -x $(COMPAT)/bin/python || $(PYTHON) -m venv $(COMPAT)
+	@$(COMPAT)/bin/python -m pip install --quiet "torch==$(VERSION)" "torch_xla==$(VERSION)" numpy safetensors tqdm \
+		xxhash expecttest hypothesis pytest pytest-timeout "setuptools>=77"
+	@$(COMPAT)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
 
 check: $(READY)
 	$(BIN)/ruff check .

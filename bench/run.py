@@ -7,9 +7,19 @@ import time
 
 from tqdm import tqdm
 
-from bench import buckets, compile_memory, first_call, per_call, report, second_compile, step_time
+from bench import (
+    bench_components,
+    buckets,
+    compile_memory,
+    first_call,
+    per_call,
+    report,
+    second_compile,
+    step_time,
+)
 
 BENCHMARKS = {
+    "components": bench_components.main,
     "per_call": per_call.main,
     "second_compile": second_compile.main,
     "compile_memory": compile_memory.main,

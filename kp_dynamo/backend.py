@@ -13,6 +13,7 @@ from kp_dynamo import compat, log
 from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.options import CompileOptions
+from kp_dynamo.versions import earlier_version
 
 if TYPE_CHECKING:
     from kp_dynamo.session import Session
@@ -40,6 +41,11 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
         )
     chosen = CompileOptions.from_dict(options)
     compat.device()
+    if (version := earlier_version()) is not None:
+        from kp_dynamo.earlier import compile_with_stock
+
+        log.configure()
+        return compile_with_stock(gm, example_inputs, chosen, version)
     # What needs torch_xla is imported once it is known to be there and to fit.
     from kp_dynamo.session import SESSION
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.exceptions import TPUDeviceError, TPUNotAvailableError
-from kp_dynamo.versions import check_versions
+from kp_dynamo.versions import check_versions, earlier_version
 
 _forked = False
 
@@ -49,7 +49,8 @@ def load() -> ModuleType:
     except (ImportError, OSError) as cause:
         raise TPUNotAvailableError(f"torch_xla is installed but cannot be imported: {cause}") from cause
     finally:
-        for name, value in before.items():
+        # Earlier bridges fail at symbolic sizes: there torch_xla's own settings stay.
+        for name, value in before.items() if earlier_version() is None else ():
             setattr(dynamo_config, name, value)
         if is_first:
             # torch_xla 2.9 puts one of its own in its place, which fails on the CPU.
@@ -66,7 +67,9 @@ def _keep_nan() -> None:
 
 
 def mend_tracing() -> None:
-    """Mend what keeps Dynamo from tracing on XLA tensors; torch_xla has been imported."""
+    """Mend what keeps Dynamo from tracing on XLA tensors; torch_xla has been imported. On 2.9 only."""
+    if earlier_version() is not None:
+        return
     from kp_dynamo.lowering.symbolic_layer_norm import install
 
     install()
@@ -179,7 +182,8 @@ def chip_name() -> str | None:
     """
     if device_kind() != "TPU":
         return None
-    kind = str(xlac()._xla_device_kind(str(device())))
+    # torch_xla 2.5 does not say.
+    kind = str(getattr(xlac(), "_xla_device_kind", lambda of: "TPU")(str(device())))
     if kind not in _CHIP_OF_KIND:
         raise TPUDeviceError(
             f"the device is a {kind!r}; known: {', '.join(_CHIP_OF_KIND)}. Name the chip that is nearest to it: "

@@ -14,8 +14,8 @@ from importlib import metadata
 from typing import Any, Literal
 
 from kp_dynamo.exceptions import TPUBackendError
-from kp_dynamo.known_limits import KNOWN_LIMITS, KnownLimit
-from kp_dynamo.versions import check_versions
+from kp_dynamo.known_limits import EARLIER_LIMITS, KNOWN_LIMITS, KnownLimit
+from kp_dynamo.versions import CURE, check_versions, earlier_version
 
 Status = Literal["ok", "failed"]
 
@@ -43,7 +43,7 @@ class Diagnosis:
         versions: By distribution, "" where it is not installed; libtpu and jax are optional.
         settings: Environment variables that change what happens here, those that are set.
         checks: What was tried, in order; what could not be tried after a failure is left out.
-        known_limits: What is known to go wrong everywhere.
+        known_limits: What is known to go wrong with these versions.
     """
 
     versions: dict[str, str]
@@ -75,7 +75,7 @@ def diagnose(timeout_s: float = 300.0) -> Diagnosis:
     checks = [_check_versions(), _check_registration()]
     if all(check.status == "ok" for check in checks):
         checks += _check_device(timeout_s)
-    return Diagnosis(versions, settings, tuple(checks))
+    return Diagnosis(versions, settings, tuple(checks), EARLIER_LIMITS if earlier_version() else KNOWN_LIMITS)
 
 
 def _version(distribution: str) -> str:
@@ -90,7 +90,8 @@ def _check_versions() -> Check:
         fitting = check_versions()
     except TPUBackendError as problem:
         return Check("versions", "failed", str(problem))
-    return Check("versions", "ok", f"{' and '.join(f'{n} {v}' for n, v in fitting.items())} work together")
+    less = f", with lowering='stock' alone; for all the rest: {CURE}" if earlier_version() else ""
+    return Check("versions", "ok", f"{' and '.join(f'{n} {v}' for n, v in fitting.items())} work together{less}")
 
 
 def _check_registration() -> Check:

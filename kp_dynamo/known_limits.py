@@ -52,3 +52,30 @@ KNOWN_LIMITS = (
         "Keep the process alive; within it, equal graphs share a program.",
     ),
 )
+
+EARLIER_LIMITS = (
+    KnownLimit(
+        "Training freezes after a copy of the weights (`load_state_dict`, `detach`, `.data`), silently, or fails "
+        "(2.5.1: `handle->HasValue()`).",
+        "Copy new tensors, added to zero: `average.load_state_dict({k: v + 0 for k, v in model.named_parameters()})`.",
+    ),
+    KnownLimit(
+        "Dropout in training, that of attention too, scales by 1/p where 1/(1-p) is right, and again in the backward.",
+        "Leave dropout out of the compiled region: p=0, or `torch.compiler.disable`.",
+    ),
+    KnownLimit("BatchNorm keeps the biased running variance.", "Correct it by n / (n - 1), or keep it out."),
+    KnownLimit(
+        "`torch.manual_seed` does not repeat the random numbers of compiled graphs.", "Use `torch_xla.manual_seed`."
+    ),
+    KnownLimit(
+        '`module.to("xla")` unties weights that two modules share, which then train apart.', "Tie them again after it."
+    ),
+    KnownLimit(
+        "An operator without an XLA lowering runs on the CPU without a word.",
+        "Look at `torch_xla.debug.metrics.counter_names()` for names that begin with `aten::`.",
+    ),
+    KnownLimit("A graph that returns `x.detach()` of an input fails with an IndexError.", "Return it outside."),
+    KnownLimit("`dynamic=True` fails at LayerNorm.", "Compile with `dynamic=False`: one program for each length."),
+    KnownLimit("`torch.utils.checkpoint` around dropout fails.", "Leave one of the two out."),
+)
+"""What torch_xla 2.5.1 and 2.8.0 get wrong by themselves; seen with both, 2.6 and 2.7 were not tried."""

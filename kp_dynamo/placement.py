@@ -118,8 +118,10 @@ def placement_mode(tensors: Sequence[torch.Tensor], default: str) -> str:
     on_cpu = [t for t in tensors if t.device.type == "cpu" and t.dim() > 0]
     on_xla = [t for t in tensors if t.device.type == "xla"]
     if foreign:
+        native = foreign[0].device.type == "tpu"
         raise TPUDeviceError(
-            f"a graph input is on {foreign[0].device} (shape {tuple(foreign[0].shape)}). "
+            f"a graph input is on {foreign[0].device} (shape {tuple(foreign[0].shape)})"
+            f"{', the native TPU device of PyTorch, which this version does not speak to' if native else ''}. "
             "Allowed: all on the CPU, or all on the XLA device. Move it with .to('cpu') or .to('xla')."
         )
     if on_cpu and on_xla:

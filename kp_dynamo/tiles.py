@@ -9,9 +9,6 @@ from torch import nn
 
 from kp_dynamo.hardware import Chip
 
-SUBLANES = 8
-"""Rows of a register of the vector unit, on every generation (JAX, pallas/tpu)."""
-
 
 def off_tile_sizes(model: nn.Module, chip: Chip) -> Iterator[tuple[str, str, float]]:
     """Layers whose products do not fill the chip's matrix unit.

@@ -16,7 +16,7 @@ from kp_dynamo.hardware import CHIPS, GB, Chip, memory_budget_bytes
 from kp_dynamo.runtime.comparison import Difference, difference
 from kp_dynamo.runtime.environment import deciding_chip, late_flags
 from kp_dynamo.runtime.models import SampleInputs, device_of, unchanged
-from kp_dynamo.tiles import SUBLANES, off_tile_sizes
+from kp_dynamo.tiles import off_tile_sizes
 
 _NARROW = {torch.float16: "bfloat16 is the TPU's own narrow dtype", torch.float64: "the TPU computes it in software"}
 _CASTS = 2.0**-8

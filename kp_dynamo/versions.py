@@ -12,9 +12,13 @@ from importlib import metadata
 from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError
 
 SUPPORTED_MINOR = "2.9"
+EARLIER_MINORS = ("2.5", "2.6", "2.7", "2.8")
+"""Versions on which torch_xla's own lowering is all there is, see `kp_dynamo.earlier`."""
 PACKAGES = ("torch", "torch_xla")
 CURE = "pip install " + " ".join(f'"{name}=={SUPPORTED_MINOR}.*"' for name in PACKAGES)
 
+# Distributions that bring PyTorch's native TPU backend, which knows no torch_xla.
+_NATIVE = ("torch_tpu", "torchtpu")
 _MINOR = re.compile(r"(\d+\.\d+)(?:\D|$)")
 
 
@@ -27,11 +31,36 @@ def check_versions() -> dict[str, str]:
     """
     found = {name: _installed(name) for name in PACKAGES}
     minors = {_minor(version) for version in found.values()}
-    if minors == {SUPPORTED_MINOR}:
+    if len(minors) == 1 and minors <= {SUPPORTED_MINOR, *EARLIER_MINORS}:
         return found
     given = " with ".join(f"{name} {version}" for name, version in found.items())
     problem = "are of different minor versions" if len(minors) > 1 else "are not supported by this version of kp_tpu"
-    raise TPUConfigurationError(f"{given} {problem}; both must be {SUPPORTED_MINOR}.*; cure: {CURE}")
+    raise TPUConfigurationError(
+        f"{given} {problem}; both must be {SUPPORTED_MINOR}.*{native_runtime_hint()}; cure: {CURE}"
+    )
+
+
+def earlier_version() -> str | None:
+    """The version of torch_xla where it is one of `EARLIER_MINORS`, else None."""
+    try:
+        version = metadata.version("torch_xla")
+    except metadata.PackageNotFoundError:
+        return None
+    return version if _minor(version) in EARLIER_MINORS else None
+
+
+def native_runtime_hint() -> str:
+    """What to say where PyTorch's native TPU backend is installed; "" where it is not."""
+    for name in _NATIVE:
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        return (
+            f" ({name} {version} is installed: PyTorch's native `tpu` device, which this version of kp_tpu does not "
+            "speak to; it goes through torch_xla)"
+        )
+    return ""
 
 
 def _installed(name: str) -> str:
@@ -39,7 +68,8 @@ def _installed(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError as cause:
         raise TPUNotAvailableError(
-            f"{name} is not installed; kp_tpu needs {' and '.join(PACKAGES)}, both {SUPPORTED_MINOR}.*; cure: {CURE}"
+            f"{name} is not installed{native_runtime_hint()}; kp_tpu needs {' and '.join(PACKAGES)}, both "
+            f"{SUPPORTED_MINOR}.*; cure: {CURE}"
         ) from cause
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 import torch
 
-from bench import report, timing, workloads
+from bench import bench_components, report, timing, workloads
+from bench.bench_components import Case
 from bench.report import Report, Target
 
 
@@ -56,3 +58,32 @@ def test_every_small_workload_runs(name: str) -> None:
     workload = workloads.SMALL[name]()
     with torch.no_grad():
         assert workload.model(*workload.inputs).isfinite().all()
+
+
+# Equal programs are not compiled again.
+new_sizes = itertools.count(2711)
+
+
+def case(compiles: bool, runs_compiled: bool) -> Case:
+    """Two repetitions of something that compiles a program, or does not, whatever the case says of it."""
+
+    def prepare():
+        size = next(new_sizes)
+        run = torch.compile(lambda x: x * 2.5 + 1, backend="kp_tpu", dynamic=False) if runs_compiled else torch.neg
+        return lambda: run(torch.ones(size))
+
+    return Case("some", "thing", 0.5, prepare, repetitions=2, compiles=compiles)
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_component_is_timed_with_the_programs_it_compiled(compiles):
+    row = bench_components.measured(case(compiles, compiles))
+    assert row["ms"] > 0
+    assert (row["programs"], row["report ms"]) == (int(compiles), "0.50")
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_figure_that_would_mean_nothing_is_an_error(compiles):
+    """The earlier report's compilations took 0.00 ms: nothing was compiled."""
+    with pytest.raises(RuntimeError, match="some, thing: programs by repetition"):
+        bench_components.measured(case(compiles, not compiles))

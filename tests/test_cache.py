@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from kp_dynamo.cache import LRUCache
 
+pytestmark = pytest.mark.compat
+
 
 def test_the_least_recently_used_entry_goes_first():
     cache = LRUCache(2)

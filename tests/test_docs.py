@@ -8,7 +8,7 @@ import pytest
 
 import kp_dynamo
 from kp_dynamo.config import TPUConfig
-from kp_dynamo.known_limits import KNOWN_LIMITS
+from kp_dynamo.known_limits import EARLIER_LIMITS, KNOWN_LIMITS
 from kp_dynamo.options import LevelPreset, option_fields
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,8 +53,17 @@ def test_every_exception_of_the_guide_is_one():
 
 def test_the_known_limits_are_those_of_doctor():
     _, _, limits = page("correctness.md").partition("## Known limits")
-    listed = [" ".join(item.split()) for item in limits.split("\n* ")[1:]]
-    assert listed == [f"{limit.what} *{limit.cure}*" for limit in KNOWN_LIMITS]
+    assert items(limits) == [f"{limit.what} *{limit.cure}*" for limit in KNOWN_LIMITS]
+
+
+def test_the_limits_of_earlier_versions_are_those_of_the_warning():
+    limits = page("versions.md").partition("prints the\nsame:")[2].partition("\n## ")[0]
+    assert items(limits) == [f"{limit.what} *{limit.cure}*" for limit in EARLIER_LIMITS]
+
+
+def items(text):
+    """The points of a list, each on one line."""
+    return [" ".join(item.split()) for item in text.split("\n* ")[1:]]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

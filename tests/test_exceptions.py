@@ -7,6 +7,8 @@ import pytest
 
 from kp_dynamo import exceptions
 
+pytestmark = pytest.mark.compat
+
 BASES = {
     "TPUBackendError": (Exception,),
     "TPUNotAvailableError": (exceptions.TPUBackendError,),

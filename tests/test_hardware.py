@@ -8,6 +8,8 @@ import pytest
 
 from kp_dynamo.hardware import CHIPS, GB, Chip, memory_budget_bytes
 
+pytestmark = pytest.mark.compat
+
 FIGURES = [f.name for f in fields(Chip) if f.name not in ("name", "sources", "notes")]
 
 

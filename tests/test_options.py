@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.options import CompileOptions, ignored_in_key, option_fields, resolve_matmul_precision
 
+pytestmark = pytest.mark.compat
+
 
 @dataclass(frozen=True)
 class AddNothing:

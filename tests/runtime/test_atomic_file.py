@@ -13,6 +13,8 @@ import pytest
 from kp_dynamo.runtime.atomic_file import replacing
 from tests.spine import run_script
 
+pytestmark = pytest.mark.compat
+
 
 def write(path, text):
     with replacing(path) as scratch, open(scratch, "w") as file:

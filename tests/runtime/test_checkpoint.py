@@ -21,6 +21,8 @@ from kp_dynamo.runtime.checkpoint import load_checkpoint, save_checkpoint
 from kp_dynamo.runtime.checkpoint_values import Encoder, decode
 from tests.spine import run_script
 
+pytestmark = pytest.mark.compat
+
 
 class Tied(nn.Module):
     """A language model in small: the head is the embedding."""

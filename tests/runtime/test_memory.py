@@ -13,6 +13,8 @@ from kp_dynamo.hardware import CHIPS, GB
 from kp_dynamo.runtime import memory
 from kp_dynamo.runtime.memory import TPUMemoryManager
 
+pytestmark = pytest.mark.compat
+
 MIB = 2**20
 
 
