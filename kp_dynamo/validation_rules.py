@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from kp_dynamo.config import TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
 from kp_dynamo.exceptions import TPUBackendError
-from kp_dynamo.hardware import CHIPS, GB, Chip, memory_budget_bytes
+from kp_dynamo.hardware import CHIPS, GB, SUBLANES, Chip, memory_budget_bytes
 from kp_dynamo.runtime.comparison import Difference, difference
 from kp_dynamo.runtime.environment import deciding_chip, late_flags
 from kp_dynamo.runtime.models import SampleInputs, device_of, unchanged

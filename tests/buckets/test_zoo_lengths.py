@@ -10,6 +10,8 @@ from kp_dynamo.telemetry import snapshot
 from tests.spine import compiled, counted
 from tests.zoo.models import BY_NAME
 
+# Dynamo 2.9 instantiates the autograd function in which the masks of transformers index.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 LENGTHS = (21, 5, 9, 30, 16, 33)
 BUCKETS = [16, 32, 64]
 # What is refused, and why.
