@@ -106,9 +106,7 @@ class Bucketing:
     def _refuse(self, reason: str) -> None:
         self.is_refused = True
         TELEMETRY.count("bucket_refusals")
-        if reason not in _told:
-            _told.add(reason)
-            logger.warning("a graph is compiled for each length, not padded to buckets: %s. %s", reason, _REMEDY)
+        _warn_once(f"a graph is compiled for each length, not padded to buckets: {reason}. {_REMEDY}")
 
     def _aliasing_reason(self) -> str | None:
         """Why the graph that AOTAutograd traces just now cannot be padded: it writes to a copy, or returns one."""
@@ -160,11 +158,33 @@ class Bucketing:
 def bucketed(capture: Capture, buckets: Buckets, *, poisons: bool) -> tuple[Capture, Bucketing | None]:
     """The capture with the true lengths as further inputs; itself and None where none of its sizes is symbolic."""
     bucketing = Bucketing(capture.gm, buckets, poisons=poisons)
+    _tell_of_fixed_sizes(capture.gm, capture.inputs)
     if not bucketing.symbols:
         return capture, None
     lengths = [torch.tensor(1) for _ in bucketing.symbols]
     gm = _with_inputs(capture.gm, [f"true_length_{number}" for number in range(len(lengths))])
     return replace(capture, gm=gm, inputs=[*capture.inputs, *lengths]), bucketing
+
+
+def _tell_of_fixed_sizes(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Warn of sizes that were marked as varying, and that the model fixes: each is compiled by itself."""
+    examples = [_example(n) for n in gm.graph.nodes if n.op == "placeholder"]
+    for number, (value, example) in enumerate(zip(inputs, examples, strict=True)):
+        for d in getattr(value, "_dynamo_weak_dynamic_indices", ()):
+            size = example.shape[d]
+            is_fixed = not (isinstance(size, torch.SymInt) and size.node.expr.free_symbols)
+            if is_fixed and value.shape[d] > 1:
+                _warn_once(
+                    f"dimension {d} of input {number} was marked as varying, and the model fixes it at "
+                    f"{value.shape[d]}: it is compiled for each length. torch._dynamo.mark_dynamic in the place of "
+                    "mark_sequence says where"
+                )
+
+
+def _warn_once(text: str) -> None:
+    if text not in _told:
+        _told.add(text)
+        logger.warning("%s", text)
 
 
 def _with_inputs(gm: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:

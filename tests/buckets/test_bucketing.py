@@ -142,6 +142,18 @@ def test_a_branch_on_the_length_is_taken_by_the_true_one():
         assert_same(run(rows(length)), halves(rows(length)))
 
 
+def test_a_size_that_the_model_fixes_is_said(caplog):
+    def of_five(x):
+        return x.sum(1) if x.shape[1] == 5 else x.mean(1)
+
+    run = compiled(of_five, buckets=BUCKETS)
+    with caplog.at_level(logging.WARNING, "kp_dynamo"):
+        for length in (5, 7, 6):
+            assert_same(run(rows(length)), of_five(rows(length)))
+    (warning,) = [r.getMessage() for r in caplog.records if "fixes it" in r.getMessage()]
+    assert warning.startswith("dimension 1 of input 0 was marked as varying, and the model fixes it at 5")
+
+
 def test_sizes_among_the_results_are_true_ones():
     run = compiled(lambda x: (x * 2, x.shape[1] * 3), buckets=BUCKETS)
     for length in (5, 7, 11):
