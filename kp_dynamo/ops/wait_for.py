@@ -54,6 +54,16 @@ def _depending(values: list[Tensor], signal: Tensor) -> list[Tensor]:
     return [*(torch.where(never, zero, value) for zero, value in zip(zeros, values, strict=True)), signal.clone()]
 
 
+def held(value: Tensor) -> Tensor:
+    """A value that the compiler computes once, as it stands, and fuses into no reader; any other compiler's choice."""
+    barrier = _BARRIER.get()
+    if barrier is None or value.device.type != "xla":
+        return value
+    kept = value.clone()
+    barrier([kept])
+    return kept
+
+
 def _on_cpu(values: list[Tensor], signal: Tensor) -> list[Tensor]:
     return [tensor.clone() for tensor in (*values, signal)]
 

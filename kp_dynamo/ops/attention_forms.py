@@ -1,0 +1,190 @@
+"""The arithmetic of `kp::attention`, in the form that XLA's TPU compiler fuses best; the same on every device.
+
+Shapes: N batch x heads, S queries, T keys, D and E widths of a head. Keys come transposed, [N, D, T], as products take
+them.
+
+Scores are float32 (float64 of float64 operands), whatever the operands are; probabilities are rounded to the dtype of
+the operands before the second product, which the compiler accumulates in float32. The operands of a product are widened
+first: the compiler folds the widening back into one bfloat16 pass with a float32 result.
+
+The gradients are those of FlashAttention (Dao et al., arXiv:2205.14135): probabilities are made again from the
+logarithm of the rows' sums, and nothing of S x T outlives a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kp_dynamo.ops.wait_for import held
+
+_LEAST = -1e30
+"""Stands for the largest score of a row that has none, so that exp(score - largest) is 0 and not NaN."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What becomes of q @ k before the softmax, one after the other.
+
+    Attributes:
+        scale: Factor of the products.
+        masks: Booleans choose between a score and a number, others are added; [B|1, H|1, S|1, T|1] or fewer.
+        fills: What takes the place of a score where a mask is False; one number a mask.
+        lead: Sizes (B, H) that N is the product of; empty where no mask needs them.
+        is_causal: Whether query i reads keys 0 to i.
+        zero_rows: Whether a row without keys is 0; NaN otherwise.
+        block: Queries that are computed at a time where keys behind them are skipped.
+    """
+
+    scale: float
+    masks: Sequence[Tensor]
+    fills: Sequence[float]
+    lead: Sequence[int]
+    is_causal: bool
+    zero_rows: bool
+    block: int
+
+    def blocks(self, num_queries: int, num_keys: int) -> Iterator[tuple[int, int, int]]:
+        """(first query, end of queries, end of keys): one block, unless causal keys can be skipped."""
+        step = self.block if self.is_causal and num_queries > self.block else num_queries
+        for first in range(0, num_queries, step):
+            end = min(first + step, num_queries)
+            yield first, end, min(end, num_keys) if self.is_causal else num_keys
+
+    def scores(self, q: Tensor, k: Tensor, first: int) -> Tensor:
+        """[N, s, D], [N, D, t] -> [N, s, t]: scores of the queries from `first` on, and the first t keys."""
+        scores = _product(q, k)
+        if self.scale != 1:
+            scores = scores * self.scale
+        rows, columns = scores.shape[1:]
+        for mask, fill in zip(self.masks, self.fills, strict=True):
+            part = self._flat(mask, first, rows, columns)
+            scores = torch.where(part, scores, fill) if mask.dtype == torch.bool else scores + part.to(scores.dtype)
+        if self.is_causal:
+            queries = torch.arange(first, first + rows, dtype=torch.int32, device=q.device)
+            keys = torch.arange(columns, dtype=torch.int32, device=q.device)
+            scores = torch.where(queries[:, None] >= keys, scores, -torch.inf)
+        return scores
+
+    def _flat(self, mask: Tensor, first: int, rows: int, columns: int) -> Tensor:
+        """The part of a mask that belongs to a block, [N, rows, columns]."""
+        if mask.dim() > 1 and mask.shape[-2] != 1:
+            mask = mask[..., first : first + rows, :]
+        if mask.dim() > 0 and mask.shape[-1] != 1:
+            mask = mask[..., :columns]
+        if all(size == 1 for size in mask.shape[:-2]):
+            return mask.reshape(mask.shape[-2:])
+        return mask.expand(*self.lead, rows, columns).reshape(-1, rows, columns)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    """[N, S, D], [N, D, T], [N, T, E] -> softmax(scores) @ v, [N, S, E], and the logarithms of the sums, [N, S]."""
+    parts = [
+        _forward(q[:, first:end], k[:, :, :keys], v[:, :keys], first, scoring)
+        for first, end, keys in scoring.blocks(q.shape[1], k.shape[2])
+    ]
+    result, sums = (_joined(x, 1) for x in zip(*parts, strict=True))
+    return result.to(v.dtype), sums
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    scores = scoring.scores(q, k, first)
+    largest = scores.amax(-1, keepdim=True)
+    if scoring.zero_rows:
+        largest = largest.clamp(min=_LEAST)
+    weights = torch.exp(scores - largest).to(v.dtype)
+    # A column of ones gives the sums with the product: heads are narrower than the matrix unit.
+    both = _product(weights, torch.cat([v, v.new_ones(()).expand(*v.shape[:2], 1)], -1))
+    result, sums = both[..., :-1], both[..., -1:]
+    log_sums = largest + sums.log()
+    if not scoring.zero_rows:
+        return result / sums, log_sums.squeeze(-1)
+    # exp(score - inf) is 0: nothing flows back to a row without keys.
+    dead = sums == 0
+    return torch.where(dead, 0.0, result / sums), torch.where(dead, torch.inf, log_sums).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a backward has of its forward: q, k and v as they went in, the result, the logarithms of the sums."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    result: Tensor
+    log_sums: Tensor
+
+
+def attention_backward(
+    grad: Tensor, saved: Saved, scoring: Scoring, factors: tuple[float, float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, in their shapes and dtypes, from that of the result, [N, S, E].
+
+    Args:
+        factors: What the gradients of the scores are multiplied by for q and for k.
+    """
+    wide = compute_dtype(grad.dtype)
+    delta = (grad.to(wide) * saved.result.to(wide)).sum(-1, keepdim=True)
+    rows: list[Tensor] = []
+    columns: list[tuple[Tensor, Tensor]] = []
+    for first, end, keys in scoring.blocks(saved.q.shape[1], saved.k.shape[2]):
+        part = Saved(
+            saved.q[:, first:end], saved.k[:, :, :keys], saved.v[:, :keys], saved.result, saved.log_sums[:, first:end]
+        )
+        d_q, d_k, d_v = _backward(grad[:, first:end], part, delta[:, first:end], first, scoring)
+        rows.append(d_q)
+        columns.append((d_k, d_v))
+    d_k = _sum_of_parts([k for k, _ in columns], 2, saved.k.shape[2])
+    d_v = _sum_of_parts([v for _, v in columns], 1, saved.v.shape[1])
+    d_q = _joined(rows, 1) * factors[0]
+    return d_q.to(saved.q.dtype), (d_k * factors[1]).to(saved.k.dtype), d_v.to(saved.v.dtype)
+
+
+def _backward(grad: Tensor, saved: Saved, delta: Tensor, first: int, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
+    scores = scoring.scores(saved.q, saved.k, first)
+    p = held((torch.exp(scores - saved.log_sums.unsqueeze(-1))).to(grad.dtype))
+    d_p = _product(grad, saved.v.transpose(1, 2))
+    d_s = held((p.to(d_p.dtype) * (d_p - delta)).to(grad.dtype))
+    d_q = _product(d_s, saved.k.transpose(1, 2))
+    return d_q, _product(saved.q.transpose(1, 2), d_s), _product(p.transpose(1, 2), grad)
+
+
+def _sum_of_parts(parts: list[Tensor], dim: int, size: int) -> Tensor:
+    """The sum of parts that begin at 0 and are of growing sizes, along `dim`."""
+    pieces: list[Tensor] = []
+    begin = 0
+    for number, part in enumerate(parts):
+        length = part.shape[dim] - begin
+        if length:
+            sources = [other.narrow(dim, begin, length) for other in parts[number:]]
+            pieces.append(_added(sources))
+            begin += length
+    if begin < size:  # keys that no query reads
+        shape = [*parts[0].shape]
+        shape[dim] = size - begin
+        pieces.append(parts[0].new_zeros(shape))
+    return _joined(pieces, dim)
+
+
+def _added(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the scores of operands of `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    wide = compute_dtype(a.dtype)
+    return torch.bmm(a.to(wide), b.to(wide))
