@@ -36,8 +36,8 @@ from kp_dynamo.telemetry import TELEMETRY
 Pipeline = tuple[GraphPass, ...]
 
 OUR_PASSES = (
-    "fold_constants", "rewrite_attention", "fuse_linear_activation", "cast_bf16", "recompute_casts", "checkpoint_attention",
-    "checkpoint_blocks", "checkpoint_share", "checkpoint_auto", "gate_recomputation",
+    "fold_constants", "rewrite_attention", "fuse_linear_activation", "cast_bf16", "recompute_casts",
+    "checkpoint_attention", "checkpoint_blocks", "checkpoint_share", "checkpoint_auto", "gate_recomputation",
 )  # fmt: skip
 
 

@@ -1,11 +1,12 @@
-"""`kp::attention` and `kp::attention_backward`: scaled dot product attention, without anything of S x T between them.
+"""`kp::attention`, `kp::attention_train` and its backward: attention without anything of S x T between programs.
 
-    attention(q, k, v, masks, fills, lead, scale, is_causal, zero_rows, block) -> (result, log_sums)
+    attention(q, k, v, masks, fills, lead, scale, is_causal, zero_rows, block) -> result
+    attention_train(the same) -> (result, log_sums)
     attention_backward(grad, q, k, v, result, log_sums, masks, ..., block, q_factor, k_factor) -> (d_q, d_k, d_v)
 
     q [N, S, D], k [N, D, T], v [N, T, E], result and grad [N, S, E], log_sums [N, S]; N = B x H
 
-`attention_forms.py` has the arithmetic, and says what the arguments mean. A pass puts the two into graphs that are
+`attention_forms.py` has the arithmetic, and says what the arguments mean. A pass puts them into graphs that are
 differentiated already, so that the operators themselves have no derivatives.
 """
 
@@ -23,9 +24,9 @@ from kp_dynamo.ops.attention_forms import Saved, Scoring, compute_dtype
 
 _library = torch.library.Library("kp", "FRAGMENT")
 _SCORING = "Tensor[] masks, float[] fills, SymInt[] lead, float scale, bool is_causal, bool zero_rows, int block"
-_library.define(
-    f"attention(Tensor q, Tensor k, Tensor v, {_SCORING}) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag
-)
+_OPERANDS = f"(Tensor q, Tensor k, Tensor v, {_SCORING})"
+_library.define(f"attention{_OPERANDS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+_library.define(f"attention_train{_OPERANDS} -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 _library.define(
     f"attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor result, Tensor log_sums, {_SCORING}, "
     "float q_factor, float k_factor) -> (Tensor, Tensor, Tensor)",
@@ -33,9 +34,14 @@ _library.define(
 )
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tensor, Tensor]:
+def _attention(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:
     _check((q, k, v), scoring)
     return forms.attention(q, k, v, _scoring(*scoring))
+
+
+def _attention_train(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tensor, Tensor]:
+    _check((q, k, v), scoring)
+    return forms.attention_train(q, k, v, _scoring(*scoring))
 
 
 def _attention_backward(
@@ -59,10 +65,14 @@ def _scoring(
     return Scoring(scale, masks, fills, lead, is_causal, zero_rows, block)
 
 
-def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tensor, Tensor]:
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:
     _check((q, k, v), scoring)
-    rows, width = q.shape[:2], v.shape[2]
-    return v.new_empty((*rows, width)), q.new_empty(rows, dtype=compute_dtype(q.dtype))
+    return v.new_empty((*q.shape[:2], v.shape[2]))
+
+
+def _attention_train_fake(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tensor, Tensor]:
+    result = _attention_fake(q, k, v, *scoring)
+    return result, q.new_empty(q.shape[:2], dtype=compute_dtype(q.dtype))
 
 
 def _attention_backward_fake(
@@ -87,14 +97,18 @@ def _check(operands: Sequence[Tensor], scoring: Sequence[Any]) -> None:
         raise ValueError(f"kp::attention: block {block} must be at least 1")
 
 
-for _device in ("CPU", "XLA"):
+# torch_xla 2.9 writes views as views where they are functionalized, and as gathers of elements below that: there the
+# operators are taken apart.
+for _device in ("CPU", "Functionalize"):
     _library.impl("attention", _attention, _device)
+    _library.impl("attention_train", _attention_train, _device)
     _library.impl("attention_backward", _attention_backward, _device)
 torch.library.register_fake("kp::attention", _attention_fake, lib=_library)
+torch.library.register_fake("kp::attention_train", _attention_train_fake, lib=_library)
 torch.library.register_fake("kp::attention_backward", _attention_backward_fake, lib=_library)
 
 
-@register_flop_formula(torch.ops.kp.attention)
+@register_flop_formula([torch.ops.kp.attention, torch.ops.kp.attention_train])
 def _flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
     """For `torch.utils.flop_counter`: two products, whole ones, whatever the mask lets out."""
     return 2 * q[0] * q[1] * k[2] * (q[2] + v[2])

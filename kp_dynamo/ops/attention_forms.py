@@ -36,7 +36,7 @@ class Scoring:
         lead: Sizes (B, H) that N is the product of; empty where no mask needs them.
         is_causal: Whether query i reads keys 0 to i.
         zero_rows: Whether a row without keys is 0; NaN otherwise.
-        block: Queries that are computed at a time where keys behind them are skipped.
+        block: Queries that are computed at a time: their scores should stay in the chip's vector memory.
     """
 
     scale: float
@@ -48,10 +48,9 @@ class Scoring:
     block: int
 
     def blocks(self, num_queries: int, num_keys: int) -> Iterator[tuple[int, int, int]]:
-        """(first query, end of queries, end of keys): one block, unless causal keys can be skipped."""
-        step = self.block if self.is_causal and num_queries > self.block else num_queries
-        for first in range(0, num_queries, step):
-            end = min(first + step, num_queries)
+        """(first query, end of queries, end of keys); causal queries read no keys behind them."""
+        for first in range(0, num_queries, self.block):
+            end = min(first + self.block, num_queries)
             yield first, end, min(end, num_keys) if self.is_causal else num_keys
 
     def scores(self, q: Tensor, k: Tensor, first: int) -> Tensor:
@@ -80,17 +79,28 @@ class Scoring:
         return mask.expand(*self.lead, rows, columns).reshape(-1, rows, columns)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
-    """[N, S, D], [N, D, T], [N, T, E] -> softmax(scores) @ v, [N, S, E], and the logarithms of the sums, [N, S]."""
+def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """[N, S, D], [N, D, T], [N, T, E] -> softmax(scores) @ v, [N, S, E]."""
+    if scoring.zero_rows:
+        return attention_train(q, k, v, scoring)[0]
+    parts = []
+    for first, end, keys in scoring.blocks(q.shape[1], k.shape[2]):
+        scores = scoring.scores(q[:, first:end], k[:, :, :keys], first)
+        parts.append(_product(scores.softmax(-1).to(v.dtype), v[:, :keys]))
+    return _joined(parts, 1).to(v.dtype)
+
+
+def attention_train(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    """The same, and the logarithms of the sums that the softmax divides by, [N, S]."""
     parts = [
-        _forward(q[:, first:end], k[:, :, :keys], v[:, :keys], first, scoring)
+        _with_sums(q[:, first:end], k[:, :, :keys], v[:, :keys], first, scoring)
         for first, end, keys in scoring.blocks(q.shape[1], k.shape[2])
     ]
     result, sums = (_joined(x, 1) for x in zip(*parts, strict=True))
     return result.to(v.dtype), sums
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scoring) -> tuple[Tensor, Tensor]:
+def _with_sums(q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scoring) -> tuple[Tensor, Tensor]:
     scores = scoring.scores(q, k, first)
     largest = scores.amax(-1, keepdim=True)
     if scoring.zero_rows:
@@ -98,7 +108,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scoring) -> t
     weights = torch.exp(scores - largest).to(v.dtype)
     # A column of ones gives the sums with the product: heads are narrower than the matrix unit.
     both = _product(weights, torch.cat([v, v.new_ones(()).expand(*v.shape[:2], 1)], -1))
-    result, sums = both[..., :-1], both[..., -1:]
+    result, sums = both.narrow(-1, 0, v.shape[2]), both.narrow(-1, v.shape[2], 1)
     log_sums = largest + sums.log()
     if not scoring.zero_rows:
         return result / sums, log_sums.squeeze(-1)
@@ -123,8 +133,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, in their shapes and dtypes, from that of the result, [N, S, E].
 
-    Args:
-        factors: What the gradients of the scores are multiplied by for q and for k.
+    The gradients of the scores are multiplied by the first of `factors` for q, by the second for k.
     """
     wide = compute_dtype(grad.dtype)
     delta = (grad.to(wide) * saved.result.to(wide)).sum(-1, keepdim=True)
@@ -144,12 +153,14 @@ def attention_backward(
 
 
 def _backward(grad: Tensor, saved: Saved, delta: Tensor, first: int, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
-    scores = scoring.scores(saved.q, saved.k, first)
-    p = held((torch.exp(scores - saved.log_sums.unsqueeze(-1))).to(grad.dtype))
-    d_p = _product(grad, saved.v.transpose(1, 2))
-    d_s = held((p.to(d_p.dtype) * (d_p - delta)).to(grad.dtype))
-    d_q = _product(d_s, saved.k.transpose(1, 2))
-    return d_q, _product(saved.q.transpose(1, 2), d_s), _product(p.transpose(1, 2), grad)
+    """One block. What is [t, s] is so, and scores alone are computed before they are read: measured to be best."""
+    dtype = grad.dtype
+    scores = held(scoring.scores(saved.q, saved.k, first).transpose(1, 2))
+    p = torch.exp(scores - saved.log_sums.unsqueeze(1)).to(dtype)
+    d_p = _product(saved.v, grad.transpose(1, 2))
+    d_s = (p.to(d_p.dtype) * (d_p - delta.transpose(1, 2))).to(dtype)
+    d_q = _product(d_s.transpose(1, 2), saved.k.transpose(1, 2))
+    return d_q, _product(d_s, saved.q).transpose(1, 2), _product(p, grad)
 
 
 def _sum_of_parts(parts: list[Tensor], dim: int, size: int) -> Tensor:

@@ -55,12 +55,8 @@ def _depending(values: list[Tensor], signal: Tensor) -> list[Tensor]:
 
 
 def held(value: Tensor) -> Tensor:
-    """A value that the compiler computes once, as it stands, and fuses into no reader; any other compiler's choice."""
-    barrier = _BARRIER.get()
-    if barrier is None or value.device.type != "xla":
-        return value
-    kept = value.clone()
-    barrier([kept])
+    """A value that the TPU's compiler computes once, as it stands, and fuses into no reader; elsewhere the value."""
+    kept: Tensor = value if _BARRIER.get() is None else torch.ops.kp.wait_for([], value)[0]
     return kept
 
 

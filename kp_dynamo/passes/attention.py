@@ -215,12 +215,13 @@ def _below(softmax: fx.Node, forward: set[fx.Node]) -> _Below | None:
             return _Below(products[0], node, seen, zeroes_rows)
         moves = [user for user in readers if user.target in _MOVES]
         if not moves:
-            return _refuse_unless_alone(readers, forward)
+            _refuse_products_behind(readers, forward)
+            return None
         node = moves[0]
         seen.add(node)
 
 
-def _refuse_unless_alone(readers: list[fx.Node], forward: set[fx.Node]) -> None:
+def _refuse_products_behind(readers: list[fx.Node], forward: set[fx.Node]) -> None:
     """Raise where probabilities are changed on their way to a product: that is an attention too."""
     for reader in readers:
         behind, steps = reader, 0

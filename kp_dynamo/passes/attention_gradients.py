@@ -152,7 +152,7 @@ def _is_transposed(node: object, source: object) -> bool:
     if not isinstance(node, fx.Node) or not node.args or node.args[0] is not source:
         return False
     if node.target is aten.transpose.int:
-        return {int(d) % 3 for d in node.args[1:3]} == {1, 2}  # type: ignore[call-overload]
+        return {d % 3 for d in node.args[1:3]} == {1, 2}  # type: ignore[operator]  # dimensions are numbers
     return node.target is aten.permute.default and list(node.args[1]) == [0, 2, 1]  # type: ignore[arg-type]
 
 
@@ -169,7 +169,7 @@ def _factor(user: fx.Node, node: fx.Node) -> float | None:
 def _is_masked(user: fx.Node, node: fx.Node) -> bool:
     """Whether a node is a gradient with zeros in it."""
     if user.target is aten.masked_fill.Scalar:
-        return user.args[0] is node and user.args[2] == 0
+        return user.args[0] is node and bool(user.args[2] == 0)
     if user.target is not aten.where.self:
         return False
     one, other = user.args[1:]

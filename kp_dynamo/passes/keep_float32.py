@@ -14,7 +14,7 @@ from torch import fx
 import kp_dynamo.ops  # noqa: F401  # registers kp::linear_act and others, names like any other
 
 _NAMESPACES = ("aten", "kp", "prims")
-_ATTENTION = ("attention", "attention_backward")
+_ATTENTION = ("attention", "attention_train", "attention_backward")
 # Ops that a graph holds in another form: what the user calls, or what was fused, and what is there to be cast.
 _FORMS: dict[str, tuple[str, ...]] = {
     "linear": ("mm", "addmm", "linear_act", "linear_act_train"),

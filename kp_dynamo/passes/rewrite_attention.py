@@ -1,15 +1,15 @@
 """Replace attention by `kp::attention`: changes numerics, by rounding less often.
 
     before                                                    after
-    mul: f32[2, 2, 8, 4] = aten.mul.Scalar(q, 0.70)           attention = kp.attention.default(q_, k_, v_, [], [], [],
+    mul: f32[2, 2, 8, 4] = aten.mul.Scalar(q, 0.70)           attention: f32[4, 8, 4] = kp.attention.default(q_, k_, v_, [], [], [],
     ...                                                           0.5, True, False, 512)
-    bmm: f32[4, 8, 8] = aten.bmm.default(view, view_1)        getitem: f32[4, 8, 4] = getitem(attention, 0)
-    add: f32[2, 2, 8, 8] = aten.add.Tensor(view_2, where)     getitem_1: f32[4, 8] = getitem(attention, 1)
+    bmm: f32[4, 8, 8] = aten.bmm.default(view, view_1)
+    add: f32[2, 2, 8, 8] = aten.add.Tensor(view_2, where)
     _softmax: ...
     bmm_1: f32[4, 8, 4] = aten.bmm.default(view_3, view_4)
 
-In a joint graph the backward becomes `kp::attention_backward`, which reads q, k, v, the result and the logarithms of the
-sums, [N, S]: nothing of [S, S] is saved.
+In a joint graph it is `kp::attention_train`, and the backward becomes `kp::attention_backward`, which reads q, k, v, the
+result and the logarithms of the sums, [N, S]: nothing of [S, S] is saved.
 
 Fires on what scaled_dot_product_attention consists of, and on the same written out by hand, in any model:
 
@@ -59,7 +59,7 @@ class RewriteAttention:
     """The pass.
 
     Attributes:
-        block: Queries that are computed at a time where attention is causal: the keys behind them are skipped.
+        block: Queries that are computed at a time. Where attention is causal the keys behind them are skipped.
     """
 
     block: int = 512
@@ -101,14 +101,14 @@ class _Rewriting:
             scale = found.scale * q_factor * k_factor
             operands = (q, k, found.second.args[1])
             scoring = self._scoring(scale)
-            both = insert_call(self.graph, kp.attention.default, (*operands, *scoring), {}, like=found.second)
-            result, log_sums = self._part(both, 0), self._part(both, 1)
-        found.second.replace_all_uses_with(result)
-        if gradients is not None:
-            arguments = (gradients.grad, *operands, result, log_sums, *scoring, scale / q_factor, scale / k_factor)
-            self._put_gradients(gradients, arguments)
-        else:
-            self.graph.erase_node(log_sums)
+            target = kp.attention.default if gradients is None else kp.attention_train.default
+            made = insert_call(self.graph, target, (*operands, *scoring), {}, like=found.second)
+            result = made if gradients is None else self._part(made, 0)
+            found.second.replace_all_uses_with(result)
+            if gradients is not None:
+                saved = (*operands, result, self._part(made, 1))
+                factors = (scale / q_factor, scale / k_factor)
+                self._put_gradients(gradients, (gradients.grad, *saved, *scoring, *factors))
         erase_unused(found.second)
 
     def _put_gradients(self, gradients: Gradients, arguments: tuple[Any, ...]) -> None:

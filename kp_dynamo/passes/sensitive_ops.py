@@ -30,6 +30,7 @@ PRODUCTS: dict[Any, tuple[int, ...]] = {
     kp.linear_act_train.default: (0, 1),
     # Queries, keys and values; and before them the gradient, behind them the result.
     kp.attention.default: (0, 1, 2),
+    kp.attention_train.default: (0, 1, 2),
     kp.attention_backward.default: (0, 1, 2, 3, 4),
 }
 LINEAR_ACTS = (kp.linear_act.default, kp.linear_act_train.default)
