@@ -68,6 +68,14 @@ class Scoring:
             scores = torch.where(queries[:, None] >= keys, scores, -torch.inf)
         return scores
 
+    def without_masked(self, d_scores: Tensor, first: int) -> Tensor:
+        """Gradients of a block's scores, [N, t, s], zero where a number has taken the place of a score."""
+        columns, rows = d_scores.shape[1:]
+        for mask, fill in zip(self.masks, self.fills, strict=True):
+            if mask.dtype == torch.bool and fill != -torch.inf:  # the probability of -inf is 0 already
+                d_scores = torch.where(self._flat(mask, first, rows, columns).transpose(-2, -1), d_scores, 0.0)
+        return d_scores
+
     def _flat(self, mask: Tensor, first: int, rows: int, columns: int) -> Tensor:
         """The part of a mask that belongs to a block, [N, rows, columns]."""
         if mask.dim() > 1 and mask.shape[-2] != 1:
@@ -158,7 +166,8 @@ def _backward(grad: Tensor, saved: Saved, delta: Tensor, first: int, scoring: Sc
     scores = held(scoring.scores(saved.q, saved.k, first).transpose(1, 2))
     p = torch.exp(scores - saved.log_sums.unsqueeze(1)).to(dtype)
     d_p = _product(saved.v, grad.transpose(1, 2))
-    d_s = (p.to(d_p.dtype) * (d_p - delta.transpose(1, 2))).to(dtype)
+    d_s = p.to(d_p.dtype) * (d_p - delta.transpose(1, 2))
+    d_s = scoring.without_masked(d_s, first).to(dtype)
     d_q = _product(d_s.transpose(1, 2), saved.k.transpose(1, 2))
     return d_q, _product(d_s, saved.q).transpose(1, 2), _product(p, grad)
 

@@ -75,7 +75,8 @@ class _Search:
     """Finds the nodes of one backward."""
 
     def __init__(self, found: Attention, backward: set[fx.Node]) -> None:
-        self.found, self.backward, self.steps = found, backward, _Steps()
+        self.found, self.backward = found, backward
+        self.steps: _Steps | None = _Steps()
         self.inside: set[fx.Node] = set()
 
     def run(self) -> Gradients:
@@ -83,7 +84,7 @@ class _Search:
         d_v = self._product_of_transposed(self.found.weights, first=True)
         softmax_backward = self._softmax_backward()
         if softmax_backward is None:
-            raise Refusal("its probabilities have no softmax's gradient")
+            return self._of_values_alone(d_v)
         d_w = softmax_backward.args[0]
         while isinstance(d_w, fx.Node) and d_w.target in _MOVES:
             self.inside.add(d_w)
@@ -96,6 +97,12 @@ class _Search:
         self.inside |= {softmax_backward, d_w}
         d_q, d_k = self._score_products(softmax_backward)
         return Gradients(grad, d_q, d_k, d_v, frozenset(self.inside))  # type: ignore[arg-type]
+
+    def _of_values_alone(self, d_v: fx.Node | None) -> Gradients:
+        if d_v is None or not isinstance(d_v.args[1], fx.Node):
+            raise Refusal("its probabilities have no softmax's gradient")
+        self.steps = None
+        return Gradients(d_v.args[1], None, None, d_v, frozenset(self.inside))
 
     def _softmax_backward(self) -> fx.Node | None:
         sources = [n for n in self.found.inside if n is self.found.softmax or n.target is aten.where.self]
@@ -123,6 +130,7 @@ class _Search:
             node = self._step(node, users[0])
 
     def _step(self, node: fx.Node, user: fx.Node) -> fx.Node:
+        assert self.steps is not None, "scores have a gradient"
         factor = _factor(user, node)
         if factor is not None:
             self.steps.scale *= factor
@@ -176,9 +184,12 @@ def _is_masked(user: fx.Node, node: fx.Node) -> bool:
     return (one is node and number_of(other) == 0) or (other is node and number_of(one) == 0)
 
 
-def _check(found: Attention, gradients: Gradients, steps: _Steps) -> None:
+def _check(found: Attention, gradients: Gradients, steps: _Steps | None) -> None:
     num_booleans = sum(mask.is_boolean for mask in found.masks)
-    if steps.num_masks != num_booleans or not math.isclose(steps.scale, found.scale, rel_tol=1e-5):
+    is_alike = steps is None or (
+        steps.num_masks == num_booleans and math.isclose(steps.scale, found.scale, rel_tol=1e-5)
+    )
+    if not is_alike:
         raise Refusal("the gradient of its scores is masked or scaled unlike the scores")
     known = found.inside | gradients.inside | {found.second, *(r for r in gradients.results if r is not None)}
     for node in sorted(found.inside | gradients.inside):
