@@ -1,10 +1,10 @@
 """`kp::attention`, `kp::attention_train` and its backward: attention without anything of S x T between programs.
 
     attention(q, k, v, masks, fills, lead, scale, is_causal, zero_rows, block) -> result
-    attention_train(the same) -> (result, log_sums)
-    attention_backward(grad, q, k, v, result, log_sums, masks, ..., block, q_factor, k_factor) -> (d_q, d_k, d_v)
+    attention_train(the same) -> (result, statistics)
+    attention_backward(grad, q, k, v, result, statistics, masks, ..., block, q_factor, k_factor) -> (d_q, d_k, d_v)
 
-    q [N, S, D], k [N, D, T], v [N, T, E], result and grad [N, S, E], log_sums [N, S]; N = B x H
+    q [N, S, D], k [N, D, T], v [N, T, E], result and grad [N, S, E], statistics [2, N, S]; N = B x H
 
 `attention_forms.py` has the arithmetic, and says what the arguments mean. A pass puts them into graphs that are
 differentiated already, so that the operators themselves have no derivatives.
@@ -28,7 +28,7 @@ _OPERANDS = f"(Tensor q, Tensor k, Tensor v, {_SCORING})"
 _library.define(f"attention{_OPERANDS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.define(f"attention_train{_OPERANDS} -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 _library.define(
-    f"attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor result, Tensor log_sums, {_SCORING}, "
+    f"attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor result, Tensor statistics, {_SCORING}, "
     "float q_factor, float k_factor) -> (Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
@@ -45,11 +45,11 @@ def _attention_train(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Te
 
 
 def _attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, log_sums: Tensor, *rest: Any
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     *scoring, q_factor, k_factor = rest
     _check((q, k, v, grad, result), scoring)
-    saved = Saved(q, k, v, result, log_sums)
+    saved = Saved(q, k, v, result, statistics)
     return forms.attention_backward(grad, saved, _scoring(*scoring), (q_factor, k_factor))
 
 
@@ -72,11 +72,11 @@ def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:
 
 def _attention_train_fake(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tensor, Tensor]:
     result = _attention_fake(q, k, v, *scoring)
-    return result, q.new_empty(q.shape[:2], dtype=compute_dtype(q.dtype))
+    return result, q.new_empty((2, *q.shape[:2]), dtype=compute_dtype(q.dtype))
 
 
 def _attention_backward_fake(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, log_sums: Tensor, *rest: Any
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check((q, k, v, grad, result), rest[:-2])
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)

@@ -7,8 +7,8 @@ Scores are float32 (float64 of float64 operands), whatever the operands are; pro
 the operands before the second product, which the compiler accumulates in float32. The operands of a product are widened
 first: the compiler folds the widening back into one bfloat16 pass with a float32 result.
 
-The gradients are those of FlashAttention (Dao et al., arXiv:2205.14135): probabilities are made again from the
-logarithm of the rows' sums, and nothing of S x T outlives a program.
+The gradients are those of FlashAttention (Dao et al., arXiv:2205.14135): probabilities are made again from two numbers
+a row, and nothing of S x T outlives a program.
 """
 
 from __future__ import annotations
@@ -99,16 +99,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
 
 
 def attention_train(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
-    """The same, and the logarithms of the sums that the softmax divides by, [N, S]."""
+    """The same, and of each row its largest score and the sum of the weights behind it, [2, N, S].
+
+    Not the logarithm of both: where a mask has added -1e9 to all of a row, float32 holds no sum beside it.
+    """
     parts = [
-        _with_sums(q[:, first:end], k[:, :, :keys], v[:, :keys], first, scoring)
+        _with_statistics(q[:, first:end], k[:, :, :keys], v[:, :keys], first, scoring)
         for first, end, keys in scoring.blocks(q.shape[1], k.shape[2])
     ]
-    result, sums = (_joined(x, 1) for x in zip(*parts, strict=True))
-    return result.to(v.dtype), sums
+    result, largest, sums = (_joined(x, 1) for x in zip(*parts, strict=True))
+    return result.to(v.dtype), torch.stack([largest.squeeze(-1), sums.squeeze(-1)])
 
 
-def _with_sums(q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scoring) -> tuple[Tensor, Tensor]:
+def _with_statistics(q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
     scores = scoring.scores(q, k, first)
     largest = scores.amax(-1, keepdim=True)
     if scoring.zero_rows:
@@ -117,23 +120,20 @@ def _with_sums(q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scoring) ->
     # A column of ones gives the sums with the product: heads are narrower than the matrix unit.
     both = _product(weights, torch.cat([v, v.new_ones(()).expand(*v.shape[:2], 1)], -1))
     result, sums = both.narrow(-1, 0, v.shape[2]), both.narrow(-1, v.shape[2], 1)
-    log_sums = largest + sums.log()
-    if not scoring.zero_rows:
-        return result / sums, log_sums.squeeze(-1)
-    # exp(score - inf) is 0: nothing flows back to a row without keys.
-    dead = sums == 0
-    return torch.where(dead, 0.0, result / sums), torch.where(dead, torch.inf, log_sums).squeeze(-1)
+    if scoring.zero_rows:
+        sums = torch.where(sums == 0, torch.inf, sums)  # no key: 0 / inf, in the gradients as well
+    return result / sums, largest, sums
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a backward has of its forward: q, k and v as they went in, the result, the logarithms of the sums."""
+    """What a backward has of its forward: q, k and v as they went in, the result, and the rows' statistics."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     result: Tensor
-    log_sums: Tensor
+    statistics: Tensor
 
 
 def attention_backward(
@@ -144,14 +144,18 @@ def attention_backward(
     The gradients of the scores are multiplied by the first of `factors` for q, by the second for k.
     """
     wide = compute_dtype(grad.dtype)
-    delta = (grad.to(wide) * saved.result.to(wide)).sum(-1, keepdim=True)
+    # Whoever reads probabilities reads them times this gradient: it is divided by the sums in their place.
+    scaled = grad.to(wide) / saved.statistics[1].unsqueeze(-1)
+    delta = (scaled * saved.result.to(wide)).sum(-1, keepdim=True)
+    scaled = scaled.to(grad.dtype)
     rows: list[Tensor] = []
     columns: list[tuple[Tensor, Tensor]] = []
     for first, end, keys in scoring.blocks(saved.q.shape[1], saved.k.shape[2]):
-        part = Saved(
-            saved.q[:, first:end], saved.k[:, :, :keys], saved.v[:, :keys], saved.result, saved.log_sums[:, first:end]
-        )
-        d_q, d_k, d_v = _backward(grad[:, first:end], part, delta[:, first:end], first, scoring)
+        block = _Block(
+            scaled[:, first:end], delta[:, first:end], saved.statistics[0, :, first:end],
+            saved.q[:, first:end], saved.k[:, :, :keys], saved.v[:, :keys],
+        )  # fmt: skip
+        d_q, d_k, d_v = block.gradients(first, scoring)
         rows.append(d_q)
         columns.append((d_k, d_v))
     d_k = _sum_of_parts([k for k, _ in columns], 2, saved.k.shape[2])
@@ -160,16 +164,27 @@ def attention_backward(
     return d_q.to(saved.q.dtype), (d_k * factors[1]).to(saved.k.dtype), d_v.to(saved.v.dtype)
 
 
-def _backward(grad: Tensor, saved: Saved, delta: Tensor, first: int, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
-    """One block. What is [t, s] is so, and scores alone are computed before they are read: measured to be best."""
-    dtype = grad.dtype
-    scores = held(scoring.scores(saved.q, saved.k, first).transpose(1, 2))
-    p = torch.exp(scores - saved.log_sums.unsqueeze(1)).to(dtype)
-    d_p = _product(saved.v, grad.transpose(1, 2))
-    d_s = p.to(d_p.dtype) * (d_p - delta.transpose(1, 2))
-    d_s = scoring.without_masked(d_s, first).to(dtype)
-    d_q = _product(d_s.transpose(1, 2), saved.k.transpose(1, 2))
-    return d_q, _product(d_s, saved.q).transpose(1, 2), _product(p, grad)
+@dataclass(frozen=True)
+class _Block:
+    """What some queries and the keys that they read have part in; `grad` and `delta` are divided by the rows' sums."""
+
+    grad: Tensor
+    delta: Tensor
+    largest: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    def gradients(self, first: int, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
+        """Of q, k and v. Scores lie [t, s], and are computed before they are read: measured to be best."""
+        dtype = self.grad.dtype
+        scores = held(scoring.scores(self.q, self.k, first).transpose(1, 2))
+        weights = torch.exp(scores - self.largest.unsqueeze(1)).to(dtype)
+        d_w = _product(self.v, self.grad.transpose(1, 2))
+        d_s = weights.to(d_w.dtype) * (d_w - self.delta.transpose(1, 2))
+        d_s = scoring.without_masked(d_s, first).to(dtype)
+        d_q = _product(d_s.transpose(1, 2), self.k.transpose(1, 2))
+        return d_q, _product(d_s, self.q).transpose(1, 2), _product(weights, self.grad)
 
 
 def _sum_of_parts(parts: list[Tensor], dim: int, size: int) -> Tensor:

@@ -9,7 +9,7 @@
     bmm_1: f32[4, 8, 4] = aten.bmm.default(view_3, view_4)
 
 In a joint graph it is `kp::attention_train`, and the backward becomes `kp::attention_backward`, which reads q, k, v, the
-result and the logarithms of the sums, [N, S]: nothing of [S, S] is saved.
+result and two numbers a row, [2, N, S]: nothing of [S, S] is saved.
 
 Fires on what scaled_dot_product_attention consists of, and on the same written out by hand, in any model:
 
