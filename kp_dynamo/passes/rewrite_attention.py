@@ -27,8 +27,8 @@ Refuses, with the reason
 7. a mask that learns: its gradient is the size of the scores;
 8. operands of several dtypes.
 
-Behind keys of [N, D, T] is no choice: it is what the product takes, and the compiler lays out either way alike.
-What it is worth: docs/passes.md.
+Keys stay [N, D, T], as the product has them. A mask that is not computed away is an operand of both operators, and may be
+saved in its own size. What all this is worth: docs/passes.md.
 """
 
 from __future__ import annotations
