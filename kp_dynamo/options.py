@@ -82,7 +82,8 @@ class CompileOptions:
     sensitive ops holds at every level anyway."""
 
     fuse: bool = _option(None, rules.boolean())
-    """Linear+activation fusion: one rounding instead of two. By level, off at conservative only."""
+    """Linear+activation fusion, one rounding instead of two, and attention as one operator. By level, off at
+    conservative only."""
 
     checkpoint: str | float = _option(
         None, rules.one_of("off", "attention", "blocks", "auto") | rules.number(minimum=0, maximum=1)

@@ -31,13 +31,14 @@ from kp_dynamo.passes.keep_float32 import unknown_op_names
 from kp_dynamo.passes.mask_padding import MaskPadding
 from kp_dynamo.passes.product_rules import has_float32_product
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
+from kp_dynamo.passes.rewrite_attention import RewriteAttention
 from kp_dynamo.telemetry import TELEMETRY
 
 Pipeline = tuple[GraphPass, ...]
 
 OUR_PASSES = (
-    "mask_padding", "fold_constants", "fuse_linear_activation", "cast_bf16", "recompute_casts", "checkpoint_attention",
-    "checkpoint_blocks", "checkpoint_share", "checkpoint_auto", "gate_recomputation",
+    "mask_padding", "fold_constants", "rewrite_attention", "fuse_linear_activation", "cast_bf16", "recompute_casts",
+    "checkpoint_attention", "checkpoint_blocks", "checkpoint_share", "checkpoint_auto", "gate_recomputation",
 )  # fmt: skip
 
 
@@ -52,6 +53,8 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = ()) -> Pi
         *([MaskPadding(lengths)] if lengths else []),
         # First, so that the others see numbers and not tensors that hold one.
         FoldConstants(),
+        # Before the casts, which would stand between what it matches.
+        *([RewriteAttention()] if options.fuse else []),
         # Before the casts: it matches a product next to its activation.
         *([FuseLinearActivation()] if options.fuse else []),
         *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),

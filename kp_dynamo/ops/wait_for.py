@@ -54,6 +54,12 @@ def _depending(values: list[Tensor], signal: Tensor) -> list[Tensor]:
     return [*(torch.where(never, zero, value) for zero, value in zip(zeros, values, strict=True)), signal.clone()]
 
 
+def held(value: Tensor) -> Tensor:
+    """A value that the TPU's compiler computes once, as it stands, and fuses into no reader; elsewhere the value."""
+    kept: Tensor = value if _BARRIER.get() is None else torch.ops.kp.wait_for([], value)[0]
+    return kept
+
+
 def _on_cpu(values: list[Tensor], signal: Tensor) -> list[Tensor]:
     return [tensor.clone() for tensor in (*values, signal)]
 

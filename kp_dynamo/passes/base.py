@@ -58,6 +58,20 @@ def backward_nodes(graph: fx.Graph) -> set[fx.Node]:
     return {node for node in found if node.op != "output"}
 
 
+def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that an output of the forward needs: the others, in a joint graph, only feed gradients."""
+    backward = backward_nodes(graph)
+    results = next(node for node in graph.nodes if node.op == "output").all_input_nodes
+    found: set[fx.Node] = set()
+    stack = [node for node in results if node not in backward]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += node.all_input_nodes
+    return found
+
+
 def calls(graph: fx.Graph, *targets: object) -> Iterator[fx.Node]:
     """Call nodes of `targets`, in graph order, of a snapshot that edits do not disturb."""
     return (n for n in list(graph.nodes) if n.op == "call_function" and n.target in targets)

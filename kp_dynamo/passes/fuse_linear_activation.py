@@ -51,7 +51,7 @@ from torch._subclasses.fake_tensor import extract_tensor_metadata
 
 from kp_dynamo.ops.linear_act import fits
 from kp_dynamo.passes.activations import activations_of, is_cast
-from kp_dynamo.passes.base import PassReport, backward_nodes, calls
+from kp_dynamo.passes.base import PassReport, calls, forward_nodes
 from kp_dynamo.passes.linear import PRODUCTS, VIEWS, Linear, fake, has_shape, linear_at, only_user
 
 aten = torch.ops.aten
@@ -103,20 +103,6 @@ class Match:
 
     def grown(self, root: fx.Node, multiplier: fx.Node | None) -> Match:
         return Match(self.linear, self.activation, root, self.inside | {self.root}, multiplier)
-
-
-def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that an output of the forward needs: the others, in a joint graph, only feed gradients."""
-    backward = backward_nodes(graph)
-    results = next(node for node in graph.nodes if node.op == "output").all_input_nodes
-    found: set[fx.Node] = set()
-    stack = [node for node in results if node not in backward]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += node.all_input_nodes
-    return found
 
 
 def _match(linear: Linear, forward: set[fx.Node]) -> Match | str | None:

@@ -137,7 +137,7 @@ def replace_node(node: fx.Node, by: fx.Node) -> None:
 def erase_unused(node: fx.Node) -> None:
     """Erase a node without users, then its sources that have none left; inputs and what has effects stay."""
     sources = node.all_input_nodes
-    if node.users or node.is_impure():
+    if node._erased or node.users or node.is_impure():  # a source of two erased nodes is met twice
         return
     node.graph.erase_node(node)
     for source in sources:

@@ -11,15 +11,18 @@ from functools import lru_cache
 import torch
 from torch import fx
 
-import kp_dynamo.ops.linear_act  # noqa: F401  # registers kp::linear_act, a name like any other
+import kp_dynamo.ops  # noqa: F401  # registers kp::linear_act and others, names like any other
 
 _NAMESPACES = ("aten", "kp", "prims")
+_ATTENTION = ("attention", "attention_train", "attention_backward")
 # Ops that a graph holds in another form: what the user calls, or what was fused, and what is there to be cast.
 _FORMS: dict[str, tuple[str, ...]] = {
     "linear": ("mm", "addmm", "linear_act", "linear_act_train"),
-    "matmul": ("mm", "bmm"),
-    "einsum": ("mm", "bmm"),
-    "scaled_dot_product_attention": ("bmm", "baddbmm"),
+    "matmul": ("mm", "bmm", *_ATTENTION),
+    "einsum": ("mm", "bmm", *_ATTENTION),
+    "bmm": _ATTENTION,
+    "attention": _ATTENTION,
+    "scaled_dot_product_attention": ("bmm", "baddbmm", *_ATTENTION),
     "mm": ("linear_act", "linear_act_train"),
     "addmm": ("linear_act", "linear_act_train"),
     "linear_act": ("linear_act_train",),

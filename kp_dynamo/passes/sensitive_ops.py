@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-import kp_dynamo.ops.linear_act  # noqa: F401  # registers the operators
+import kp_dynamo.ops  # noqa: F401  # registers the operators
 
 aten = torch.ops.aten
 kp = torch.ops.kp
@@ -28,6 +28,10 @@ PRODUCTS: dict[Any, tuple[int, ...]] = {
     aten.convolution_backward.default: (0, 1, 2),
     kp.linear_act.default: (0, 1),
     kp.linear_act_train.default: (0, 1),
+    # Queries, keys and values; and before them the gradient, behind them the result.
+    kp.attention.default: (0, 1, 2),
+    kp.attention_train.default: (0, 1, 2),
+    kp.attention_backward.default: (0, 1, 2, 3, 4),
 }
 LINEAR_ACTS = (kp.linear_act.default, kp.linear_act_train.default)
 # Multiples of their operands are multiples of their result.

@@ -1,0 +1,225 @@
+"""The arithmetic of `kp::attention`, in the form that XLA's TPU compiler fuses best; the same on every device.
+
+Shapes: N batch x heads, S queries, T keys, D and E widths of a head. Keys come transposed, [N, D, T], as products take
+them.
+
+Scores are float32 (float64 of float64 operands), whatever the operands are; probabilities are rounded to the dtype of
+the operands before the second product, which the compiler accumulates in float32. The operands of a product are widened
+first: the compiler folds the widening back into one bfloat16 pass with a float32 result.
+
+The gradients are those of FlashAttention (Dao et al., arXiv:2205.14135): probabilities are made again from two numbers
+a row, and nothing of S x T outlives a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kp_dynamo.ops.wait_for import held
+
+_LEAST = -1e30
+"""Stands for the largest score of a row that has none, so that exp(score - largest) is 0 and not NaN."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What becomes of q @ k before the softmax, one after the other.
+
+    Attributes:
+        scale: Factor of the products.
+        masks: Booleans choose between a score and a number, others are added; [B|1, H|1, S|1, T|1] or fewer.
+        fills: What takes the place of a score where a mask is False; one number a mask.
+        lead: Sizes (B, H) that N is the product of; empty where no mask needs them.
+        is_causal: Whether query i reads keys 0 to i.
+        zero_rows: Whether a row without keys is 0; NaN otherwise.
+        block: Queries that are computed at a time: their scores should stay in the chip's vector memory.
+    """
+
+    scale: float
+    masks: Sequence[Tensor]
+    fills: Sequence[float]
+    lead: Sequence[int]
+    is_causal: bool
+    zero_rows: bool
+    block: int
+
+    def blocks(self, num_queries: int, num_keys: int) -> Iterator[tuple[int, int, int]]:
+        """(first query, end of queries, end of keys); causal queries read no keys behind them."""
+        for first in range(0, num_queries, self.block):
+            end = min(first + self.block, num_queries)
+            yield first, end, min(end, num_keys) if self.is_causal else num_keys
+
+    def scores(self, q: Tensor, k: Tensor, first: int) -> Tensor:
+        """[N, s, D], [N, D, t] -> [N, s, t]: scores of the queries from `first` on, and the first t keys."""
+        scores = _product(q, k)
+        if self.scale != 1:
+            scores = scores * self.scale
+        rows, columns = scores.shape[1:]
+        for mask, fill in zip(self.masks, self.fills, strict=True):
+            part = self._flat(mask, first, rows, columns)
+            scores = torch.where(part, scores, fill) if mask.dtype == torch.bool else scores + part.to(scores.dtype)
+        if self.is_causal:
+            queries = torch.arange(first, first + rows, dtype=torch.int32, device=q.device)
+            keys = torch.arange(columns, dtype=torch.int32, device=q.device)
+            scores = torch.where(queries[:, None] >= keys, scores, -torch.inf)
+        return scores
+
+    def without_masked(self, d_scores: Tensor, first: int) -> Tensor:
+        """Gradients of a block's scores, [N, t, s], zero where a number has taken the place of a score."""
+        columns, rows = d_scores.shape[1:]
+        for mask, fill in zip(self.masks, self.fills, strict=True):
+            if mask.dtype == torch.bool and fill != -torch.inf:  # the probability of -inf is 0 already
+                d_scores = torch.where(self._flat(mask, first, rows, columns).transpose(-2, -1), d_scores, 0.0)
+        return d_scores
+
+    def _flat(self, mask: Tensor, first: int, rows: int, columns: int) -> Tensor:
+        """The part of a mask that belongs to a block, [N, rows, columns]."""
+        if mask.dim() > 1 and mask.shape[-2] != 1:
+            mask = mask[..., first : first + rows, :]
+        if mask.dim() > 0 and mask.shape[-1] != 1:
+            mask = mask[..., :columns]
+        if all(size == 1 for size in mask.shape[:-2]):
+            return mask.reshape(mask.shape[-2:])
+        return mask.expand(*self.lead, rows, columns).reshape(-1, rows, columns)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """[N, S, D], [N, D, T], [N, T, E] -> softmax(scores) @ v, [N, S, E]."""
+    if scoring.zero_rows:
+        return attention_train(q, k, v, scoring)[0]
+    parts = []
+    for first, end, keys in scoring.blocks(q.shape[1], k.shape[2]):
+        scores = scoring.scores(q[:, first:end], k[:, :, :keys], first)
+        parts.append(_product(scores.softmax(-1).to(v.dtype), v[:, :keys]))
+    return _joined(parts, 1).to(v.dtype)
+
+
+def attention_train(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    """The same, and of each row its largest score and the sum of the weights behind it, [2, N, S].
+
+    Not the logarithm of both: where a mask has added -1e9 to all of a row, float32 holds no sum beside it.
+    """
+    parts = [
+        _with_statistics(q[:, first:end], k[:, :, :keys], v[:, :keys], first, scoring)
+        for first, end, keys in scoring.blocks(q.shape[1], k.shape[2])
+    ]
+    result, largest, sums = (_joined(x, 1) for x in zip(*parts, strict=True))
+    return result.to(v.dtype), torch.stack([largest.squeeze(-1), sums.squeeze(-1)])
+
+
+def _with_statistics(q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
+    scores = scoring.scores(q, k, first)
+    largest = scores.amax(-1, keepdim=True)
+    if scoring.zero_rows:
+        largest = largest.clamp(min=_LEAST)
+    weights = torch.exp(scores - largest).to(v.dtype)
+    # A column of ones gives the sums with the product: heads are narrower than the matrix unit.
+    both = _product(weights, torch.cat([v, v.new_ones(()).expand(*v.shape[:2], 1)], -1))
+    result, sums = both.narrow(-1, 0, v.shape[2]), both.narrow(-1, v.shape[2], 1)
+    if scoring.zero_rows:
+        sums = torch.where(sums == 0, torch.inf, sums)  # no key: 0 / inf, in the gradients as well
+    return result / sums, largest, sums
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a backward has of its forward: q, k and v as they went in, the result, and the rows' statistics."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    result: Tensor
+    statistics: Tensor
+
+
+def attention_backward(
+    grad: Tensor, saved: Saved, scoring: Scoring, factors: tuple[float, float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, in their shapes and dtypes, from that of the result, [N, S, E].
+
+    The gradients of the scores are multiplied by the first of `factors` for q, by the second for k.
+    """
+    wide = compute_dtype(grad.dtype)
+    # Whoever reads probabilities reads them times this gradient: it is divided by the sums in their place.
+    scaled = grad.to(wide) / saved.statistics[1].unsqueeze(-1)
+    delta = (scaled * saved.result.to(wide)).sum(-1, keepdim=True)
+    scaled = scaled.to(grad.dtype)
+    rows: list[Tensor] = []
+    columns: list[tuple[Tensor, Tensor]] = []
+    for first, end, keys in scoring.blocks(saved.q.shape[1], saved.k.shape[2]):
+        block = _Block(
+            scaled[:, first:end], delta[:, first:end], saved.statistics[0, :, first:end],
+            saved.q[:, first:end], saved.k[:, :, :keys], saved.v[:, :keys],
+        )  # fmt: skip
+        d_q, d_k, d_v = block.gradients(first, scoring)
+        rows.append(d_q)
+        columns.append((d_k, d_v))
+    d_k = _sum_of_parts([k for k, _ in columns], 2, saved.k.shape[2])
+    d_v = _sum_of_parts([v for _, v in columns], 1, saved.v.shape[1])
+    d_q = _joined(rows, 1) * factors[0]
+    return d_q.to(saved.q.dtype), (d_k * factors[1]).to(saved.k.dtype), d_v.to(saved.v.dtype)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What some queries and the keys that they read have part in; `grad` and `delta` are divided by the rows' sums."""
+
+    grad: Tensor
+    delta: Tensor
+    largest: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    def gradients(self, first: int, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
+        """Of q, k and v. Scores lie [t, s], and are computed before they are read: measured to be best."""
+        dtype = self.grad.dtype
+        scores = held(scoring.scores(self.q, self.k, first).transpose(1, 2))
+        weights = torch.exp(scores - self.largest.unsqueeze(1)).to(dtype)
+        d_w = _product(self.v, self.grad.transpose(1, 2))
+        d_s = weights.to(d_w.dtype) * (d_w - self.delta.transpose(1, 2))
+        d_s = scoring.without_masked(d_s, first).to(dtype)
+        d_q = _product(d_s.transpose(1, 2), self.k.transpose(1, 2))
+        return d_q, _product(d_s, self.q).transpose(1, 2), _product(weights, self.grad)
+
+
+def _sum_of_parts(parts: list[Tensor], dim: int, size: int) -> Tensor:
+    """The sum of parts that begin at 0 and are of growing sizes, along `dim`."""
+    pieces: list[Tensor] = []
+    begin = 0
+    for number, part in enumerate(parts):
+        length = part.shape[dim] - begin
+        if length:
+            sources = [other.narrow(dim, begin, length) for other in parts[number:]]
+            pieces.append(_added(sources))
+            begin += length
+    if begin < size:  # keys that no query reads
+        shape = [*parts[0].shape]
+        shape[dim] = size - begin
+        pieces.append(parts[0].new_zeros(shape))
+    return _joined(pieces, dim)
+
+
+def _added(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the scores of operands of `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    wide = compute_dtype(a.dtype)
+    return torch.bmm(a.to(wide), b.to(wide))

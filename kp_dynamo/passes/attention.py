@@ -1,0 +1,290 @@
+"""Where a graph computes an attention: product, scale, mask, softmax, product. Reads, edits nothing.
+
+Shapes: B batch, H heads, N = B x H, S queries, T keys, D and E widths of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.passes.sensitive_ops import VIEWS
+
+aten = torch.ops.aten
+
+_CASTS = (aten._to_copy.default,)
+_FACTORS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+_MOVES = (*VIEWS, *_CASTS)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A step between the product and the softmax.
+
+    Attributes:
+        node: Booleans, or floating-point numbers that are added; broadcasts to the scores.
+        fill: What stands where a boolean mask lets no score through.
+        lets_through: What a boolean mask is where a score stays.
+    """
+
+    node: fx.Node
+    fill: float = 0.0
+    lets_through: bool = True
+
+    @property
+    def is_boolean(self) -> bool:
+        value = tensor_of(self.node)
+        return value is not None and value.dtype == torch.bool
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An attention of the forward.
+
+    Attributes:
+        first: The product q @ k.
+        second: The product of the probabilities and v.
+        softmax: The node between them.
+        weights: What `second` reads.
+        inside: The nodes from `first` on to `second`, without it.
+        scale: What the scores are multiplied by behind `first`.
+        masks: In the order in which they are applied.
+        lead: Sizes of the scores before [S, T], of which a mask may have some; numbers or nodes.
+        zeroes_rows: Whether a row of which no score is above -inf becomes 0: torch's "safe" softmax.
+    """
+
+    first: fx.Node
+    second: fx.Node
+    softmax: fx.Node
+    weights: fx.Node
+    inside: frozenset[fx.Node]
+    scale: float
+    masks: tuple[Mask, ...]
+    lead: tuple[Any, ...]
+    zeroes_rows: bool
+
+
+class Refusal(Exception):
+    """Why a softmax between two products is left alone; never leaves the pass."""
+
+
+def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | None:
+    """The attention that a softmax of the forward is part of, or None where it is between no two products.
+
+    Raises:
+        Refusal: It is an attention, and one that cannot be rewritten.
+    """
+    above = _Above(forward)
+    above.climb(softmax.args[0])
+    if above.first is None:
+        return None
+    below = _below(softmax, forward)
+    if below is None:
+        return None
+    if above.problem:
+        raise Refusal(above.problem)
+    _check_softmax(softmax)
+    inside = above.seen | below.seen
+    found = Attention(
+        above.first, below.second, softmax, below.weights, frozenset(inside), above.scale,
+        tuple(reversed(above.masks)), above.lead, below.zeroes_rows,
+    )  # fmt: skip
+    _check(found, forward)
+    return found
+
+
+@dataclass
+class _Above:
+    """The way up from the softmax to the product of queries and keys."""
+
+    forward: set[fx.Node]
+    first: fx.Node | None = None
+    scale: float = 1.0
+    masks: list[Mask] = field(default_factory=list)
+    lead: tuple[Any, ...] = ()
+    seen: set[fx.Node] = field(default_factory=set)
+    problem: str | None = None
+
+    def climb(self, node: Any) -> None:
+        while isinstance(node, fx.Node) and node in self.forward and self.first is None:
+            self.seen.add(node)
+            if node.target is aten.bmm.default:
+                self.first = node
+            else:
+                node = self._step(node)
+
+    def _step(self, node: fx.Node) -> Any:
+        """What a node makes its scores of; what it does to them is noted."""
+        if node.target in _MOVES:
+            return node.args[0]
+        if node.target in _FACTORS and (factor := _factor(node)) is not None:
+            self.scale *= factor
+            return node.args[0]
+        masked = _masked(node, self.forward)
+        if masked is None:
+            # Something else may come of a product too: what it is counts once one is found.
+            self.problem = self.problem or f"its scores pass through {node.target}"
+            return next((s for s in node.all_input_nodes if _leads_to_product(s, self.forward)), None)
+        scores, mask = masked
+        if mask.is_boolean and self.scale > 0:
+            mask = replace(mask, fill=mask.fill * self.scale)
+        elif self.scale != 1:
+            self.problem = self.problem or f"{node.name} is masked before it is scaled"
+        self._note_lead(node)
+        self.masks.append(mask)
+        return scores
+
+    def _note_lead(self, node: fx.Node) -> None:
+        lead = _lead(node)
+        if lead is None or (self.lead and self.lead != lead):
+            self.problem = self.problem or f"{node.name} is masked in a shape of symbols, or one of several"
+        self.lead = lead or ()
+
+
+def _masked(node: fx.Node, forward: set[fx.Node]) -> tuple[fx.Node, Mask] | None:
+    """(scores, mask) of a node that masks scores, or None."""
+    if node.target is aten.where.self:
+        condition, one, other = node.args
+        for scores, constant, lets in ((one, other, True), (other, one, False)):
+            fill = number_of(constant)
+            if fill is not None and isinstance(scores, fx.Node) and isinstance(condition, fx.Node):
+                return scores, Mask(condition, fill, lets)
+    if node.target is aten.masked_fill.Scalar:
+        scores, condition, fill = node.args  # type: ignore[assignment]
+        return scores, Mask(condition, float(fill), lets_through=False)  # type: ignore[arg-type, return-value]
+    if node.target is aten.add.Tensor and not node.kwargs and all(isinstance(a, fx.Node) for a in node.args):
+        for scores, mask in (node.args, reversed(node.args)):
+            if _leads_to_product(scores, forward) and not _leads_to_product(mask, forward):
+                return scores, Mask(mask)  # type: ignore[arg-type, return-value]
+    return None
+
+
+def _leads_to_product(node: object, forward: set[fx.Node]) -> bool:
+    """Whether a value is a batched product, moved, scaled and masked."""
+    if not isinstance(node, fx.Node) or node not in forward:
+        return False
+    if node.target is aten.bmm.default:
+        return True
+    if node.target is aten.add.Tensor:
+        return any(_leads_to_product(source, forward) for source in node.args)
+    if node.target is aten.where.self:
+        return any(_leads_to_product(source, forward) for source in node.args[1:])
+    if node.target in (*_MOVES, *_FACTORS, aten.masked_fill.Scalar):
+        return _leads_to_product(node.args[0], forward)
+    return False
+
+
+def _lead(node: fx.Node) -> tuple[Any, ...] | None:
+    """The sizes before the last two of a node; of symbols those that a view was given."""
+    value = tensor_of(node)
+    assert value is not None, "scores are a tensor"
+    sizes: list[Any] = list(value.shape[:-2])
+    if all(isinstance(size, int) for size in sizes):
+        return tuple(sizes)
+    while node.target in (aten.add.Tensor, *_FACTORS, *_CASTS) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    given = node.args[1] if node.target in (aten.view.default, aten._unsafe_view.default) else None
+    if not isinstance(given, (list, tuple)) or any(size == -1 for size in given if isinstance(size, int)):
+        return None
+    return tuple(given[:-2])
+
+
+@dataclass(frozen=True)
+class _Below:
+    second: fx.Node
+    weights: fx.Node
+    seen: set[fx.Node]
+    zeroes_rows: bool
+
+
+def _below(softmax: fx.Node, forward: set[fx.Node]) -> _Below | None:
+    """The way down from the softmax to the product with the values."""
+    node, seen, zeroes_rows = softmax, {softmax}, softmax.target is aten._safe_softmax.default
+    if rule := _zero_rule(softmax, forward):
+        seen |= set(rule)
+        node, zeroes_rows = rule[-1], True
+    while True:
+        readers = [user for user in node.users if user in forward or user.op == "output"]
+        products = [user for user in readers if user.target is aten.bmm.default and user.args[0] is node]
+        if products:
+            return _Below(products[0], node, seen, zeroes_rows)
+        moves = [user for user in readers if user.target in _MOVES]
+        if not moves:
+            _refuse_products_behind(readers, forward)
+            return None
+        node = moves[0]
+        seen.add(node)
+
+
+def _refuse_products_behind(readers: list[fx.Node], forward: set[fx.Node]) -> None:
+    """Raise where probabilities are changed on their way to a product: that is an attention too."""
+    for reader in readers:
+        behind, steps = reader, 0
+        while steps < 6 and behind in forward:
+            if behind.target is aten.bmm.default:
+                raise Refusal(f"its probabilities pass through {reader.target}: dropout?")
+            following = [u for u in behind.users if u in forward]
+            if not following:
+                break
+            behind, steps = following[0], steps + 1
+
+
+def _zero_rule(softmax: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
+    """The nodes that make rows of -inf zero, the last of them the result: where(all(scores == -inf), 0, softmax)."""
+    scores = softmax.args[0]
+    for where in [user for user in softmax.users if user.target is aten.where.self and user in forward]:
+        dead, zeros, weights = where.args
+        if weights is not softmax or not isinstance(dead, fx.Node) or number_of(zeros) != 0:
+            continue
+        equal = dead.args[0]
+        if dead.target is aten.all.dim and isinstance(equal, fx.Node) and equal.target is aten.eq.Scalar:
+            if equal.args[0] is scores and equal.args[1] == -math.inf:
+                zero_nodes = [zeros] if isinstance(zeros, fx.Node) and softmax in zeros.all_input_nodes else []
+                return [equal, dead, *zero_nodes, where]
+    return []
+
+
+def number_of(value: object) -> float | None:
+    """The number that a constant node is full of, or None."""
+    creations = {aten.full.default: 1, aten.scalar_tensor.default: 0, aten.full_like.default: 1}
+    if not isinstance(value, fx.Node) or value.target not in creations:
+        return None
+    number = value.args[creations[value.target]]
+    return float(number) if isinstance(number, (int, float)) else None
+
+
+def _factor(node: fx.Node) -> float | None:
+    number = node.args[1] if len(node.args) == 2 else None
+    if isinstance(number, fx.Node):
+        number = number_of(number)
+    if not isinstance(number, (int, float)) or number == 0 or not math.isfinite(number):
+        return None
+    return 1 / number if node.target in (aten.div.Tensor, aten.div.Scalar) else float(number)
+
+
+def _check_softmax(softmax: fx.Node) -> None:
+    value, dim = tensor_of(softmax), softmax.args[1]
+    assert value is not None, "probabilities are a tensor"
+    if dim not in (-1, value.dim() - 1):
+        raise Refusal(f"its softmax is over dimension {dim}, not the keys")
+
+
+def _check(found: Attention, forward: set[fx.Node]) -> None:
+    q, k = found.first.args
+    dtypes = {tensor_of(x).dtype for x in (q, k, found.second.args[1], found.second)}  # type: ignore[union-attr]
+    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+        raise Refusal("its products are not of one floating-point dtype")
+    scores = tensor_of(found.softmax)
+    if scores is None or any(isinstance(size, int) and size == 0 for size in scores.shape):
+        raise Refusal("it has no scores: a size of 0")
+    for node in sorted(found.inside):
+        for user in node.users:
+            if user.op == "output":
+                raise Refusal(f"{node.name} is a result of the graph")
+            if user in forward and user not in found.inside and user is not found.second:
+                raise Refusal(f"{node.name} is also read by {user.name}")

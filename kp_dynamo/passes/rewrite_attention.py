@@ -1,0 +1,181 @@
+"""Replace attention by `kp::attention`: changes numerics, by rounding less often.
+
+    before                                                    after
+    mul: f32[2, 2, 8, 4] = aten.mul.Scalar(q, 0.70)           attention: f32[4, 8, 4] = kp.attention.default(q_, k_, v_, [], [], [],
+    ...                                                           0.5, True, False, 512)
+    bmm: f32[4, 8, 8] = aten.bmm.default(view, view_1)
+    add: f32[2, 2, 8, 8] = aten.add.Tensor(view_2, where)
+    _softmax: ...
+    bmm_1: f32[4, 8, 4] = aten.bmm.default(view_3, view_4)
+
+In a joint graph it is `kp::attention_train`, and the backward becomes `kp::attention_backward`, which reads q, k, v, the
+result and two numbers a row, [2, N, S]: nothing of [S, S] is saved.
+
+Fires on what scaled_dot_product_attention consists of, and on the same written out by hand, in any model:
+
+1. bmm, softmax over the keys, bmm; views, copies and casts between them;
+2. factors, booleans that choose between a score and a number, and tensors that are added, in any order in which the
+   factors come first; torch's rule that a row of which no score is above -inf is 0, or the NaN of a plain softmax;
+3. factors of q and k (SDPA has the root of its scale on either) become one of the scores;
+4. a mask made of constants alone is computed: one that lets everything through goes, and one that lets query i read
+   keys 0 to i becomes a comparison of positions. A mask that an input has a part in is never taken for causal.
+
+Refuses, with the reason
+
+5. dropout of the probabilities, and whatever else comes between the softmax and its product;
+6. scores, or probabilities, that something else reads: returned attention weights, a soft cap, sinks;
+7. a mask that learns: its gradient is the size of the scores;
+8. operands of several dtypes.
+
+Keys stay [N, D, T], as the product has them. A mask that is not computed away is an operand of both operators, and may be
+saved in its own size. What all this is worth: docs/passes.md.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo.ops import attention as _ops  # noqa: F401  # registers the operators
+from kp_dynamo.passes.attention import Attention, Mask, Refusal, attention_at, number_of
+from kp_dynamo.passes.attention_gradients import Gradients, gradients_of
+from kp_dynamo.passes.base import PassReport, calls, forward_nodes, tensor_of
+from kp_dynamo.passes.insertion import erase_unused, insert_call
+from kp_dynamo.passes.known_masks import effect_of
+from kp_dynamo.passes.sensitive_ops import VIEWS
+
+aten, kp = torch.ops.aten, torch.ops.kp
+
+_SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
+
+
+@dataclass(frozen=True)
+class RewriteAttention:
+    """The pass.
+
+    Attributes:
+        block: Queries that are computed at a time. Where attention is causal the keys behind them are skipped.
+    """
+
+    block: int = 512
+
+    @property
+    def name(self) -> str:
+        return "rewrite_attention"
+
+    def __call__(self, gm: fx.GraphModule) -> PassReport:
+        forward = {n for n in forward_nodes(gm.graph) if n.op == "call_function"}
+        backward = {n for n in gm.graph.nodes if n.op == "call_function"} - forward
+        rewritten, refused = 0, []
+        for softmax in calls(gm.graph, *_SOFTMAXES):
+            if softmax not in forward:
+                continue
+            try:
+                found = attention_at(softmax, forward)
+                gradients = gradients_of(found, backward) if found else None
+            except Refusal as reason:
+                refused.append((softmax.name, str(reason)))
+                continue
+            if found is not None:
+                _Rewriting(gm.graph, found, self.block).run(gradients)
+                rewritten += 1
+        return PassReport(self.name, rewritten, tuple(refused))
+
+
+class _Rewriting:
+    """Puts the operators in the place of one attention."""
+
+    def __init__(self, graph: fx.Graph, found: Attention, block: int) -> None:
+        self.graph, self.found, self.block = graph, found, block
+
+    def run(self, gradients: Gradients | None) -> None:
+        found = self.found
+        with self.graph.inserting_before(found.second):
+            q, q_factor = self._unscaled(found.first.args[0])
+            k, k_factor = self._unscaled(found.first.args[1])
+            scale = found.scale * q_factor * k_factor
+            operands = (q, k, found.second.args[1])
+            scoring = self._scoring(scale)
+            target = kp.attention.default if gradients is None else kp.attention_train.default
+            made = insert_call(self.graph, target, (*operands, *scoring), {}, like=found.second)
+            result = made if gradients is None else self._part(made, 0)
+            found.second.replace_all_uses_with(result)
+            if gradients is not None:
+                saved = (*operands, result, self._part(made, 1))
+                factors = (scale / q_factor, scale / k_factor)
+                self._put_gradients(gradients, (gradients.grad, *saved, *scoring, *factors))
+        erase_unused(found.second)
+
+    def _put_gradients(self, gradients: Gradients, arguments: tuple[Any, ...]) -> None:
+        replaced = [node for node in gradients.results if node is not None]
+        # The first product behind the gradient; d_w is one of them, where nobody asks for d_v.
+        first = min(n for n in (*replaced, *gradients.inside) if gradients.grad in n.all_input_nodes)
+        with self.graph.inserting_before(first):
+            all_three = insert_call(self.graph, kp.attention_backward.default, arguments, {}, like=first)
+            parts = [self._part(all_three, i) if node else None for i, node in enumerate(gradients.results)]
+        for node, part in zip(gradients.results, parts, strict=True):
+            if node is not None and part is not None:
+                node.replace_all_uses_with(part)
+                erase_unused(node)
+
+    def _part(self, node: fx.Node, index: int) -> fx.Node:
+        return insert_call(self.graph, operator.getitem, (node, index), {}, like=node)
+
+    def _unscaled(self, node: Any) -> tuple[fx.Node, float]:
+        """What an operand is a multiple of, in its shape, and the factor."""
+        views, scaled = [], node
+        while scaled.target in VIEWS:
+            views.append(scaled)
+            scaled = scaled.args[0]
+        factor = _factor(scaled)
+        if factor is None or not _has_same_strides(scaled, scaled.args[0]):
+            return node, 1.0
+        made = scaled.args[0]
+        for view in reversed(views):
+            made = insert_call(self.graph, view.target, (made, *view.args[1:]), view.kwargs, like=view)
+        return made, factor
+
+    def _scoring(self, scale: float) -> tuple[Any, ...]:
+        masks, causal = self._masks()
+        nodes = [self._as_kept(mask) for mask in masks]
+        can_be_empty = self.found.zeroes_rows and bool(masks)
+        lead = self.found.lead if masks else ()
+        return nodes, [mask.fill for mask in masks], lead, scale, causal, can_be_empty, self.block
+
+    def _masks(self) -> tuple[list[Mask], bool]:
+        """The masks that are left, and whether the others are a causal one."""
+        left: list[Mask] = []
+        causal = False
+        sizes = tensor_of(self.found.softmax).shape[-2:]  # type: ignore[union-attr]
+        is_static = all(isinstance(size, int) for size in sizes)
+        for mask in self.found.masks:
+            effect = effect_of(mask, *sizes) if is_static else "unknown"
+            causal = causal or effect == "causal"
+            left += [mask] if effect == "unknown" else []
+        return left, causal
+
+    def _as_kept(self, mask: Mask) -> fx.Node:
+        if mask.is_boolean and not mask.lets_through:
+            return insert_call(self.graph, aten.bitwise_not.default, (mask.node,), {}, like=mask.node)
+        return mask.node
+
+
+def _factor(node: fx.Node) -> float | None:
+    """What a node multiplies its first operand by, or None."""
+    if node.target not in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
+        return None
+    number = number_of(node.args[1]) if isinstance(node.args[1], fx.Node) else node.args[1]
+    if not isinstance(number, (int, float)) or number == 0 or not math.isfinite(number):
+        return None
+    return 1 / number if node.target in (aten.div.Tensor, aten.div.Scalar) else float(number)
+
+
+def _has_same_strides(node: fx.Node, source: Any) -> bool:
+    """Whether views of `node` are views of `source` too."""
+    one, other = tensor_of(node), tensor_of(source)
+    return one is not None and other is not None and one.stride() == other.stride() and one.dtype == other.dtype

@@ -1,0 +1,102 @@
+"""`kp::attention`, `kp::attention_train` and its backward: on XLA as on the CPU, their errors, and what they refuse.
+
+N, S, T, D, E: batch x heads, queries, keys, widths of queries and of values.
+"""
+
+import re
+
+import pytest
+import torch
+import torch_xla
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import kp_dynamo.ops  # noqa: F401  # registers the operators
+
+kp = torch.ops.kp
+BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+N, S, T, D, E = 4, 8, 10, 4, 6
+
+
+def operands(dtype: torch.dtype = F32) -> tuple[Tensor, ...]:
+    """q, k, v and the gradient of the result."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((N, S, D), (N, D, T), (N, T, E), (N, S, E))
+    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+
+
+KEPT = torch.arange(T) < torch.tensor([T, 0])[:, None, None, None]  # nothing is left for the second half of N
+MASKED = ([KEPT], [-torch.inf], [2, 2], 0.5, False, True, 3)
+CAUSAL = ([], [], [], 0.5, True, False, 3)
+
+
+def results(scoring: tuple, *tensors: Tensor) -> list[Tensor]:
+    q, k, v, grad = tensors
+    forward = kp.attention_train(q, k, v, *scoring)
+    return [
+        kp.attention(q, k, v, *scoring),
+        *forward,
+        *kp.attention_backward(grad, q, k, v, *forward, *scoring, 0.5, 0.5),
+    ]
+
+
+@pytest.mark.parametrize("scoring", [MASKED, CAUSAL])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_xla_agrees_with_the_cpu(scoring, dtype):
+    device = torch_xla.device()
+    on_xla = ([mask.to(device) for mask in scoring[0]], *scoring[1:])
+    with torch._C._AutoDispatchBelowAutograd():
+        found = results(on_xla, *(t.to(device) for t in operands(dtype)))
+    for mine, expected in zip(found, results(scoring, *operands(dtype)), strict=True):
+        assert mine.device.type == "xla"
+        # sums of up to ten products in another order; bfloat16 rounds weights, gradients of scores, and the result
+        torch.testing.assert_close(
+            mine.cpu(), expected, rtol=8 * torch.finfo(dtype).eps, atol=16 * torch.finfo(dtype).eps
+        )
+
+
+def test_a_row_without_keys_is_zero_and_gives_no_gradient():
+    result, _, statistics, d_q, d_k, d_v = results(MASKED, *operands(F64))
+    assert torch.equal(statistics[1][2:], torch.full((2, S), torch.inf, dtype=F64))
+    assert all(torch.equal(x[2:], torch.zeros_like(x[2:])) for x in (result, d_q, d_k, d_v))
+
+
+def test_bfloat16_errs_less_than_its_products_one_by_one():
+    q, k, v, _ = operands(BF16)
+    exact = kp.attention(*(t.double() for t in (q, k, v)), *CAUSAL)
+    triangle = torch.ones(S, T, dtype=torch.bool).tril()
+    chain = (q @ k * 0.5).masked_fill(~triangle, -torch.inf).softmax(-1) @ v
+    # of four roundings (scores, their multiples, weights, result) two are left
+    assert (kp.attention(q, k, v, *CAUSAL) - exact).norm() < 0.9 * (chain - exact).norm()
+
+
+def test_fake_results_are_like_real_ones():
+    with torch._subclasses.FakeTensorMode() as mode:
+        scoring = ([mode.from_tensor(KEPT)], *MASKED[1:])
+        fakes = results(scoring, *(mode.from_tensor(t) for t in operands(BF16)))
+    for fake, real in zip(fakes, results(MASKED, *operands(BF16)), strict=True):
+        assert (fake.shape, fake.dtype) == (real.shape, real.dtype)
+
+
+def test_operations_are_those_of_the_products():
+    q, k, v, grad = operands()
+    with FlopCounterMode(display=False) as counter:
+        forward = kp.attention_train(q, k, v, *CAUSAL)
+    assert counter.get_total_flops() == 2 * N * S * T * (D + E)
+    with FlopCounterMode(display=False) as counter:
+        kp.attention_backward(grad, q, k, v, *forward, *CAUSAL, 0.5, 0.5)
+    assert counter.get_total_flops() == 4 * N * S * T * (D + E)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda q, k, v: (q.double(), k, v, *CAUSAL), "must be of one floating-point dtype"),
+        (lambda q, k, v: (q[0], k, v, *CAUSAL), "must have 3 each"),
+        (lambda q, k, v: (q, k, v, [KEPT], [], [2, 2], 1.0, False, True, 3), "1 masks and 0 fills must be as many"),
+        (lambda q, k, v: (q, k, v, *CAUSAL[:-1], 0), "block 0 must be at least 1"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(change, message):
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        kp.attention(*change(*operands()[:3]))

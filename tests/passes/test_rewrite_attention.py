@@ -1,0 +1,268 @@
+"""RewriteAttention: what it fires on, what it refuses and why, and what it does to values and gradients.
+
+B, H, S, T, D are the sizes of a batch, its heads, queries, keys and the width of a head.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from expecttest import assert_expected_inline
+from torch import Tensor, fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kp_dynamo.decompositions import decompositions
+from kp_dynamo.passes.base import PassReport
+from kp_dynamo.passes.fold_constants import FoldConstants
+from kp_dynamo.passes.rewrite_attention import RewriteAttention
+from tests.graphs import graph_text, trace_inference, trace_joint
+
+OURS = (torch.ops.kp.attention.default, torch.ops.kp.attention_train.default)
+F64 = torch.float64
+INF = math.inf
+
+
+def qkv(b: int = 2, h: int = 2, s: int = 6, t: int = 6, d: int = 4, dtype: torch.dtype = F64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = (s, t, t)
+    return [torch.randn(b, h, n, d, dtype=dtype, generator=generator).requires_grad_() for n in sizes]
+
+
+def traced(trace: Callable, fn: Callable, *args: Tensor) -> fx.GraphModule:
+    with sdpa_kernel(SDPBackend.MATH):
+        gm = trace(fn, *args, decompositions=decompositions())
+    FoldConstants()(gm)
+    return gm
+
+
+def rewritten(gm: fx.GraphModule, block: int = 512) -> PassReport:
+    report = RewriteAttention(block)(gm)
+    gm.graph.lint()
+    gm.recompile()
+    return report
+
+
+def sdpa(**options: object) -> Callable:
+    return lambda q, k, v, *mask: F.scaled_dot_product_attention(q, k, v, *mask, **options)
+
+
+def by_hand(change: Callable[[Tensor], Tensor]) -> Callable:
+    """The attention of Hugging Face's models, with what they do to their scores."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
+        scores = change(torch.matmul(q, k.transpose(2, 3)), *masks)
+        return torch.matmul(F.softmax(scores, dim=-1), v).transpose(1, 2).contiguous()
+
+    return attend
+
+
+def window(scores: Tensor) -> Tensor:
+    far = torch.arange(scores.shape[-2])[:, None] - torch.arange(scores.shape[-1])
+    return scores.masked_fill((far < 0) | (far > 2), -INF)
+
+
+def alibi(scores: Tensor) -> Tensor:
+    distance = torch.arange(scores.shape[-1]) - torch.arange(scores.shape[-2])[:, None]
+    slopes = 2.0 ** -torch.arange(1, scores.shape[1] + 1, dtype=scores.dtype)
+    scores = scores * 0.5 + slopes[:, None, None] * distance
+    return scores.masked_fill(distance > 0, torch.finfo(scores.dtype).min)
+
+
+KEYS = torch.arange(6) < torch.tensor([6, 4])[:, None, None, None]  # [B, 1, 1, T]
+DEAD = torch.arange(6) < torch.tensor([6, 0])[:, None, None, None]  # nothing is left for the second sequence
+BIAS = torch.linspace(-2, 2, 36, dtype=F64).view(1, 1, 6, 6)
+MIN = torch.finfo(F64).min
+CASES: dict[str, tuple[Callable, list[Tensor], tuple[Tensor, ...]]] = {
+    "plain": (sdpa(), qkv(), ()),
+    "causal": (sdpa(is_causal=True), qkv(), ()),
+    "scale": (sdpa(scale=0.3), qkv(), ()),
+    "more queries": (sdpa(is_causal=True), qkv(s=9), ()),
+    "more keys": (sdpa(is_causal=True), qkv(t=9), ()),
+    "cross": (sdpa(), qkv(s=3), ()),
+    "decode": (sdpa(), qkv(s=1), (torch.ones(2, 1, 1, 6, dtype=torch.bool).tril(3),)),
+    "keys": (sdpa(), qkv(), (KEYS,)),
+    "dead": (sdpa(), qkv(), (DEAD,)),
+    "bias": (sdpa(), qkv(), (BIAS,)),
+    "dead bias": (sdpa(), qkv(), (torch.where(DEAD, torch.zeros((), dtype=F64), -INF),)),
+    "heads": (sdpa(), qkv(), (torch.rand(2, 2, 6, 6, generator=torch.Generator().manual_seed(1)) > 0.3,)),
+    "gqa": (lambda q, k, v: sdpa(enable_gqa=True)(q, k[:, :1], v[:, :1]), qkv(), ()),
+    "three dimensions": (lambda q, k, v: sdpa(is_causal=True)(q[:, 0], k[:, 0], v[:, 0]), qkv(), ()),
+    "gpt2": (by_hand(lambda s, m, b: torch.where(m, s / 2, MIN) + b), qkv(), (KEYS, BIAS)),
+    "t5": (by_hand(lambda s, b: s + b), qkv(), (BIAS,)),
+    "bert": (by_hand(lambda s, b: s / 2.0 + b), qkv(), ((~KEYS).to(F64) * MIN,)),
+    "window": (by_hand(window), qkv(), ()),
+    "alibi": (by_hand(alibi), qkv(), ()),
+    "causal by hand": (by_hand(lambda s: s * 0.5 + torch.full((6, 6), -INF).triu(1)), qkv(), ()),
+    "dead by hand": (by_hand(lambda s, m: torch.where(m, s, MIN)), qkv(), (DEAD,)),
+    "mask before scale": (by_hand(lambda s, m: s.masked_fill(~m, -9.0) * 0.5), qkv(), (KEYS,)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_stay(case):
+    fn, operands, masks = CASES[case]
+    gm = traced(trace_joint, fn, *operands, *masks)
+    inputs = [t.detach() for t in (*operands, *masks)]
+    tangent = torch.randn(fn(*inputs).shape, dtype=F64, generator=torch.Generator().manual_seed(2))
+    before = gm(inputs, [tangent])
+    for block in (2, 512):
+        gm_of_block = copy.deepcopy(gm)
+        report = rewritten(gm_of_block, block)
+        assert (report.rewritten, report.refused) == (1, ())
+        assert not any(node.target is torch.ops.aten.bmm.default for node in gm_of_block.graph.nodes)
+        # sums of at most nine products in another order
+        torch.testing.assert_close(gm_of_block(inputs, [tangent]), before, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["causal", "dead", "decode", "gpt2", "three dimensions"])
+def test_inference_stays(case):
+    fn, operands, masks = CASES[case]
+    inputs = [t.detach() for t in (*operands, *masks)]
+    gm = traced(trace_inference, fn, *inputs)
+    before = gm(*inputs)[0]
+    for block in (2, 512):
+        gm_of_block = copy.deepcopy(gm)
+        assert rewritten(gm_of_block, block).rewritten == 1
+        torch.testing.assert_close(gm_of_block(*inputs)[0], before, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_without_keys_are_what_they_were():
+    dead = torch.where(DEAD, torch.zeros((), dtype=F64), -INF)
+    for fn, expected in ((sdpa(), 0.0), (by_hand(lambda s, m: s + m), math.nan)):
+        inputs = [*(t.detach() for t in qkv()), dead]
+        gm = traced(trace_inference, fn, *inputs)
+        assert rewritten(gm).rewritten == 1
+        torch.testing.assert_close(gm(*inputs)[0][1], torch.full_like(gm(*inputs)[0][1], expected), equal_nan=True)
+
+
+def test_a_graph_of_causal_attention():
+    gm = traced(trace_joint, sdpa(is_causal=True), *qkv(dtype=torch.float32))
+    rewritten(gm)
+    assert_expected_inline(graph_text(gm), """\
+primals_1: f32[2, 2, 6, 4] = input
+primals_2: f32[2, 2, 6, 4] = input
+primals_3: f32[2, 2, 6, 4] = input
+tangents_1: f32[2, 2, 6, 4] = input
+transpose: f32[2, 2, 4, 6] = aten.transpose.int(primals_2, -2, -1)
+expand_3: f32[2, 2, 6, 4] = aten.expand.default(primals_3, [2, 2, 6, 4])
+view_4: f32[4, 6, 4] = aten.view.default(expand_3, [4, 6, 4])
+expand_default: f32[2, 2, 6, 4] = aten.expand.default(primals_1, [2, 2, 6, 4])
+view_default: f32[4, 6, 4] = aten.view.default(expand_default, [4, 6, 4])
+expand_default_1: f32[2, 2, 4, 6] = aten.expand.default(transpose, [2, 2, 4, 6])
+view_default_1: f32[4, 4, 6] = aten.view.default(expand_default_1, [4, 4, 6])
+attention_train_default = kp.attention_train.default(view_default, view_default_1, view_4, [], [], (), 0.5000000000000001, True, False, 512)
+getitem: f32[4, 6, 4] = <built-in function getitem>(attention_train_default, 0)
+getitem_1: f32[2, 4, 6] = <built-in function getitem>(attention_train_default, 1)
+view_5: f32[2, 2, 6, 4] = aten.view.default(getitem, [2, 2, 6, 4])
+view_6: f32[4, 6, 4] = aten.view.default(tangents_1, [4, 6, 4])
+attention_backward_default = kp.attention_backward.default(view_6, view_default, view_default_1, view_4, getitem, getitem_1, [], [], (), 0.5000000000000001, True, False, 512, 0.7071067811865477, 0.7071067811865477)
+getitem_2: f32[4, 6, 4] = <built-in function getitem>(attention_backward_default, 0)
+getitem_3: f32[4, 4, 6] = <built-in function getitem>(attention_backward_default, 1)
+getitem_4: f32[4, 6, 4] = <built-in function getitem>(attention_backward_default, 2)
+view_7: f32[2, 2, 6, 4] = aten.view.default(getitem_4, [2, 2, 6, 4])
+view_10: f32[2, 2, 4, 6] = aten.view.default(getitem_3, [2, 2, 4, 6])
+view_11: f32[2, 2, 6, 4] = aten.view.default(getitem_2, [2, 2, 6, 4])
+mul_2: f32[2, 2, 4, 6] = aten.mul.Scalar(view_10, 0.7071067811865476)
+transpose_5: f32[2, 2, 6, 4] = aten.transpose.int(mul_2, -2, -1)
+mul_3: f32[2, 2, 6, 4] = aten.mul.Scalar(view_11, 0.7071067811865476)
+return [view_5, mul_3, transpose_5, view_7]""")
+
+
+def is_called_causal(fn: Callable, *args: Tensor) -> bool:
+    gm = traced(trace_inference, fn, *(t.detach() for t in args))
+    assert rewritten(gm).rewritten == 1
+    attention = next(n for n in gm.graph.nodes if n.target in OURS)
+    return bool(attention.args[7])
+
+
+def test_causal_is_what_was_computed_to_be():
+    assert is_called_causal(sdpa(is_causal=True), *qkv())
+    assert is_called_causal(CASES["causal by hand"][0], *qkv())
+    assert is_called_causal(lambda q, k, v: sdpa()(q, k, v, torch.ones(6, 6, dtype=torch.bool).tril()), *qkv())
+    assert not is_called_causal(lambda q, k, v: sdpa()(q, k, v, torch.ones(6, 6, dtype=torch.bool).tril(1)), *qkv())
+    assert not is_called_causal(by_hand(window), *qkv())
+    # An input that happens to be causal may be another one at the next call.
+    assert not is_called_causal(sdpa(), *qkv(), torch.ones(6, 6, dtype=torch.bool).tril())
+
+
+def test_a_mask_of_ones_goes():
+    gm = traced(trace_inference, lambda q, k, v: sdpa()(q, k, v, torch.ones(6, 6, dtype=torch.bool)), *qkv())
+    rewritten(gm)
+    attention = next(n for n in gm.graph.nodes if n.target in OURS)
+    assert attention.args[3] == []
+
+
+def weights_too(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.transpose(2, 3)).softmax(-1)
+    return weights @ v, weights
+
+
+def sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.transpose(2, 3)
+    return torch.cat([scores, scores.new_zeros(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1] @ v
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (sdpa(dropout_p=0.3), "dropout?"),
+        (weights_too, "is a result of the graph"),
+        (by_hand(lambda s: (s / 9).tanh() * 9), "its scores pass through aten.tanh.default"),
+        (by_hand(lambda s: (s + 1.5) * 2), "its scores pass through aten.add.Tensor"),
+        (by_hand(lambda s: (s + torch.ones(6, 6).cumsum(0)) * 2), "is masked before it is scaled"),
+        (sinks, "its probabilities pass through aten.slice.Tensor"),
+    ],
+)
+def test_what_is_refused(fn, reason):
+    gm = traced(trace_joint, fn, *qkv())
+    text = graph_text(gm)
+    report = rewritten(gm)
+    assert report.rewritten == 0
+    assert [reason in why for _, why in report.refused] == [True]
+    assert graph_text(gm) == text
+
+
+@pytest.mark.parametrize("sizes", [{"s": 0}, {"t": 0}, {"b": 0}])
+def test_empty_attention_is_left_alone(sizes):
+    gm = traced(trace_inference, sdpa(), *(x.detach() for x in qkv(**sizes)))
+    assert ["a size of 0" in why for _, why in rewritten(gm).refused] == [True]
+
+
+def test_a_mask_that_learns_is_refused():
+    gm = traced(trace_joint, sdpa(), *qkv(), BIAS.clone().requires_grad_())
+    assert ["a mask that learns" in why for _, why in rewritten(gm).refused] == [True]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda q, k, v: (q @ k.transpose(2, 3)).softmax(-1),  # no second product
+        lambda q, k, v: q.softmax(-1) @ k.transpose(2, 3),  # no first one
+        lambda q, k, v: (q @ k.transpose(2, 3)).relu() @ v,
+    ],
+)
+def test_what_is_no_attention_is_let_be(fn):
+    report = rewritten(traced(trace_joint, fn, *qkv()))
+    assert (report.rewritten, report.refused) == (0, ())
+
+
+def test_a_second_run_changes_nothing():
+    gm = traced(trace_joint, sdpa(is_causal=True), *qkv())
+    rewritten(gm)
+    text = graph_text(gm)
+    assert rewritten(gm).rewritten == 0
+    assert graph_text(gm) == text
+
+
+def test_only_some_gradients_are_asked_for():
+    q, k, v = qkv()
+    for frozen in ((q,), (k,), (v,), (q, k), (k, v)):
+        operands = [t.detach() if any(t is f for f in frozen) else t for t in (q, k, v)]
+        gm = traced(trace_joint, sdpa(is_causal=True), *operands)
+        inputs, tangent = [t.detach() for t in operands], torch.ones(2, 2, 6, 4, dtype=F64)
+        before = gm(inputs, [tangent])
+        assert rewritten(gm).rewritten == 1
+        torch.testing.assert_close(gm(inputs, [tangent]), before, rtol=1e-12, atol=1e-12)
