@@ -98,8 +98,12 @@ def targets(rows: list[dict[str, Any]]) -> tuple[report.Target, ...]:
 def options_of(mode: str | float, off_peak_bytes: float) -> dict[str, Any]:
     """ "auto" has to fit into a budget, and to nothing else: the optimizer's state is none of these programs'."""
     if mode != "auto":
-        return {"checkpoint": mode}
-    return {"checkpoint": mode, "memory_budget_gb": BUDGET * off_peak_bytes / 1e9, "optimizer_state_factor": 0}
+        return WITH_SCORES | {"checkpoint": mode}
+    return WITH_SCORES | {
+        "checkpoint": mode,
+        "memory_budget_gb": BUDGET * off_peak_bytes / 1e9,
+        "optimizer_state_factor": 0,
+    }
 
 
 def main() -> None:
@@ -115,18 +119,18 @@ def main() -> None:
         report.write(report.Report("checkpoint", title(args.blocks), rows, targets(rows)))
 
     with tqdm(total=len(MODES) + len(REWRITTEN) + 1 + 2 * bool(args.openxla_blocks), unit="compile") as progress:
-        off = row(OFF, args.blocks, measure(args.blocks, options=WITH_SCORES | {"checkpoint": OFF}))
+        off = row(OFF, args.blocks, measure(args.blocks, options=options_of(OFF, 0)))
         keep(off, off)
         progress.update()
         for mode in MODES:
             options = options_of(mode, off["peak MiB"] * MIB)
-            keep(row(mode, args.blocks, measure(args.blocks, options=WITH_SCORES | options)), off)
+            keep(row(mode, args.blocks, measure(args.blocks, options=options)), off)
             progress.update()
         for mode, name in REWRITTEN.items():
             keep(row(name, args.blocks, measure(args.blocks, options={"checkpoint": mode})), off)
             progress.update()
         if args.openxla_blocks:
-            small = row(OFF, args.openxla_blocks, measure(args.openxla_blocks, options=WITH_SCORES | {"checkpoint": OFF}))
+            small = row(OFF, args.openxla_blocks, measure(args.openxla_blocks, options=options_of(OFF, 0)))
             keep(small, small)
             keep(row(OPENXLA, args.openxla_blocks, measure(args.openxla_blocks, backend=OPENXLA)), small)
             progress.update(2)
