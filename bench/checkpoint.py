@@ -8,6 +8,7 @@ traces by running on XLA:CPU, which takes minutes a block and gigabytes: its row
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
 import torch
@@ -18,7 +19,13 @@ import kp_dynamo
 from bench import report
 from bench.workloads import Workload
 from demo.model import Gpt, next_byte_loss
+from kp_dynamo.analysis.peak_memory import peak_memory
+from kp_dynamo.aot.plan import plan_of
 from kp_dynamo.aot.report import AotReport
+from kp_dynamo.aot.road import call_on_fakes
+from kp_dynamo.events import ignore
+from kp_dynamo.hardware import CHIPS
+from kp_dynamo.lowering.export import ExportedProgram
 
 WIDTH, NUM_HEADS, NUM_TOKENS = 768, 12, 8192
 BATCH, LENGTH = 4, 1024
@@ -106,11 +113,35 @@ def options_of(mode: str | float, off_peak_bytes: float) -> dict[str, Any]:
     }
 
 
+def add_estimates() -> None:
+    """What the estimate says of the rows of the last run, which takes no compiler."""
+    content = json.loads((report.RESULTS / "checkpoint.json").read_text())
+    rows = content["rows"]
+    for found in tqdm([r for r in rows if r["checkpoint"] != OPENXLA], unit="row"):
+        base = next(r for r in rows if r["blocks"] == found["blocks"] and r["checkpoint"] == OFF)
+        mode = float(found["checkpoint"]) if found["checkpoint"][0].isdigit() else found["checkpoint"]
+        found["estimate MiB"] = estimated_mib(found["blocks"], options_of(mode, base["peak MiB"] * MIB))
+        found["estimate's error"] = found["estimate MiB"] / found["peak MiB"] - 1
+    report.write(report.Report("checkpoint", content["title"], rows, targets(rows)))
+
+
+def estimated_mib(num_blocks: int, options: dict[str, Any]) -> float:
+    """Of the larger program, from the graphs alone."""
+    made, programs = workload(num_blocks), list[ExportedProgram]()
+    call_on_fakes(plan_of(made.model, made.inputs, "v5e", options, "kp_tpu", True), programs.append, ignore)
+    vmem = CHIPS["v5e"].vmem_bytes
+    return max(peak_memory(p.gm.graph, vmem, narrow_products=False).total for p in programs) / MIB
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.checkpoint", description=__doc__)
     parser.add_argument("--blocks", type=int, default=NUM_BLOCKS, help=f"of the model; {NUM_BLOCKS} by default")
     parser.add_argument("--openxla-blocks", type=int, default=OPENXLA_BLOCKS, help="of openxla's row; 0 leaves it out")
+    parser.add_argument("--estimates", action="store_true", help="add the estimate to the rows of the last run")
     args = parser.parse_args()
+    if args.estimates:
+        add_estimates()
+        return
     rows: list[dict[str, Any]] = []
 
     def keep(new: dict[str, Any], base: dict[str, Any]) -> None:
