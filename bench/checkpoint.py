@@ -128,6 +128,7 @@ def add_estimates() -> None:
 def estimated_mib(num_blocks: int, options: dict[str, Any]) -> float:
     """Of the larger program, from the graphs alone."""
     made, programs = workload(num_blocks), list[ExportedProgram]()
+    torch._dynamo.reset()
     call_on_fakes(plan_of(made.model, made.inputs, "v5e", options, "kp_tpu", True), programs.append, ignore)
     vmem = CHIPS["v5e"].vmem_bytes
     return max(peak_memory(p.gm.graph, vmem, narrow_products=False).total for p in programs) / MIB

@@ -8,10 +8,12 @@ knows nothing of the program's own code, which is given beside it. No chip ran t
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from bench import report, workloads
@@ -47,6 +49,7 @@ def measure(model: str, size: str, options: dict[str, Any]) -> dict[str, Any]:
     width, batch, length = SIZES[size]
     made = MODELS[model](num_blocks=2, width=width, batch=batch, length=length)
     found: list[ExportedProgram] = []
+    torch._dynamo.reset()  # another size of a model that it has seen would be a dynamic one
     with TpuCompiler("v5e") as compiler:
 
         def receive(program: ExportedProgram) -> None:
@@ -79,18 +82,25 @@ def _taken(made: Compiled) -> int:
 
 
 def main() -> None:
-    argparse.ArgumentParser(prog="bench.memory_estimate", description=__doc__).parse_args()
-    rows: list[dict[str, Any]] = []
-    for case in tqdm(cases(), unit="case"):
+    parser = argparse.ArgumentParser(prog="bench.memory_estimate", description=__doc__)
+    parser.add_argument("--continue", dest="goes_on", action="store_true", help="take the rows that the last run wrote")
+    rows: list[dict[str, Any]] = _written() if parser.parse_args().goes_on else []
+    for case in tqdm(cases()[len(rows) :], unit="case"):
         rows.append(measure(*case))
         report.write(_report(rows))
     report.publish(_report(rows))
 
 
+def _written() -> list[dict[str, Any]]:
+    file = report.RESULTS / "memory_estimate.json"
+    found: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file.is_file() else []
+    return found
+
+
 def _report(rows: list[dict[str, Any]]) -> report.Report:
     errors = [abs(row["error"]) for row in rows]
     targets = (report.Target("mean error", fmean(errors), LIMIT), report.Target("largest error", max(errors), 0.2))
-    return report.Report("memory_estimate", "Peak of a training step, estimated and as a v5e's compiler", rows, targets)
+    return report.Report("memory_estimate", "Peak of a training step, estimated and by a v5e's compiler", rows, targets)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from kp_dynamo.passes.checkpoint_tags import tag_again, untag
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 
 # By how much the estimate of the peak may be short: see docs/checkpointing.md.
-MARGIN = 0.20
+MARGIN = 0.25
 _MIB = 2**20
 
 
