@@ -231,8 +231,11 @@ def test_a_result_that_is_also_a_new_value_is_not_taken_later():
     assert [r.cpu().tolist()[0] for r in results] == [2.0, 4.0, 8.0, 16.0]
 
 
+@pytest.mark.parametrize("donate", ["off", "mutated"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_the_backward_needs_is_kept(device):
+def test_what_the_backward_needs_is_kept(device, donate):
+    """AOTAutograd saves the overwritten input itself, in the place of the clone that was made before."""
+
     def scaled(x, scale):
         y = (x * scale.clone()).sum()
         with torch.no_grad():
@@ -240,7 +243,7 @@ def test_what_the_backward_needs_is_kept(device):
         return y
 
     x, scale = torch.ones(3).to(device).requires_grad_(), torch.full((3,), 2.0).to(device)
-    run = compiled(scaled, donate="mutated")
+    run = compiled(scaled, donate=donate)
     for expected in (2.0, 3.0, 4.0):
         [gradient] = torch.autograd.grad(run(x, scale), x)
         assert gradient.cpu().tolist() == [expected] * 3
