@@ -2,7 +2,8 @@
 
 Training steps of the models of `bench/workloads.py`, two blocks each. A step's peak is that of its larger program,
 which is what `checkpoint="auto"` decides by. The compiler's figure is arguments, results and temporaries: the estimate
-knows nothing of the program's own code, which is given beside it. No chip ran this.
+knows nothing of the program's own code, which is given beside it. Without `rewrite_attention`: what its operators hold
+inside is not in a graph. No chip ran this.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from tqdm import tqdm
 
 from bench import report, workloads
+from bench.checkpoint import WITH_SCORES
 from bench.workloads import Workload
 from kp_dynamo.analysis.peak_memory import peak_memory
 from kp_dynamo.aot.compiler import Compiled, TpuCompiler
@@ -56,7 +58,7 @@ def measure(model: str, size: str, options: dict[str, Any]) -> dict[str, Any]:
             found.append(program)
             compiler.submit(program.stablehlo)
 
-        call_on_fakes(plan_of(made.model, made.inputs, "v5e", options, "kp_tpu", True), receive, ignore)
+        call_on_fakes(plan_of(made.model, made.inputs, "v5e", WITH_SCORES | options, "kp_tpu", True), receive, ignore)
         compiled = [compiler.result() for _ in found]
     estimates = [peak_memory(p.gm.graph, CHIP.vmem_bytes, narrow_products=_is_narrow(options)).total for p in found]
     largest = max(compiled, key=_taken)
