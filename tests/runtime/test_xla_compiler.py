@@ -194,7 +194,8 @@ def test_pjit_is_a_clear_error():
 
 @pytest.mark.parametrize(("is_dynamic", "captures"), [(True, 2), (False, 3)])
 def test_lengths_that_change_are_captured_once_more_or_each(is_dynamic, captures):
-    with torch.no_grad():
+    # Importing torch_xla itself, as other tests do, turns this off for the whole process.
+    with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=True):
         compiled = compiler(enable_xla_dynamic_shapes=is_dynamic).compile_model(nn.Softmax(dim=-1))
         with counted() as counts:
             for length in (5, 6, 7):
