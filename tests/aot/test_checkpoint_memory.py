@@ -29,6 +29,7 @@ def backward_temporaries(*how: object) -> int:
     return report(*how).programs[1].temp_bytes
 
 
+@pytest.mark.slow
 def test_scores_that_are_computed_again_are_faster_and_smaller():
     off, scores = (report(how, "rewrite_attention") for how in ("off", "attention"))
     assert scores.peak_bytes < 0.65 * off.peak_bytes

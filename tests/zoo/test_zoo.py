@@ -53,9 +53,20 @@ def test_float32_is_eager_up_to_rounding(name: str, run: str) -> None:
     assert bool(counts.graph_breaks) <= BY_NAME[name].breaks, counts
 
 
+# The default level for every quick model, all levels for those that compile in seconds.
+AT_LEVELS = [
+    pytest.param(
+        m.name,
+        name,
+        marks=[] if m.quick and (name == "balanced" or m.name in ("llama", "bert")) else [pytest.mark.slow],
+    )
+    for m in ZOO
+    for name in LEVELS
+]
+
+
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("level_name", LEVELS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "level_name"), AT_LEVELS)
 def test_levels_err_no_more_than_autocast(name: str, level_name: str, run: str) -> None:
     allowed = autocast_errors(name, run)
     result, _ = counted(lambda: over_seeds(run, BY_NAME[name], level(level_name)))
