@@ -7,7 +7,6 @@ made on the host, which compiles nothing: on the device each length would be a s
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,12 +23,12 @@ from kp_dynamo.capture import Capture
 from kp_dynamo.exceptions import TPUOptimizationError, TPUValidationError
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.pipeline import Pipeline
+from kp_dynamo.resizing import Resize, Shape, resized
 from kp_dynamo.source_lines import user_line
 from kp_dynamo.telemetry import TELEMETRY
 
 logger = logging.getLogger(__name__)
 
-Shape = tuple[int, ...]
 MASKS = "mask_padding"
 _REMEDY = "Write that line otherwise, mask by hand and give a fixed size, or leave buckets out"
 _told: set[str] = set()
@@ -151,7 +150,7 @@ class Bucketing:
 
     def _resized(self, tensor: torch.Tensor, shape: Shape) -> torch.Tensor:
         if tensor.requires_grad and torch.is_grad_enabled():
-            return _Resize.apply(tensor, shape, self._poisons)  # type: ignore[no-any-return, no-untyped-call]
+            return Resize.apply(tensor, shape, self._poisons)  # type: ignore[no-any-return, no-untyped-call]
         return resized(tensor, shape, poisons=self._poisons)
 
 
@@ -232,46 +231,6 @@ def mark_sequence(tensor: torch.Tensor, dim: int) -> torch.Tensor:
         )
     torch._dynamo.maybe_mark_dynamic(tensor, dim % tensor.dim())
     return tensor
-
-
-def is_poisoned() -> bool:
-    """Whether padding is filled with what would show: `KP_TPU_POISON=1`."""
-    return os.environ.get("KP_TPU_POISON", "0") not in ("", "0")
-
-
-class _Resize(torch.autograd.Function):
-    """`resized`, and its gradient, whose padding nobody must read either."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, shape: Shape, poisons: bool) -> torch.Tensor:
-        ctx.shape, ctx.poisons = tuple(tensor.shape), poisons
-        return resized(tensor, shape, poisons=poisons)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return resized(gradient, ctx.shape, poisons=ctx.poisons), None, None
-
-
-def resized(tensor: torch.Tensor, shape: Shape, *, poisons: bool) -> torch.Tensor:
-    """A copy of `tensor`, cut to `shape` or padded to it, made on the host, dense, its strides in the same order."""
-    host = tensor.detach().cpu()
-    common = tuple(slice(0, min(a, b)) for a, b in zip(tensor.shape, shape, strict=True))
-    if all(new <= old for new, old in zip(shape, tensor.shape, strict=True)):
-        return host[common].clone().to(tensor.device)
-    order = sorted(range(host.dim()), key=host.stride, reverse=True)
-    padded = torch.full([shape[d] for d in order], _padding(host.dtype, poisons), dtype=host.dtype)
-    padded = padded.permute([order.index(d) for d in range(host.dim())])
-    padded[common] = host[common]
-    return padded.to(tensor.device)
-
-
-def _padding(dtype: torch.dtype, poisons: bool) -> float | int | bool:
-    """0, or what would show where it is read: NaN, true, or a number that is out of every range."""
-    if not poisons:
-        return 0
-    if dtype.is_floating_point or dtype.is_complex:
-        return float("nan")
-    return True if dtype == torch.bool else torch.iinfo(dtype).max // 2
 
 
 def _example(node: Any) -> Any:

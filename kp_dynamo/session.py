@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.autograd import GraphStages, trace_and_compile
-from kp_dynamo.bucketing import Bucketing, bucketed, is_poisoned
+from kp_dynamo.bucketing import Bucketing, bucketed
 from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture, as_dynamo_calls_it
@@ -31,6 +31,7 @@ from kp_dynamo.memory_bound import MemoryBudget, require_room
 from kp_dynamo.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.pipeline import Pipeline, build_backward_pipeline, build_pipeline, product_precision, run_pipeline
 from kp_dynamo.placement import Placement
+from kp_dynamo.resizing import is_poisoned
 from kp_dynamo.telemetry import TELEMETRY
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,50 @@
+"""Padding a tensor to a bucket and cutting it to its true sizes, on the host."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+Shape = tuple[int, ...]
+
+
+def is_poisoned() -> bool:
+    """Whether padding is filled with what would show: `KP_TPU_POISON=1`."""
+    return os.environ.get("KP_TPU_POISON", "0") not in ("", "0")
+
+
+class Resize(torch.autograd.Function):
+    """`resized`, and its gradient, whose padding nobody must read either."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, shape: Shape, poisons: bool) -> torch.Tensor:
+        ctx.shape, ctx.poisons = tuple(tensor.shape), poisons
+        return resized(tensor, shape, poisons=poisons)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return resized(gradient, ctx.shape, poisons=ctx.poisons), None, None
+
+
+def resized(tensor: torch.Tensor, shape: Shape, *, poisons: bool) -> torch.Tensor:
+    """A copy of `tensor`, cut to `shape` or padded to it, made on the host, dense, its strides in the same order."""
+    host = tensor.detach().cpu()
+    common = tuple(slice(0, min(a, b)) for a, b in zip(tensor.shape, shape, strict=True))
+    if all(new <= old for new, old in zip(shape, tensor.shape, strict=True)):
+        return host[common].clone().to(tensor.device)
+    order = sorted(range(host.dim()), key=host.stride, reverse=True)
+    padded = torch.full([shape[d] for d in order], _padding(host.dtype, poisons), dtype=host.dtype)
+    padded = padded.permute([order.index(d) for d in range(host.dim())])
+    padded[common] = host[common]
+    return padded.to(tensor.device)
+
+
+def _padding(dtype: torch.dtype, poisons: bool) -> float | int | bool:
+    """0, or what would show where it is read: NaN, true, or a number that is out of every range."""
+    if not poisons:
+        return 0
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return True if dtype == torch.bool else torch.iinfo(dtype).max // 2
