@@ -107,15 +107,15 @@ class _Run:
 
     def trace(self) -> None:
         """Hand every program to the TPU's compiler, which works while this goes on."""
-        from kp_dynamo.aot.road import call_for_real, call_on_fakes
+        from kp_dynamo.aot.road import call_on_fakes, call_on_zeros
 
         before = dynamo_seconds()
-        call = call_for_real if self.plan.is_run else call_on_fakes
+        call = call_on_zeros if self.plan.needs_device else call_on_fakes
         call(self.plan, self._receive, self._observe)
         breaks = graph_breaks()
         self.graph_breaks = tuple(f"{b.line or 'at an unknown line'}: {b.reason.splitlines()[0]}" for b in breaks)
         self.seconds = {"dynamo": dynamo_seconds() - before, **self.recorder.seconds()}
-        del self.seconds["xla"]  # of XLA:CPU, which compiles where the model has to run
+        del self.seconds["xla"]  # nothing is compiled for XLA:CPU
 
     def _receive(self, program: Any) -> None:
         self.handed_over.append(program)
@@ -145,7 +145,7 @@ class _Run:
             backend=plan.backend,
             options={name: _plain(value) for name, value in plan.given.items()},
             train=plan.train,
-            matmul_precision="default" if plan.is_run else precision,
+            matmul_precision="default" if plan.needs_device else precision,
             programs=programs,
             memory_budget_bytes=memory_budget_bytes(
                 CHIPS[plan.target], options.memory_fraction, options.memory_budget_gb

@@ -30,8 +30,8 @@ class Plan:
     train: bool
 
     @property
-    def is_run(self) -> bool:
-        """Whether the model has to run: torch_xla's own bridge knows no other way to trace."""
+    def needs_device(self) -> bool:
+        """Whether the model is called on tensors of the device: torch_xla's own bridge knows no other way to trace."""
         return self.backend == "openxla" or self.options.lowering == "stock"
 
 

@@ -1,4 +1,4 @@
-"""The two ways in which a model's programs come out of `torch.compile`: on tensors without memory, or by running it."""
+"""The two ways in which a model's programs come out of `torch.compile`: on tensors without memory, or on zeros."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def call_on_fakes(plan: Plan, receive: Receive, observe: Observe) -> None:
             run_backward(results)
 
 
-def call_for_real(plan: Plan, receive: Receive, observe: Observe) -> None:
-    """Compile by running on XLA:CPU, the backward as well; tensors of the meta device are filled with zeros."""
+def call_on_zeros(plan: Plan, receive: Receive, observe: Observe) -> None:
+    """Call the model on tensors of the device, of zeros where they had no memory; its programs give zeros as well."""
     device = compat.device()
     model, args = _on_device(uncompiled(plan.model), device), _arguments_on_device(plan.args, device)
     session = Session(plan.options.cache_size, observe)
