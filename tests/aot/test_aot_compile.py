@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch_xla
 from torch import nn
 
 import kp_dynamo
@@ -216,6 +217,18 @@ def test_every_backend_is_asked_for_the_same_products():
             for backend, options in (("kp_tpu", None), ("kp_tpu", {"lowering": "stock"}), ("openxla", None))
         }
         assert found == {2 * 16 * 32 * 8}
+
+
+@pytest.mark.parametrize(("options", "backend"), [({"lowering": "stock"}, "kp_tpu"), (None, "openxla")])
+def test_the_stock_bridge_leaves_the_cpu_compiler_alone(options, backend, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("XLA:CPU was asked to work")
+
+    monkeypatch.setattr(torch_xla._XLAC, "_xla_warm_up_cache", refuse)
+    monkeypatch.setattr(torch_xla._XLAC, "_run_cached_graph", refuse)
+    args = (torch.ones(16, 32),)
+    report = kp_dynamo.aot_compile(nn.Linear(32, 8), args, backend=backend, options=options, train=True)
+    assert report.model_flops == 2 * 2 * 16 * 32 * 8
 
 
 @pytest.mark.parametrize("target", ["v4", "v5p", "v6e"])
