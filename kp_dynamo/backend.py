@@ -60,6 +60,7 @@ def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[An
 
     log.configure()
     with only_our_errors():
+        options = options.on(compat.chip_name())
         by_module = bool(options.keep_float32 or options.extra_passes)
         compiled = session.compiled(read_capture(gm, example_inputs, with_modules=by_module), options)
     return torch._dynamo.disable(compiled, reason="a compiled graph")

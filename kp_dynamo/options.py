@@ -121,7 +121,8 @@ class CompileOptions:
     while it runs then leaves nothing of them, and what holds a buffer in ways torch does not know of loses it."""
 
     target: Target = _option("auto", rules.one_of(*get_args(Target)))
-    """The chip whose memory decides. "auto": v5e, the cheapest to rent."""
+    """The chip whose memory decides. "auto": the one of this machine, and v5e, the cheapest to rent, where there is
+    none."""
 
     cache_size: int = _option(
         100, rules.integer(1), not_in_key="it says how many programs are kept, not what is in them"
@@ -182,9 +183,15 @@ class CompileOptions:
         """The keys that the user set, with their values."""
         return {f.name: getattr(self, f.name) for f in option_fields() if f.name in self.given}
 
+    def on(self, present: str | None) -> CompileOptions:
+        """These options on a machine with the chip `present`, None where it has none: it is what "auto" stands for."""
+        if present is None or self.target != "auto":
+            return self
+        return CompileOptions(**{**self.given_values(), "target": present})
+
     @property
     def chip(self) -> Chip:
-        """The chip that `target` stands for."""
+        """The chip that `target` stands for, where no chip is present."""
         return CHIPS["v5e" if self.target == "auto" else self.target]
 
     @property

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kp_dynamo import compat
 from kp_dynamo.exceptions import TPUOutOfMemoryError
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.memory_bound import MemoryBudget, held_by, require_room
+from kp_dynamo.options import CompileOptions
 from tests.graphs import trace_inference
 from tests.spine import compiled
 
@@ -62,3 +64,13 @@ def test_a_named_target_is_checked_before_the_compile():
 
 def test_without_a_named_memory_nothing_is_refused():
     assert compiled(torch.sin)(torch.ones(64, 64)).shape == (64, 64)
+
+
+def test_the_chip_of_this_machine_decides_where_none_is_named(monkeypatch):
+    monkeypatch.setattr(compat, "chip_name", lambda: "v6e")
+    with pytest.raises(Exception, match="of a v6e"):
+        compiled(torch.sin, memory_budget_gb=1e-6)(torch.ones(64, 64))
+    with pytest.raises(Exception, match="of a v4"):
+        compiled(torch.sin, memory_budget_gb=1e-6, target="v4")(torch.ones(64, 64))
+    assert CompileOptions().on("v6e").is_memory_bounded
+    assert CompileOptions(target="v4").on("v6e").chip is CHIPS["v4"]
