@@ -187,7 +187,7 @@ class CompileOptions:
         """These options on a machine with the chip `present`, None where it has none: it is what "auto" stands for."""
         if present is None or self.target != "auto":
             return self
-        return CompileOptions(**{**self.given_values(), "target": present})
+        return CompileOptions.from_dict({**self.given_values(), "target": present})
 
     @property
     def chip(self) -> Chip:
