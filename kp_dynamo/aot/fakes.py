@@ -60,4 +60,21 @@ class Fakes:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(fake, tensor.requires_grad)
+        _copy_marks(tensor, fake)
         return fake.requires_grad_(tensor.requires_grad)
+
+
+# What torch 2.9's mark_dynamic, maybe_mark_dynamic and mark_static leave on a tensor.
+_MARKS = (
+    "_dynamo_dynamic_indices",
+    "_dynamo_dynamic_range",
+    "_dynamo_hint_overrides",
+    "_dynamo_weak_dynamic_indices",
+    "_dynamo_static_indices",
+)
+
+
+def _copy_marks(tensor: torch.Tensor, fake: torch.Tensor) -> None:
+    for mark in _MARKS:
+        if hasattr(tensor, mark):
+            setattr(fake, mark, getattr(tensor, mark))

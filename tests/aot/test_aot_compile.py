@@ -13,6 +13,7 @@ from torch import nn
 
 import kp_dynamo
 from kp_dynamo.aot.report import AotReport, ProgramReport
+from kp_dynamo.exceptions import TPUValidationError
 
 
 def mlp(device: str = "cpu") -> nn.Module:
@@ -229,6 +230,29 @@ def test_the_stock_bridge_leaves_the_cpu_compiler_alone(options, backend, monkey
     args = (torch.ones(16, 32),)
     report = kp_dynamo.aot_compile(nn.Linear(32, 8), args, backend=backend, options=options, train=True)
     assert report.model_flops == 2 * 2 * 16 * 32 * 8
+
+
+class Texts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(64, 32), nn.Linear(32, 64)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.words(ids)).softmax(1).sum(1)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_marked_lengths_are_compiled_at_their_bucket(train):
+    def report(length: int) -> AotReport:
+        ids = kp_dynamo.mark_sequence(torch.zeros(2, length, dtype=torch.int64), 1)
+        return aot(Texts(), ids, train=train, options={"buckets": (16, 32), "over_bucket": "error"})
+
+    at_13, at_16 = report(13), report(16)
+    assert (at_13.cycles, at_13.bytes, at_13.peak_bytes) == (at_16.cycles, at_16.bytes, at_16.peak_bytes)
+    assert at_13.model_flops == at_16.model_flops * 13 / 16  # padding is work of the chip, and none of the model's
+    assert any("mask_padding: rewrote" in line for line in at_13.passes)
+    with pytest.raises(TPUValidationError, match="33"):
+        report(33)
 
 
 @pytest.mark.parametrize("target", ["v4", "v5p", "v6e"])
