@@ -24,6 +24,7 @@ from kp_dynamo.passes.checkpoint_activations import (
 )
 from kp_dynamo.passes.checkpoint_budget import Budget, BudgetError
 from kp_dynamo.passes.fold_constants import FoldConstants
+from kp_dynamo.passes.fold_views import FoldViews
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.insertion import check_values
@@ -37,8 +38,9 @@ from kp_dynamo.telemetry import TELEMETRY
 Pipeline = tuple[GraphPass, ...]
 
 OUR_PASSES = (
-    "mask_padding", "fold_constants", "rewrite_attention", "fuse_linear_activation", "cast_bf16", "recompute_casts",
-    "checkpoint_attention", "checkpoint_blocks", "checkpoint_share", "checkpoint_auto", "gate_recomputation",
+    "mask_padding", "fold_constants", "rewrite_attention", "fuse_linear_activation", "cast_bf16", "fold_views",
+    "recompute_casts", "checkpoint_attention", "checkpoint_blocks", "checkpoint_share", "checkpoint_auto",
+    "gate_recomputation",
 )  # fmt: skip
 
 
@@ -58,6 +60,8 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = ()) -> Pi
         # Before the casts: it matches a product next to its activation.
         *([FuseLinearActivation()] if options.fuse else []),
         *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),
+        # After the casts, which stand before the views of a value; before what tags views.
+        *([FoldViews()] if options.fuse else []),
         # After the casts, which it tags; also those of a model that is in bfloat16 by itself.
         RecomputeCasts(),
         # After the casts, whose results are what would be saved.

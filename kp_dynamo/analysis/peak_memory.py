@@ -32,7 +32,9 @@ aten, kp = torch.ops.aten, torch.ops.kp
 
 _SMALL = 1 << 14
 _MAX_OPERANDS = 6  # of a fusion that is made again in each of its readers
-_PRODUCTS = (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, kp.linear_act, kp.linear_act_train)
+_PRODUCTS = (
+    aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, kp.linear_act, kp.linear_act_train, kp.contract,
+)  # fmt: skip
 _REDUCTIONS = (
     aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean, aten.argmax, aten.any, aten.all, aten.prod,
     aten.logsumexp,

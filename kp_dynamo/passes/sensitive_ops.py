@@ -28,6 +28,7 @@ PRODUCTS: dict[Any, tuple[int, ...]] = {
     aten.convolution_backward.default: (0, 1, 2),
     kp.linear_act.default: (0, 1),
     kp.linear_act_train.default: (0, 1),
+    kp.contract.default: (0, 1),
     # Queries, keys and values; and before them the gradient, behind them the result.
     kp.attention.default: (0, 1, 2),
     kp.attention_train.default: (0, 1, 2),

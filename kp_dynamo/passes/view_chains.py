@@ -1,0 +1,96 @@
+"""Where a value comes from, and goes to, behind views, permutations and casts. Reads, edits nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo.passes.axes import Axes, Dim, Dims
+from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.passes.casts import is_widening
+
+aten = torch.ops.aten
+
+_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_COPIES = (aten.clone.default, aten.alias.default, aten.detach.default)
+_PERMUTATIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a chain of moves.
+
+    Attributes:
+        node: The value there.
+        dims: Its dimensions, in the axes of the value at the other end.
+        widenings: The casts to float32 on the way, in the order of the graph.
+    """
+
+    node: fx.Node
+    dims: Dims
+    widenings: tuple[fx.Node, ...] = ()
+
+
+def source_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
+    """What a value of these dimensions is a view, a permutation and a widening of."""
+    widenings: list[fx.Node] = []
+    while node.op == "call_function":
+        source: Any = node.args[0] if node.args else None
+        if is_widening(node):
+            widenings.insert(0, node)
+        elif node.target in _PERMUTATIONS:
+            order = _order(node)
+            dims = tuple(dims[order.index(dim)] for dim in range(len(order)))
+        elif node.target in _VIEWS and has_static_size(source):
+            before = axes.viewed(dims, source.meta["val"].shape)
+            if before is None:
+                break
+            dims = before
+        elif node.target not in _COPIES:
+            break
+        node = source
+    return End(node, dims, tuple(widenings))
+
+
+def destination_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
+    """What becomes of a value that is viewed, permuted and widened, as far as it has one reader."""
+    widenings: list[fx.Node] = []
+    while len(node.users) == 1:
+        user = next(iter(node.users))
+        if user.op != "call_function":
+            break
+        if is_widening(user):
+            widenings.append(user)
+        elif user.target in _PERMUTATIONS:
+            dims = tuple(dims[dim] for dim in _order(user))
+        elif user.target in _VIEWS and has_static_size(user):
+            behind = axes.viewed(dims, user.meta["val"].shape)
+            if behind is None:
+                break
+            dims = behind
+        elif user.target not in _COPIES:
+            break
+        node = user
+    return End(node, dims, tuple(widenings))
+
+
+def has_static_size(node: object) -> bool:
+    """Whether a node is a tensor of numbers, and not of symbols, of elements, and has one."""
+    value = tensor_of(node)
+    return value is not None and all(isinstance(size, int) and size > 0 for size in value.shape)
+
+
+def _order(node: fx.Node) -> list[int]:
+    """The dimension of the source that each dimension of a permutation is."""
+    rank = node.meta["val"].dim()
+    if node.target is aten.permute.default:
+        return [dim % rank for dim in node.args[1]]  # type: ignore[union-attr]  # a list of numbers
+    order = list(range(rank))
+    one, other = (0, 1) if node.target is aten.t.default else node.args[1:3]
+    if rank > 1:
+        order[one], order[other] = order[other], order[one]  # type: ignore[index]  # numbers
+    return order
