@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,11 +71,11 @@ def measure(num_blocks: int, **how: Any) -> AotReport:
     return kp_dynamo.aot_compile(made.model, made.inputs, target="v5e", train=True, **how)
 
 
-def row(mode: str | float, num_blocks: int, found: AotReport) -> dict[str, Any]:
+def row(name: str, num_blocks: int, found: AotReport) -> dict[str, Any]:
     """Figures of a step, and of the programs that it is made of."""
     forward, backward = (next((p for p in found.programs if kind in p.name), None) for kind in ("forward", "backward"))
     return {
-        "checkpoint": mode if isinstance(mode, str) else f"{mode:g}",
+        "checkpoint": name,
         "blocks": num_blocks,
         "peak MiB": found.peak_bytes / MIB,
         "TFLOP": found.flops / 1e12,
@@ -115,14 +118,14 @@ def options_of(mode: str | float, off_peak_bytes: float) -> dict[str, Any]:
 
 def add_estimates() -> None:
     """What the estimate says of the rows of the last run, which takes no compiler."""
-    content = json.loads((report.RESULTS / "checkpoint.json").read_text())
-    rows = content["rows"]
+    rows = _last_rows()
+    every = {(c.name, c.num_blocks): c for c in cases(NUM_BLOCKS, OPENXLA_BLOCKS)}
     for found in tqdm([r for r in rows if r["checkpoint"] != OPENXLA], unit="row"):
         base = next(r for r in rows if r["blocks"] == found["blocks"] and r["checkpoint"] == OFF)
-        mode = float(found["checkpoint"]) if found["checkpoint"][0].isdigit() else found["checkpoint"]
-        found["estimate MiB"] = estimated_mib(found["blocks"], options_of(mode, base["peak MiB"] * MIB))
+        how = every[found["checkpoint"], found["blocks"]].how(base["peak MiB"] * MIB)
+        found["estimate MiB"] = estimated_mib(found["blocks"], how["options"])
         found["estimate's error"] = found["estimate MiB"] / found["peak MiB"] - 1
-    report.write(report.Report("checkpoint", content["title"], rows, targets(rows)))
+    report.write(report.Report("checkpoint", title(NUM_BLOCKS), rows, targets(rows)))
 
 
 def estimated_mib(num_blocks: int, options: dict[str, Any]) -> float:
@@ -134,39 +137,74 @@ def estimated_mib(num_blocks: int, options: dict[str, Any]) -> float:
     return max(peak_memory(p.gm.graph, vmem, narrow_products=False).total for p in programs) / MIB
 
 
+@dataclass(frozen=True)
+class Case:
+    """A row: how its step is compiled, by the bytes that "off" takes."""
+
+    name: str
+    num_blocks: int
+    how: Callable[[float], dict[str, Any]]
+
+
+def cases(num_blocks: int, openxla_blocks: int) -> list[Case]:
+    """All rows, each behind the "off" that it is compared with."""
+    found = [Case(f"{mode}", num_blocks, partial(_with_mode, mode)) for mode in (OFF, *MODES)]
+    found += [Case(name, num_blocks, partial(_rewritten, mode)) for mode, name in REWRITTEN.items()]
+    if openxla_blocks:
+        found += [Case(OFF, openxla_blocks, partial(_with_mode, OFF)), Case(OPENXLA, openxla_blocks, _by_openxla)]
+    return found
+
+
+def _with_mode(mode: str | float, off_peak_bytes: float) -> dict[str, Any]:
+    return {"options": options_of(mode, off_peak_bytes)}
+
+
+def _rewritten(mode: str, _: float) -> dict[str, Any]:
+    return {"options": {"checkpoint": mode}}
+
+
+def _by_openxla(_: float) -> dict[str, Any]:
+    return {"backend": OPENXLA}
+
+
+def run(chosen: list[Case], wanted: list[str] | None, num_blocks: int) -> report.Report:
+    """Measure the wanted cases, all by default; of others the last run's row is kept. Written after every row."""
+    last = {} if wanted is None else {(r["checkpoint"], r["blocks"]): _measured(r) for r in _last_rows()}
+    rows: list[dict[str, Any]] = []
+    offs: dict[int, dict[str, Any]] = {}
+    for case in tqdm(chosen, unit="compile"):
+        found = last.get((case.name, case.num_blocks))
+        if wanted is None or case.name in wanted:
+            off_peak = offs[case.num_blocks]["peak MiB"] * MIB if case.num_blocks in offs else 0.0
+            found = row(case.name, case.num_blocks, measure(case.num_blocks, **case.how(off_peak)))
+        if found is None:
+            continue
+        base = offs.setdefault(case.num_blocks, found)
+        rows.append(with_ratios(found, base))
+        report.write(report.Report("checkpoint", title(num_blocks), rows, targets(rows)))
+    return report.Report("checkpoint", title(num_blocks), rows, targets(rows))
+
+
+def _measured(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: cell for name, cell in found.items() if not name.startswith("estimate")}
+
+
+def _last_rows() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((report.RESULTS / "checkpoint.json").read_text())["rows"]
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.checkpoint", description=__doc__)
     parser.add_argument("--blocks", type=int, default=NUM_BLOCKS, help=f"of the model; {NUM_BLOCKS} by default")
     parser.add_argument("--openxla-blocks", type=int, default=OPENXLA_BLOCKS, help="of openxla's row; 0 leaves it out")
+    parser.add_argument("--rows", nargs="+", help="measure only these (off, auto, ...); others are the last run's")
     parser.add_argument("--estimates", action="store_true", help="add the estimate to the rows of the last run")
     args = parser.parse_args()
     if args.estimates:
         add_estimates()
         return
-    rows: list[dict[str, Any]] = []
-
-    def keep(new: dict[str, Any], base: dict[str, Any]) -> None:
-        """Written after every row: a run takes long."""
-        rows.append(with_ratios(new, base))
-        report.write(report.Report("checkpoint", title(args.blocks), rows, targets(rows)))
-
-    with tqdm(total=len(MODES) + len(REWRITTEN) + 1 + 2 * bool(args.openxla_blocks), unit="compile") as progress:
-        off = row(OFF, args.blocks, measure(args.blocks, options=options_of(OFF, 0)))
-        keep(off, off)
-        progress.update()
-        for mode in MODES:
-            options = options_of(mode, off["peak MiB"] * MIB)
-            keep(row(mode, args.blocks, measure(args.blocks, options=options)), off)
-            progress.update()
-        for mode, name in REWRITTEN.items():
-            keep(row(name, args.blocks, measure(args.blocks, options={"checkpoint": mode})), off)
-            progress.update()
-        if args.openxla_blocks:
-            small = row(OFF, args.openxla_blocks, measure(args.openxla_blocks, options=options_of(OFF, 0)))
-            keep(small, small)
-            keep(row(OPENXLA, args.openxla_blocks, measure(args.openxla_blocks, backend=OPENXLA)), small)
-            progress.update(2)
-    report.publish(report.Report("checkpoint", title(args.blocks), rows, targets(rows)))
+    report.publish(run(cases(args.blocks, args.openxla_blocks), args.rows, args.blocks))
 
 
 def title(num_blocks: int) -> str:

@@ -99,8 +99,10 @@ class Bucketing:
     def decide(self, reports: Sequence[PassReport], gm: fx.GraphModule) -> None:
         """Learn from the reports of the passes whether the graph was made right at padded sizes."""
         for name, reason in (refused for report in reports if report.name == MASKS for refused in report.refused):
-            node = next(n for n in gm.graph.nodes if n.name == name)
-            self._refuse(f"{node.target}{user_line(node)}: {reason}")
+            # A later pass may have replaced it.
+            node = next((n for n in gm.graph.nodes if n.name == name), None)
+            where = name if node is None else f"{node.target}{user_line(node)}"
+            self._refuse(f"{where}: {reason}")
 
     def _refuse(self, reason: str) -> None:
         self.is_refused = True

@@ -38,7 +38,7 @@ from kp_dynamo.telemetry import TELEMETRY
 Pipeline = tuple[GraphPass, ...]
 
 OUR_PASSES = (
-    "mask_padding", "fold_constants", "rewrite_attention", "fuse_linear_activation", "cast_bf16", "fold_views",
+    "fold_constants", "rewrite_attention", "mask_padding", "fuse_linear_activation", "cast_bf16", "fold_views",
     "recompute_casts", "checkpoint_attention", "checkpoint_blocks", "checkpoint_share", "checkpoint_auto",
     "gate_recomputation",
 )  # fmt: skip
@@ -51,12 +51,12 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = ()) -> Pi
         TPUConfigurationError: `disable_passes` or `keep_float32` names what there is not.
     """
     ours: list[GraphPass] = [
-        # Before all: it knows ATen's operators, and decides whether the graph is padded at all.
-        *([MaskPadding(lengths)] if lengths else []),
         # First, so that the others see numbers and not tensors that hold one.
         FoldConstants(),
-        # Before the casts, which would stand between what it matches.
+        # Before the casts, which would stand between what it matches; before the masks, for the same reason.
         *([RewriteAttention()] if options.fuse else []),
+        # Before all that changes a graph's operators further: it knows ATen's, and kp::attention.
+        *([MaskPadding(lengths)] if lengths else []),
         # Before the casts: it matches a product next to its activation.
         *([FuseLinearActivation()] if options.fuse else []),
         *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),

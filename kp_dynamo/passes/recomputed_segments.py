@@ -8,6 +8,8 @@ Recomputed are the nodes that no incoming gradient leads to. Among them are
 
 A light or free node belongs to the segment of its readers where that is one segment. What several segments read (a mask)
 belongs to none, and connects none. Free nodes that hold memory and that no segment reads make segments of their own.
+A light node that one place of the backward reads (the transposed weight of a product) belongs to the segment of its source, if that
+has one: else the source, the weight's cast, would be there from the start, and with it the casts of all weights.
 """
 
 from __future__ import annotations
@@ -64,21 +66,24 @@ def _place(node: fx.Node, segments: _Segments, free: set[fx.Node], is_heavy: boo
         segments.shared.add(node)
     elif readers or is_heavy:
         segments.join(node, readers)
+        segments.take_loose_users(node)
         free |= {node} if all(u in free for u in readers) else set()
-    else:
-        segments.shared.add(node)  # the backward alone reads it
+    else:  # the backward alone reads it; where it does so at several places, none of them is to open the gate
+        (segments.loose if len(node.users) == 1 else segments.shared).add(node)
 
 
 class _Segments:
     """Disjoint sets of nodes.
 
     Attributes:
-        shared: Nodes that several segments read, or none does.
+        shared: Nodes that several segments read, or several places of the backward alone.
+        loose: Nodes that one place of the backward alone reads, until a segment has their source.
     """
 
     def __init__(self) -> None:
         self._parent: dict[fx.Node, fx.Node] = {}
         self.shared: set[fx.Node] = set()
+        self.loose: set[fx.Node] = set()
 
     def has(self, node: fx.Node) -> bool:
         return node in self._parent
@@ -95,6 +100,13 @@ class _Segments:
         self._parent[node] = node
         for other in others:
             self._parent[self.of(other)] = self.of(node)
+
+    def take_loose_users(self, node: fx.Node) -> None:
+        """Let what reads a node on the way to the backward wait with it, so that it need not be there before."""
+        for user in [u for u in node.users if u in self.loose]:
+            self.loose.remove(user)
+            self.join(user, [node])
+            self.take_loose_users(user)
 
     def in_order(self, nodes: list[fx.Node]) -> list[list[fx.Node]]:
         found: dict[fx.Node, list[fx.Node]] = {}

@@ -532,6 +532,62 @@ def ranks(x):
     return x.argsort(1)
 
 
+@case
+def sorted_downwards(x):
+    return x.sort(1, descending=True)
+
+
+@case
+def stable_ranks(ids):
+    """Equal ones keep their order, and the largest number of all is among them."""
+    return torch.where(ids > 5, torch.iinfo(torch.int64).max, ids).sort(dim=1, stable=True)
+
+
+@case
+def order_with_nans(x):
+    return x.detach().log().sort(dim=1, stable=True)
+
+
+@case
+def smallest_two(x):
+    return x.topk(2, 1, largest=False)
+
+
+@case
+def second_smallest(x):
+    return x.kthvalue(2, 1, keepdim=True).values
+
+
+@case
+def middle_id(ids):
+    return ids.median(1).values
+
+
+@case
+def middle_of_all(x):
+    return x.median()
+
+
+@case
+def middle_where_nans_are(x):
+    return x.detach().log().median(1).values + (x.detach() + 9).log().median(1).values
+
+
+@case
+def largest_over_merged(x):
+    return x.flatten(0, 1).max(0)
+
+
+@case
+def written_by_order(x):
+    return torch.zeros_like(x).scatter(1, x.argsort(1), x * 2)
+
+
+@case
+def marked_ids(ids):
+    return torch.zeros(3, 10, device=ids.device).scatter(1, ids, 1.0)
+
+
 # Look-ups.
 
 
@@ -743,6 +799,21 @@ def padded_max_pool(x):
 @case
 def average_pool(x):
     return F.avg_pool1d(x.mT, 2)
+
+
+@case
+def padded_average_pool(x):
+    return F.avg_pool1d(x.mT, 3, stride=1, padding=1)
+
+
+@case
+def average_pool_of_what_is_there(x):
+    return F.avg_pool1d(x.mT, 3, stride=1, padding=1, count_include_pad=False)
+
+
+@case
+def sum_pool_in_two_dimensions(square):
+    return F.avg_pool2d(square.unsqueeze(1), (2, 1), stride=1, divisor_override=1)
 
 
 @case

@@ -109,6 +109,18 @@ def test_whatever_is_computed_again_stays_in_order(share, dropout):
     backward.graph.lint()
 
 
+def test_casts_of_weights_wait_as_well():
+    """A transposed weight that the backward alone reads once kept its cast in front of the gate, from the start on."""
+    joint = gpt_joint(num_blocks=2, length=64)
+    for graph_pass in (FoldConstants(), CastBf16("matmul"), RecomputeCasts()):
+        graph_pass(joint)
+    backward = backward_of(joint, CheckpointBlocks())
+    GateRecomputation()(backward)
+    made = {v for n in backward.graph.nodes if n.target is WAIT for v in n.args[0] if v.op == "call_function"}
+    casts = [n for n in backward.graph.nodes if n.target is torch.ops.aten._to_copy.default]
+    assert not made & {*casts, *(u for cast in casts for u in cast.users)}
+
+
 def test_the_signal_that_comes_out_is_read():
     """XLA prunes results of a barrier that nobody reads, and with them what the others waited for."""
     backward = backward_of(gpt_joint(), CheckpointBlocks())

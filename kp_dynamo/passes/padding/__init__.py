@@ -7,6 +7,6 @@ Legend: L true length, P padded length; the *tail* of a dimension is what lies b
 * `rules.py`: the registry, and the rule of operators that act on each element alone.
 * `layout.py`: operands brought to have their true elements at the same places.
 * `creation.py`, `views.py`, `cutting.py`, `reductions.py`, `norms.py`, `products.py`, `indexing.py`, `losses.py`,
-  `windows.py`: the rules.
+  `windows.py`, `averages.py`, `ordering.py`, `attention.py`: the rules.
 * `interpreter.py`: traces a graph again, with the rules.
 """

@@ -114,12 +114,21 @@ def _scatter_add(call: Call) -> Any:
 
 @rule(aten.scatter.value, aten.scatter.src)
 def _scatter(call: Call) -> Any:
+    """An index in a tail writes to a place before the first, which is cut off.
+
+    There are as many such places as it takes to be no shorter than the index: torch_xla 2.9 fails on a longer one.
+    """
     x, d, index, source = call.args
     d %= max(1, len(x.dims))
     others = [(a, b) for i, (a, b) in enumerate(zip(x.dims, index.dims, strict=True)) if i != d]
-    if has_tail(index.dims[d]) or not all(same(a, b) for a, b in others):
-        raise Refused("elements are written by an index that has a tail")
-    return x.replaced(call.run(x, d, call.masks.cleared(index), source))
+    if not all(same(a, b) for a, b in others) or (x.dims and has_tail(x.dims[d]) and len(x.dims[d]) > 1):
+        raise Refused("elements are written by an index that is laid out unlike them")
+    if not any(map(has_tail, index.dims)):
+        return x.replaced(call.unchanged())
+    num = 1 if same(index.dims[d], x.dims[d]) else index.shape[d]
+    longer = torch.cat([x.tensor.new_zeros([*x.shape[:d], num, *x.shape[d + 1 :]]), x.tensor], d)
+    written = call.run(longer, d, call.masks.cleared(index.replaced(index.tensor + num)), source)
+    return x.replaced(written.narrow(d, num, x.shape[d]))
 
 
 @rule(aten.index_add.default)

@@ -11,11 +11,14 @@ from torch._decomp import decomposition_table
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.utils import _pytree as pytree
 
+import kp_dynamo.passes.padding.attention
+import kp_dynamo.passes.padding.averages
 import kp_dynamo.passes.padding.creation
 import kp_dynamo.passes.padding.cutting
 import kp_dynamo.passes.padding.indexing
 import kp_dynamo.passes.padding.losses
 import kp_dynamo.passes.padding.norms
+import kp_dynamo.passes.padding.ordering
 import kp_dynamo.passes.padding.products
 import kp_dynamo.passes.padding.reductions
 import kp_dynamo.passes.padding.views

@@ -91,3 +91,16 @@ def _place(masks: Masks, index: torch.Tensor, atoms: list[Size]) -> torch.Tensor
         place = place + (index - quotient * masks.true_value(atom)) * stride
         index, stride = quotient, stride * atom
     return place + index * stride  # type: ignore[no-any-return]
+
+
+def true_number(masks: Masks, place: torch.Tensor, atoms: Atoms) -> torch.Tensor:
+    """Which true element lies at `place` of the padded layout of `atoms`."""
+    number: Any = 0
+    stride: Any = 1
+    size: Any
+    for atom in reversed(atoms):
+        size = atom
+        quotient = torch.floor(place.to(torch.float64) / size).to(torch.int64)  # see `_place`
+        number = number + (place - quotient * size) * stride
+        place, stride = quotient, stride * masks.true_value(atom)
+    return number  # type: ignore[no-any-return]

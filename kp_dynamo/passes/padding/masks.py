@@ -121,7 +121,7 @@ def _wide(x: Number) -> Number:
     return x.to(torch.float64) if isinstance(x, torch.Tensor) else float(x)
 
 
-def _floor_div(x: Number, y: Number) -> Number:
+def floor_div(x: Number, y: Number) -> Number:
     """Right below 2^53: torch_xla divides integers as float32."""
     quotient = torch.floor(torch.as_tensor(_wide(x) / _wide(y)))
     return quotient.to(torch.int64)
@@ -143,7 +143,7 @@ def _maximum(x: Number, y: Number) -> Number:
 
 
 def _remainder(x: Number, y: Number) -> Number:
-    return x - _floor_div(x, y) * y
+    return x - floor_div(x, y) * y
 
 
 def _power(x: Number, y: Number) -> Number:
@@ -162,8 +162,8 @@ _FORMS: dict[str, Any] = {
     "Pow": _power,
     "PowByNatural": _power,
     "FloatPow": _power,
-    "FloorDiv": _floor_div,
-    "CleanDiv": _floor_div,
+    "FloorDiv": floor_div,
+    "CleanDiv": floor_div,
     "Mod": _remainder,
     "PythonMod": _remainder,
     "Max": _largest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, has_tail
+from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, broadcast, has_tail
 from kp_dynamo.passes.padding.layout import aligned
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
@@ -48,3 +48,26 @@ def _addbmm(call: Call) -> Padded:
     if any(has_tail(atoms) for x in call.operands() for atoms in x.dims):
         raise Refused("a batch of products is summed over a padded dimension")
     return Padded(call.unchanged(), _dims_of_product(*call.args[1:3])[1:])
+
+
+@rule(aten._cdist_forward.default)
+def _distances(call: Call) -> Padded:
+    x, y, dims = _rows(call, *call.args[:2])
+    factors = call.masks.filled(x, [-1], 0), call.masks.filled(y, [-1], 0)
+    return Padded(call.run(*factors, *call.args[2:]), dims)
+
+
+@rule(aten._cdist_backward.default)
+def _distances_backward(call: Call) -> Padded:
+    """A distance of 0 has no gradient."""
+    gradient, x, y, order, distances = call.args
+    x, y, dims = _rows(call, x, y)
+    gradient, distances = (call.masks.cleared(aligned(call.masks, v, dims)) for v in (gradient, distances))
+    return x.replaced(call.run(gradient, call.masks.cleared(x), call.masks.cleared(y), order, distances))
+
+
+def _rows(call: Call, x: Padded, y: Padded) -> tuple[Padded, Padded, Dims]:
+    """[..., P, D], [..., R, D] with their batches at the same places, and the dimensions of [..., P, R]."""
+    batch = broadcast([x.dims[:-2], y.dims[:-2]])
+    x, y = (aligned(call.masks, v, (*batch, *v.dims[-2:])) for v in (x, y))
+    return x, y, (*batch, x.dims[-2], y.dims[-2])

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, has_tail, is_prefix
-from kp_dynamo.passes.padding.layout import all_aligned
+from kp_dynamo.passes.padding.atoms import Atoms, Dims, Padded, Refused, has_tail, is_prefix
+from kp_dynamo.passes.padding.layout import all_aligned, true_number
 from kp_dynamo.passes.padding.masks import Number
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
@@ -107,11 +107,15 @@ def _extreme(call: Call) -> Any:
     dims = _reduced(call)
     is_flat = call.own("dim", 1) is None
     merged = tuple(atom for d in dims for atom in x.dims[d]) if is_flat else x.dims[dims[0]] if dims else ()
-    if not is_prefix(merged):
-        raise Refused("a position in merged dimensions depends on the length")
     result = call.run(call.masks.filled(x, dims, _EXTREMES[call.target]), *call.args[1:], **call.kwargs)
     left = _left(call, dims, keeps)
-    return tuple(Padded(r, left) for r in result) if isinstance(result, tuple) else Padded(result, left)
+    if isinstance(result, tuple):
+        return Padded(result[0], left), Padded(_true_place(call, result[1], merged), left)
+    return Padded(_true_place(call, result, merged), left)
+
+
+def _true_place(call: Call, place: torch.Tensor, atoms: Atoms) -> torch.Tensor:
+    return place if is_prefix(atoms) else true_number(call.masks, place, atoms)
 
 
 @rule(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)

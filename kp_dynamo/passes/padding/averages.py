@@ -1,0 +1,85 @@
+"""Average pools in floor mode: a window's sum, divided by how many elements ATen counts in it at the true length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from kp_dynamo.passes.padding.atoms import Padded, Refused, Size, plain
+from kp_dynamo.passes.padding.layout import with_one_atom
+from kp_dynamo.passes.padding.masks import Number
+from kp_dynamo.passes.padding.rules import Call, aten, rule
+
+_POOLS = {aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
+_BACKWARDS = {aten.avg_pool2d_backward.default: 2, aten.avg_pool3d_backward.default: 3}
+
+
+class _Pool(NamedTuple):
+    """Windows over the last dimensions: size, step and padding of each, and what their sums are divided by."""
+
+    kernel: list[int]
+    stride: list[int]
+    pad: list[int]
+    includes_pad: bool
+    divisor: int | None
+
+    @staticmethod
+    def of(call: Call, first: int, rank: int) -> _Pool:
+        """Of the arguments from `first` on."""
+        given = call.arg(first), call.arg(first + 1) or call.arg(first), call.arg(first + 2, [0])
+        if call.arg(first + 3, False):
+            raise Refused("an average pool with ceil_mode")
+        kernel, stride, pad = (list(v) * rank if len(v) == 1 else list(v) for v in given)
+        return _Pool(kernel, stride, pad, call.arg(first + 4, True), call.arg(first + 5))
+
+    @property
+    def plain(self) -> tuple[Any, ...]:
+        """The arguments of the form that divides by the size of a window; in floor mode none leaves the padding."""
+        return self.kernel, self.stride, self.pad, False, True, None
+
+    def correction(self, call: Call, x: Padded, num: Sequence[Size]) -> torch.Tensor | float:
+        """(size of a window) / (what ATen divides by), for `num` windows: a number, or a map of them."""
+        window = math.prod(self.kernel)
+        if self.divisor is not None:
+            return window / self.divisor
+        if self.includes_pad or not any(self.pad):
+            return 1.0
+        counts: Any = torch.ones((), dtype=torch.int64)
+        first = len(x.dims) - len(num)
+        for axis, size in enumerate(num):
+            counts = counts.unsqueeze(-1) * self._counts(call, axis, size, call.masks.true_count(x, [first + axis]))
+        return window / counts.to(torch.float32)  # type: ignore[no-any-return]
+
+    def _counts(self, call: Call, axis: int, num: Size, length: Number) -> torch.Tensor:
+        """True elements in each window along an axis: int64[num]."""
+        starts = call.masks.positions(num) * self.stride[axis] - self.pad[axis]
+        ends = torch.minimum(starts + self.kernel[axis], torch.as_tensor(length))
+        return ends - starts.clamp(min=0)
+
+
+def _spatial(call: Call, x: Padded, rank: int) -> Padded:
+    """`x` with its last dimensions one atom each, and nothing in their tails."""
+    dims = range(len(x.dims) - rank, len(x.dims))
+    for d in dims:
+        x = with_one_atom(call.masks, x, d)
+    return x.replaced(call.masks.filled(x, dims, 0))
+
+
+@rule(*_POOLS)
+def _average_pool(call: Call) -> Padded:
+    rank = _POOLS[call.target]
+    pool, x, num = _Pool.of(call, 1, rank), _spatial(call, call.args[0], rank), call.like.shape[-rank:]
+    means = call.run(x, *pool.plain) * pool.correction(call, x, num)
+    return Padded(means.to(call.like.dtype), (*x.dims[:-rank], *plain(num)))
+
+
+@rule(*_BACKWARDS)
+def _average_pool_backward(call: Call) -> Padded:
+    rank = _BACKWARDS[call.target]
+    gradient, x = (_spatial(call, v, rank) for v in call.args[:2])
+    pool = _Pool.of(call, 2, rank)
+    shares = gradient.tensor * pool.correction(call, x, gradient.shape[-rank:])
+    return x.replaced(call.run(shares.to(call.like.dtype), x, *pool.plain))
