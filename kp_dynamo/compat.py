@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -102,8 +103,14 @@ def device() -> torch.device:
         TPUDeviceError: The device that PJRT_DEVICE names cannot be had.
     """
     torch_xla = load()
-    try:
+    with _device_errors():
         return torch.device(torch_xla.device())
+
+
+@contextlib.contextmanager
+def _device_errors() -> Iterator[None]:
+    try:
+        yield
     except RuntimeError as cause:
         wanted = os.environ.get("PJRT_DEVICE", "")
         raise TPUDeviceError(
@@ -214,6 +221,16 @@ def devices() -> list[torch.device]:
     """The XLA devices that this process can use, in order."""
     device()
     return [torch.device("xla", index) for index in range(xlac()._xla_num_devices())]
+
+
+def num_devices() -> int:
+    """Devices of the job, those behind the one of SPMD too; starts the client, and leaves it open whether SPMD is on.
+
+    Raises:
+        TPUDeviceError: The device that PJRT_DEVICE names cannot be had.
+    """
+    with _device_errors():
+        return int(xlac()._xla_num_global_devices())
 
 
 def world() -> tuple[int, int]:

@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from kp_dynamo import compat
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, XlaInterpreter, ignore, tracing
+from kp_dynamo.lowering.spmd import is_on, sharded_placeholder
 
 Kind = Literal["argument", "copy", "seed", "constant", "root", "value"]
 
@@ -58,12 +60,12 @@ def trace(
     spec: LoweringSpec,
     on_node: OnNode = ignore,
 ) -> Trace:
-    """Trace `gm` for the shapes of `args` (tensors; numbers are taken as they are).
+    """Trace `gm` for the shapes, and under SPMD the shardings, of `args` (tensors; numbers are taken as they are).
 
     Results from position `spec.num_returned` on may share memory with an argument. `on_node` hears of every node's
     result.
     """
-    placeholders = [_placeholder(a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
+    placeholders = [_argument(a) if isinstance(a, torch.Tensor) else a for a in args]
     fallbacks: list[fx.Node] = []
 
     def stand_in(node: fx.Node, node_args: Any, node_kwargs: Any) -> Any:
@@ -83,6 +85,14 @@ def trace(
     return Trace(roots, inputs, outputs, [], donation, [placeholders, flat])
 
 
+def _argument(given: torch.Tensor) -> torch.Tensor:
+    def make() -> torch.Tensor:
+        return _placeholder(given.shape, given.dtype)
+
+    # Fake tensors are those of an export, which compiles for one device.
+    return make() if isinstance(given, FakeTensor) or not is_on() else sharded_placeholder(make, given)
+
+
 def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     # torch_xla 2.9: a tensor that has a shape and no buffer; there is no public way to make one.
     from torch_xla.core.xla_builder import create_placeholder_tensor
@@ -93,8 +103,6 @@ def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def _stand_in(target: Any, args: Any, kwargs: Any) -> Any:
     """Placeholders of the shapes that `target` would return."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     def swap(convert: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
         return torch.utils._pytree.tree_map_only(torch.Tensor, convert, tree)
 

@@ -1,6 +1,7 @@
 """Operators of our own (`torch.ops.kp`), registered once when this package is imported."""
 
 from kp_dynamo.ops import attention as _attention  # noqa: F401  # registers the operators
+from kp_dynamo.ops import shard_batch as _shard_batch  # noqa: F401  # registers the operator
 from kp_dynamo.ops import wait_for as _wait_for  # noqa: F401  # registers the operator
 from kp_dynamo.ops.linear_act import ACTIVATIONS
 

@@ -9,16 +9,18 @@ import torch
 from kp_dynamo import compat
 from kp_dynamo.config import TPUConfig
 from kp_dynamo.exceptions import TPUDeviceError
+from kp_dynamo.lowering import spmd
 from kp_dynamo.runtime.environment import checked_config, start_device
 
 
 class XLADeviceManager:
     """The XLA devices of this process.
 
-    Compiled programs run on the first of them and refuse tensors of others, which run eager code.
+    Compiled programs run on the first of them and refuse tensors of others, which run eager code. Under SPMD
+    (`topology=POD`, or `torch_xla.runtime.use_spmd()`) that first device stands for all of them, and is the only one.
 
     Args:
-        tpu_config: Which flags the client starts with, and whether several devices are asked for.
+        tpu_config: Which flags the client starts with, and whether programs run on one device or on all.
 
     Raises:
         TPUBackendError: The device cannot be had as asked, see `start_device`.
@@ -33,6 +35,16 @@ class XLADeviceManager:
     def devices(self) -> list[torch.device]:
         """All of them, in order."""
         return compat.devices()
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the job; under SPMD those behind `device`."""
+        return compat.num_devices()
+
+    @property
+    def is_spmd(self) -> bool:
+        """Whether programs run over all devices."""
+        return spmd.is_on()
 
     @property
     def device(self) -> torch.device:
@@ -71,7 +83,8 @@ class XLADeviceManager:
             "device": str(self.device),
             "device_kind": compat.device_kind(),
             "chip": compat.chip_name(),
-            "num_devices": len(self.devices),
+            "num_devices": self.num_devices,
+            "is_spmd": self.is_spmd,
             "devices": [str(device) for device in self.devices],
             "world_size": self.world_size,
             "rank": self.rank,

@@ -63,6 +63,7 @@ def test_device_stats(devices):
         "device_kind": "CPU",
         "chip": None,
         "num_devices": 1,
+        "is_spmd": False,
         "devices": ["xla:0"],
         "world_size": 1,
         "rank": 0,
@@ -88,7 +89,7 @@ def test_what_cannot_be_had(fields, error):
 
 def test_a_job_of_several_processes_is_refused(monkeypatch):
     monkeypatch.setattr(compat, "world", lambda: (4, 1))
-    with pytest.raises(TPUDistributedError, match="in a job of 4 device"):
+    with pytest.raises(TPUDistributedError, match=r"in a job of 4 process\(es\)"):
         XLADeviceManager(TPUConfig())
 
 
@@ -118,6 +119,7 @@ def test_gathering_from_one_and_waiting_for_it(distributed):
         (lambda d: d.all_gather(3), "int cannot be sent"),
         (lambda d: d.all_gather(torch.tensor(1.0)), "no dimension to gather along"),
         (lambda _: XLADistributedTraining(None), "device_manager is NoneType"),
+        (lambda d: XLADistributedTraining(d.device_manager, (1,)), r"mesh_shape is \(1,\), but programs run on one"),
     ],
 )
 def test_collectives_that_make_no_sense(distributed, call, message):
