@@ -104,7 +104,18 @@ def device() -> torch.device:
     """
     torch_xla = load()
     with _device_errors():
-        return torch.device(torch_xla.device())
+        found = torch.device(torch_xla.device())
+    began_with_spmd()
+    return found
+
+
+@functools.cache
+def began_with_spmd() -> bool:
+    """Whether the first device that this process used stood for all (SPMD). torch_xla 2.9 cannot change it later."""
+    load()
+    import torch_xla.runtime
+
+    return bool(torch_xla.runtime.is_spmd())
 
 
 @contextlib.contextmanager
@@ -246,7 +257,8 @@ def memory_info(of: torch.device | None = None) -> dict[str, int] | None:
     try:
         info = torch_xla.core.xla_model.get_memory_info(of or device())
     except RuntimeError as problem:
-        if "UNIMPLEMENTED" not in str(problem):
+        # torch_xla 2.9 asks no single device behind that of SPMD.
+        if "UNIMPLEMENTED" not in str(problem) and "not supported for SPMD" not in str(problem):
             raise
         return None
     return {name: int(value) for name, value in info.items()}

@@ -25,7 +25,11 @@ WHOLE = "{replicated}"
 
 
 def is_on() -> bool:
-    """Whether the virtual device is in use: an environment variable, which torch_xla reads at every use."""
+    """Whether the virtual device is in use: an environment variable, which torch_xla reads at every use.
+
+    Raises:
+        TPUDistributedError: It was set after a device had been used; torch_xla's own eager code crashes then.
+    """
     return "XLA_USE_SPMD" in os.environ and _is_on()
 
 
@@ -33,24 +37,29 @@ def _is_on() -> bool:
     compat.load()
     import torch_xla.runtime
 
+    if torch_xla.runtime.is_spmd() and not compat.began_with_spmd():
+        raise TPUDistributedError(_too_late())
     return bool(torch_xla.runtime.is_spmd())
+
+
+def _too_late() -> str:
+    return (
+        "SPMD is asked for, but an XLA device of this process has been used without, and torch_xla cannot change that. "
+        "Make the configuration with topology=POD, or call torch_xla.runtime.use_spmd(), before anything uses a device."
+    )
 
 
 def switch_on() -> None:
     """Use the virtual device from now on.
 
     Raises:
-        TPUDistributedError: A device has been used without; torch_xla cannot compile it all again.
+        TPUDistributedError: A device has been used without.
     """
     if is_on():
         return
-    # torch_xla 2.9: locked by the first use of a device; its own `use_spmd` then copies all tensors, and goes on to
-    # run programs that were compiled for one device.
+    # torch_xla 2.9: locked by the first use of a device. Its own `use_spmd` only warns, and crashes at the next use.
     if compat.xlac()._xla_get_spmd_config_is_locked():
-        raise TPUDistributedError(
-            "SPMD is asked for, but an XLA device of this process has been used without. Make the configuration with "
-            "topology=POD, or call torch_xla.runtime.use_spmd(), before anything uses the device."
-        )
+        raise TPUDistributedError(_too_late())
     import torch_xla.runtime
 
     torch_xla.runtime.use_spmd()
@@ -176,7 +185,12 @@ def form_of(target: Any) -> Callable[..., Any] | None:
 
 
 # torch_xla 2.9 makes a batch norm over all rows of them, which XLA does not cut: every device would compute all rows.
-_IN_PARTS = (torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_layer_norm_backward.default)
+_IN_PARTS = (
+    torch.ops.aten.native_layer_norm.default,
+    torch.ops.aten.native_layer_norm_backward.default,
+    torch.ops.aten.native_group_norm.default,
+    torch.ops.aten.native_group_norm_backward.default,
+)
 
 
 def _aot_mark(tensor: torch.Tensor, mesh: str, partition_spec: str) -> torch.Tensor:

@@ -53,9 +53,9 @@ class XLADistributedTraining:
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """`model` on the device of this process, in place, ready for a step.
 
-        Under SPMD every device has its parameters, and the tensors it is called with are shared: those whose
-        dimension 0 is as long as that of the first one, and that their user has not sharded. A batch that cannot be
-        shared evenly gives the same results; devices wait for each other then.
+        Under SPMD every device has its parameters, and works on its part of the batch: of the tensors that the model
+        is called with, those whose dimension 0 is as long as that of the first. A batch that cannot be shared evenly
+        gives the same results; some devices have less to do then.
 
         Raises:
             TPUModelPreparationError: It is no module, or cannot be moved.
@@ -66,8 +66,24 @@ class XLADistributedTraining:
         if module in _hooks:
             _hooks.pop(module).remove()
         if self.device_manager.is_spmd:
-            _hooks[module] = _share_batch(module, self.mesh_shape)
+            _hooks[module] = module.register_forward_pre_hook(self._share_arguments(), with_kwargs=True)
         return moved
+
+    def shard_batch(self, data: Any) -> Any:
+        """A copy of `data` (a tensor, or dicts, lists and tuples of them, nested) on the device.
+
+        Under SPMD a device is sent its part of the batch only, of the tensors that `wrap_model` names; without this
+        it is sent the whole, of which it uses its part.
+
+        Raises:
+            TPUDistributedError: There is no tensor in it, or the job has several processes.
+        """
+        self._require_one()
+        device = self.device_manager.device
+        moved = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=True), data)
+        if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(moved)):
+            raise TPUDistributedError(f"there is no tensor in the data, a {type(data).__name__}; allowed: tensors")
+        return _shared(moved, self.mesh_shape) if self.device_manager.is_spmd else moved
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         """The reduction of the tensors that all processes give, as a new tensor.
@@ -110,6 +126,14 @@ class XLADistributedTraining:
             )
         return (1,)
 
+    def _share_arguments(self) -> Any:
+        mesh_shape = self.mesh_shape
+
+        def share(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            return _shared((args, kwargs), mesh_shape)
+
+        return share
+
     def _require_one(self) -> None:
         if self.is_distributed:
             raise TPUDistributedError(
@@ -118,22 +142,15 @@ class XLADistributedTraining:
             )
 
 
-def _share_batch(module: nn.Module, mesh_shape: tuple[int, ...]) -> RemovableHandle:
-    """Have a module shard what it is called with."""
+def _shared(data: Any, mesh_shape: tuple[int, ...]) -> Any:
+    """`data` with its batch shared among the devices: dimension 0 of tensors that have as much of it as the first."""
+    lengths = [t.shape[0] for t in pytree.tree_leaves(data) if isinstance(t, torch.Tensor) and t.dim()]
 
-    def share(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()]
-        if not tensors:
-            return None
-        length = tensors[0].shape[0]
+    def shared(tensor: torch.Tensor) -> torch.Tensor:
+        is_of_batch = tensor.dim() > 0 and tensor.shape[0] == lengths[0]
+        return spmd.shard_batch(tensor, mesh_shape) if is_of_batch else tensor
 
-        def shared(tensor: torch.Tensor) -> torch.Tensor:
-            is_of_batch = tensor.dim() > 0 and tensor.shape[0] == length
-            return spmd.shard_batch(tensor, mesh_shape) if is_of_batch else tensor
-
-        return pytree.tree_map_only(torch.Tensor, shared, (args, kwargs))
-
-    return module.register_forward_pre_hook(share, with_kwargs=True)
+    return pytree.tree_map_only(torch.Tensor, shared, data)
 
 
 def _tensor(value: object) -> torch.Tensor:

@@ -172,11 +172,72 @@ def a_whole_step() -> Any:
 
 @check
 def what_the_devices_hold() -> Any:
-    mine = devices().wrap_model(model())
+    """A hook of torch's own Sequential is part of the graph, that of a user's class runs before it."""
+    found = []
+    for module in (model(), Block()):
+        mine = devices().wrap_model(module)
+        x = batches()[0][0].to("xla")
+        with torch.no_grad():
+            result = compiled(mine)(x)
+        found.append([sharding(t) for t in (x, next(mine.parameters()), result)])
+    return found
+
+
+@check
+def a_batch_that_is_sent_in_parts() -> Any:
+    given = {"x": torch.randn(8, 4), "lengths": [torch.arange(8), torch.ones(3, 8)], "scale": torch.tensor(2.0)}
+    sent = devices().shard_batch(given)
+    tensors = [sent["x"], *sent["lengths"], sent["scale"]]
+    return [[sharding(t) for t in tensors], torch.equal(sent["x"].cpu(), given["x"]), given["x"].device.type]
+
+
+@check
+def normalizations() -> Any:
+    def gradient(function: Any, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        ramp = torch.linspace(-1, 1, x.numel()).reshape(x.shape).to(x.device)
+        return torch.autograd.grad((function(x) * ramp).sum(), x)[0]
+
+    torch.manual_seed(0)
+    found, x = [], torch.randn(8, 4, 6)
+    for function in (lambda x: F.layer_norm(x, (6,)), lambda x: F.group_norm(x, 2)):
+        run, mine = compiled(function), devices().shard_batch(x)
+        for result, expected in ((run(mine), function(x)), (gradient(run, mine), gradient(function, x))):
+            found.append([sharding(result), (result.cpu() - expected).abs().max().item()])
+    return found
+
+
+@check
+def wrapped_twice() -> Any:
+    manager = create_xla_integration(TPUConfig())[0]
+    mine = Block()
+    for mesh_shape in ((4,), (2, 2)):
+        XLADistributedTraining(manager, mesh_shape).wrap_model(mine)
     x = batches()[0][0].to("xla")
-    with torch.no_grad():
-        result = compiled(mine)(x)
-    return {"input": sharding(x), "weight": sharding(mine[0].up.weight), "result": sharding(result)}
+    mine(x)
+    return [len(mine._forward_pre_hooks), sharding(x)]
+
+
+@check
+def inputs_of_several_kinds() -> Any:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, scale: Any, *, mask: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            return x * scale["by"] * mask + bias
+
+    x, mask, bias, by = torch.randn(8, 4), torch.ones(8, 1), torch.randn(4), torch.tensor(2.0)
+    mine = devices().wrap_model(Model())
+    given = [t.to("xla") for t in (x, mask, bias, by)]
+    result = compiled(mine)(given[0], {"by": given[3]}, mask=given[1], bias=given[2])
+    return [[sharding(t) for t in given], (result.cpu() - (x * 2 + bias)).abs().max().item()]
+
+
+@check
+def a_model_without_tensors() -> Any:
+    class Model(nn.Module):
+        def forward(self, length: int) -> torch.Tensor:
+            return torch.ones(length, device="xla")
+
+    return devices().wrap_model(Model())(3).tolist()
 
 
 @check
@@ -208,7 +269,8 @@ def a_tensor_that_is_sharded_anew() -> Any:
 @check
 def a_mesh_of_two_axes() -> Any:
     distributed = create_xla_integration(TPUConfig(topology="pod"))[0]
-    mine, eager = XLADistributedTraining(distributed, mesh_shape=(2, 2)).wrap_model(model()), model()
+    mine, eager = XLADistributedTraining(distributed, mesh_shape=(2, 2)).wrap_model(Block()), Block()
+    eager.load_state_dict({name: value.cpu() for name, value in mine.state_dict().items()})
     x = batches()[0][0].to("xla")
     with torch.no_grad():
         result = compiled(mine)(x)
@@ -280,8 +342,9 @@ def marks_inside_a_graph() -> Any:
         return torch.ops.xla.dynamo_mark_sharding(x * 2, [0, 1, 2, 3], [4], "None", "(0, None)") + 1
 
     def by_function(x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.xla.aot_mark_sharding(x, str(mesh(4)), "(0, None)") * 2 + 1
+        return torch.ops.xla.aot_mark_sharding(x, four, "(0, None)") * 2 + 1
 
+    four = str(mesh(4))
     x, found = torch.arange(32.0).reshape(8, 4), []
     for function in (by_operator, by_function):
         result = compiled(function)(x.to("xla"))
@@ -300,6 +363,20 @@ def a_public_mark_inside_a_graph() -> Any:
 
     x = torch.arange(32.0).reshape(8, 4)
     return torch.equal(compiled(marked)(x.to("xla")).cpu(), x * 2 + 1)
+
+
+@check
+def a_public_mark_that_dynamo_leaves_alone() -> Any:
+    four, mark = mesh(4), torch.compiler.disable(xs.mark_sharding)
+
+    def marked(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        mark(y, four, (None, 0))
+        return y + 1
+
+    x = torch.arange(32.0).reshape(8, 4)
+    result = compiled(marked)(x.to("xla"))
+    return [sharding(result), torch.equal(result.cpu(), x * 2 + 1)]
 
 
 @check
