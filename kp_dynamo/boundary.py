@@ -40,5 +40,6 @@ def _marked_inside() -> str:
     return (
         "mark_sharding of torch_xla is called inside the compiled region, and Dynamo traces its arithmetic on device "
         "numbers as if it were the model's. Allowed: mark parameters and inputs outside; inside, "
-        "torch.ops.xla.dynamo_mark_sharding, whose result is the marked tensor, or torch.compiler.disable(mark_sharding)."
+        "torch.ops.xla.dynamo_mark_sharding, whose result is the marked tensor, or what "
+        "torch.compiler.disable(mark_sharding) gives."
     )

@@ -293,7 +293,14 @@ def test_devices_that_are_not_those_asked_for(topology, processes, devices, is_s
 
 @pytest.mark.parametrize(
     ("topology", "devices", "is_spmd"),
-    [("auto", 1, False), ("auto", 4, False), ("auto", 4, True), ("single", 4, False), ("single", 1, True), ("pod", 4, False)],
-)  # fmt: skip
+    [
+        ("auto", 1, False),
+        ("auto", 4, False),
+        ("auto", 4, True),
+        ("single", 4, False),
+        ("single", 1, True),
+        ("pod", 4, False),
+    ],
+)
 def test_devices_that_are_those_asked_for(topology, devices, is_spmd):
     require_topology(TPUConfig(topology=topology), 1, devices, is_spmd)

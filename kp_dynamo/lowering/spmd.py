@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._decomp import decomposition_table
@@ -179,7 +179,7 @@ def _annotated(tensor: torch.Tensor, sharding: Callable[[], Any]) -> torch.Tenso
 def form_of(target: Any) -> Callable[..., Any] | None:
     """What stands in for an operator while a graph is traced; None where torch_xla's own form is right."""
     if is_on() and target in _IN_PARTS:
-        return decomposition_table[target]
+        return cast(Callable[..., Any], decomposition_table[target])
     name = target.name() if isinstance(target, torch._ops.OpOverload) else ""
     return {"xla::aot_mark_sharding": _aot_mark, "xla::dynamo_mark_sharding": _dynamo_mark}.get(name)
 

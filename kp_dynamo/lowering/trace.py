@@ -103,6 +103,7 @@ def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def _stand_in(target: Any, args: Any, kwargs: Any) -> Any:
     """Placeholders of the shapes that `target` would return."""
+
     def swap(convert: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
         return torch.utils._pytree.tree_map_only(torch.Tensor, convert, tree)
 

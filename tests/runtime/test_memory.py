@@ -48,7 +48,7 @@ def test_a_switched_off_tpu_has_no_memory_to_give():
 
 
 def test_what_is_no_configuration_of_a_tpu_is_refused():
-    with pytest.raises(TPUConfigurationError, match="is KernelPyTorchConfig; give config.hardware.tpu"):
+    with pytest.raises(TPUConfigurationError, match=r"is KernelPyTorchConfig; give config\.hardware\.tpu"):
         TPUMemoryManager(KernelPyTorchConfig())
 
 
