@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
@@ -179,9 +179,8 @@ def _annotated(tensor: torch.Tensor, sharding: Callable[[], Any]) -> torch.Tenso
 def form_of(target: Any) -> Callable[..., Any] | None:
     """What stands in for an operator while a graph is traced; None where torch_xla's own form is right."""
     if is_on() and target in _IN_PARTS:
-        return cast(Callable[..., Any], decomposition_table[target])
-    name = target.name() if isinstance(target, torch._ops.OpOverload) else ""
-    return {"xla::aot_mark_sharding": _aot_mark, "xla::dynamo_mark_sharding": _dynamo_mark}.get(name)
+        return decomposition_table[target]
+    return _MARKS.get(target.name()) if isinstance(target, torch._ops.OpOverload) else None
 
 
 # torch_xla 2.9 makes a batch norm over all rows of them, which XLA does not cut: every device would compute all rows.
@@ -209,3 +208,9 @@ def _dynamo_mark(
         return mesh.get_op_sharding(ast.literal_eval(partition_spec))
 
     return _annotated(tensor, sharding)
+
+
+_MARKS: dict[str, Callable[..., torch.Tensor]] = {
+    "xla::aot_mark_sharding": _aot_mark,
+    "xla::dynamo_mark_sharding": _dynamo_mark,
+}
