@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -52,7 +53,8 @@ class CompiledProgram(NamedTuple):
 def compile_program(
     gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], spec: LoweringSpec
 ) -> CompiledProgram:
-    """Trace and compile `gm` for the shapes of `args`."""
+    """Trace and compile `gm` for the shapes of `args`, and under SPMD for their shardings."""
+    spec = replace(spec, is_sharded=is_on())
     # AOTAutograd compiles under a fake mode, which would take the tensors made here for its own.
     with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()

@@ -7,7 +7,6 @@ what it computes does not depend on them.
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -15,7 +14,6 @@ from math import prod
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
 
 from kp_dynamo import compat
 from kp_dynamo.exceptions import TPUDistributedError
@@ -139,7 +137,8 @@ def _mesh(shape: tuple[int, ...]) -> Any:
     return Mesh(list(range(prod(shape))), shape)
 
 
-def _batch_sharding(mesh_shape: Sequence[int], rank: int) -> Any:
+def batch_sharding(mesh_shape: Sequence[int], rank: int) -> Any:
+    """XLA's sharding of a tensor of `rank` dimensions, the first of them along the first axis of a mesh."""
     return _mesh(tuple(mesh_shape)).get_op_sharding((0, *[None] * (rank - 1)))
 
 
@@ -154,63 +153,13 @@ def shard_batch(tensor: torch.Tensor, mesh_shape: Sequence[int]) -> torch.Tensor
         return tensor
     if compat.xlac()._get_xla_sharding_spec(tensor) in ("", WHOLE):
         # The public `mark_sharding` of torch_xla 2.9, without the subclass of DTensor that it returns.
-        compat.xlac()._xla_mark_sharding(tensor, _batch_sharding(mesh_shape, tensor.dim()))
+        compat.xlac()._xla_mark_sharding(tensor, batch_sharding(mesh_shape, tensor.dim()))
     return tensor
 
 
-_library = torch.library.Library("kp", "FRAGMENT")
-
-
-def _on_xla(x: torch.Tensor, mesh_shape: list[int]) -> torch.Tensor:
-    return _annotated(x, lambda: _batch_sharding(mesh_shape, x.dim()))
-
-
-_library.impl("shard_batch", _on_xla, "XLA")
-
-
-def _annotated(tensor: torch.Tensor, sharding: Callable[[], Any]) -> torch.Tensor:
+def annotated(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
+    """`tensor` behind an operation that has XLA shard it."""
     result = tensor.clone()
-    if is_on():
-        # torch_xla 2.9: its public `mark_sharding` would fetch a tensor that is an argument, which has no value here.
-        compat.xlac()._xla_annotate_custom_sharding(result, sharding())
+    # torch_xla 2.9: its public `mark_sharding` fetches the tensor, which has no value while a graph is traced.
+    compat.xlac()._xla_annotate_custom_sharding(result, sharding)
     return result
-
-
-def form_of(target: Any) -> Callable[..., Any] | None:
-    """What stands in for an operator while a graph is traced; None where torch_xla's own form is right."""
-    if is_on() and target in _IN_PARTS:
-        return decomposition_table[target]
-    return _MARKS.get(target.name()) if isinstance(target, torch._ops.OpOverload) else None
-
-
-# torch_xla 2.9 makes a batch norm over all rows of them, which XLA does not cut: every device would compute all rows.
-_IN_PARTS = (
-    torch.ops.aten.native_layer_norm.default,
-    torch.ops.aten.native_layer_norm_backward.default,
-    torch.ops.aten.native_group_norm.default,
-    torch.ops.aten.native_group_norm_backward.default,
-)
-
-
-def _aot_mark(tensor: torch.Tensor, mesh: str, partition_spec: str) -> torch.Tensor:
-    from torch_xla.distributed.spmd import Mesh
-
-    return _annotated(tensor, lambda: Mesh.from_str(mesh).get_op_sharding(ast.literal_eval(partition_spec)))
-
-
-def _dynamo_mark(
-    tensor: torch.Tensor, device_ids: list[int], mesh_shape: list[int], axis_names: str, partition_spec: str
-) -> torch.Tensor:
-    from torch_xla.distributed.spmd import Mesh
-
-    def sharding() -> Any:
-        mesh = Mesh(list(device_ids), tuple(mesh_shape), ast.literal_eval(axis_names))
-        return mesh.get_op_sharding(ast.literal_eval(partition_spec))
-
-    return _annotated(tensor, sharding)
-
-
-_MARKS: dict[str, Callable[..., torch.Tensor]] = {
-    "xla::aot_mark_sharding": _aot_mark,
-    "xla::dynamo_mark_sharding": _dynamo_mark,
-}

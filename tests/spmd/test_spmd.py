@@ -156,6 +156,11 @@ def test_lengths_that_are_padded(answers):
     assert (difference < CLOSE, num_programs) == (True, 3)
 
 
+def test_an_export_is_for_one_chip(answers):
+    num_marks, num_shardings, num_layer_norms = answers["what_is_compiled_for_one_chip"]
+    assert (num_marks, num_shardings, num_layer_norms) == (0, 0, 2)
+
+
 def test_programs_that_were_let_go_compile_again(answers):
     assert answers["programs_that_were_let_go"] == [True, True]
 

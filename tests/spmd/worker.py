@@ -18,7 +18,15 @@ import torch_xla.distributed.spmd as xs
 from torch import nn
 from torch.nn import functional as F
 
-from kp_dynamo import TPUBackend, TPUConfig, XLADistributedTraining, clear_cache, compat, create_xla_integration
+from kp_dynamo import (
+    TPUBackend,
+    TPUConfig,
+    XLADistributedTraining,
+    XLAUtilities,
+    clear_cache,
+    compat,
+    create_xla_integration,
+)
 from kp_dynamo.telemetry import snapshot
 
 STEPS = 20
@@ -413,6 +421,13 @@ def lengths_that_are_padded() -> Any:
             xs.mark_sharding(mine, mesh(4), (0, None))
             found.append((run(mine).cpu() - x.softmax(dim=1)).abs().max().item())
     return [max(found), count[0]]
+
+
+@check
+def what_is_compiled_for_one_chip() -> Any:
+    """An export is that of one device, and says nothing of shardings."""
+    texts = XLAUtilities.debug_xla_graph(devices().wrap_model(model()), torch.ones(8, 16))["stablehlo"]
+    return [sum(text.count(word) for text in texts.values()) for word in ("Sharding", "sharding", "batch_norm_training")]
 
 
 @check
