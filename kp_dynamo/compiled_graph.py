@@ -18,7 +18,7 @@ from kp_dynamo.compile_budget import foretell, time_budget
 from kp_dynamo.events import Observe, ProgramReady, ignore
 from kp_dynamo.host_layout import Layout, to_host
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
-from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, shardings
+from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, is_spmd, shardings
 from kp_dynamo.placement import Placement
 from kp_dynamo.telemetry import TELEMETRY
 
@@ -72,17 +72,19 @@ class CompiledGraph:
         self._gm, self._contract, self._lowering, self._spec, self._runtime = gm, contract, lowering, spec, runtime
         # A graph without a stable text is told apart by a number that no other graph ever gets.
         self._key = contract.key or (("graph", f"number {next(_numbers)}"),)
-        self._programs: dict[_Variant, Program] = {}
+        self._programs: dict[_Variant | None, Program] = {}
         self._layouts = _layouts_of(gm)[: spec.num_returned]
         values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
         self._is_static = not any(_is_symbolic(v) for v in values)
         # Under SPMD only a call says how the arguments are sharded.
-        if self._is_static and shardings(()) is None:
-            self._program(_ONLY, values)
+        self._is_spmd = is_spmd()
+        self._has_one_variant = self._is_static and not self._is_spmd
+        if self._has_one_variant:
+            self._program(None, values)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         compat.refuse_fork()
-        variant = self._variant(args)
+        variant = None if self._has_one_variant else self._variant(args)
         program = self._programs.get(variant)
         # Taken once: another thread may evict the program at any moment.
         executable = program.executable if program is not None else None
@@ -113,14 +115,12 @@ class CompiledGraph:
         return self._runtime.placement.give(value) if is_donated else self._runtime.placement.place(value)
 
     def _variant(self, args: Sequence[Any]) -> _Variant:
-        lying = shardings(args)
-        if self._is_static and lying is None:
-            return _ONLY
-        return _Variant(None if self._is_static else tuple(_shape_key(a) for a in args), lying)
+        shapes = None if self._is_static else tuple(_shape_key(a) for a in args)
+        return _Variant(shapes, shardings(args) if self._is_spmd else None)
 
-    def _program(self, variant: _Variant, args: Sequence[Any]) -> tuple[Program, Executable]:
+    def _program(self, variant: _Variant | None, args: Sequence[Any]) -> tuple[Program, Executable]:
         """The program for `args`, which are of `variant`: another equal graph's, or a new one."""
-        key = CompileKey((*self._key, *zip(variant._fields, variant, strict=True)))
+        key = CompileKey((*self._key, *(variant or _Variant())._asdict().items()))
         program = self._look_up(key)
         executable = program.executable if program is not None else None
         is_hit = executable is not None
@@ -163,11 +163,8 @@ class CompiledGraph:
 class _Variant(NamedTuple):
     """What a call decides of a program: the arguments' sizes, where the graph leaves them open, and shardings."""
 
-    shapes: tuple[object, ...] | None
-    shardings: tuple[str, ...] | None
-
-
-_ONLY = _Variant(None, None)
+    shapes: tuple[object, ...] | None = None
+    shardings: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

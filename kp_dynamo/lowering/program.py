@@ -18,7 +18,7 @@ from kp_dynamo import compat
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import DONORS, Donation
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
-from kp_dynamo.lowering.spmd import is_on
+from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.trace import Slot, Trace, trace
 from kp_dynamo.ops.wait_for import barriers
 
@@ -54,7 +54,7 @@ def compile_program(
     gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], spec: LoweringSpec
 ) -> CompiledProgram:
     """Trace and compile `gm` for the shapes of `args`, and under SPMD for their shardings."""
-    spec = replace(spec, is_sharded=is_on())
+    spec = replace(spec, is_sharded=is_spmd())
     # AOTAutograd compiles under a fake mode, which would take the tensors made here for its own.
     with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
@@ -136,7 +136,7 @@ def _is_compiled_here(roots: list[torch.Tensor]) -> bool:
 def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation: Donation) -> Run:
     if key is None:
         return lambda args: [_output(slot, args, []) for slot in outputs]
-    gather = _gather(inputs) if not is_on() else _on_device(_gather(inputs))
+    gather = _gather(inputs) if not is_spmd() else _on_device(_gather(inputs))
     straight = all(s.kind == "root" for s in outputs) and [s.value for s in outputs] == list(range(len(outputs)))
     xlac, count = compat.xlac(), len(outputs)
     needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_on
+from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd
 
 aten = torch.ops.aten
 
@@ -67,7 +67,7 @@ _library = torch.library.Library("kp", "FRAGMENT")
 
 
 def _eager(x: torch.Tensor, mesh_shape: list[int]) -> torch.Tensor:
-    return annotated(x, _of_batch(x, mesh_shape)) if is_on() else x.clone()
+    return annotated(x, _of_batch(x, mesh_shape)) if is_spmd() else x.clone()
 
 
 _library.impl("shard_batch", _eager, "XLA")

@@ -22,22 +22,21 @@ WHOLE = "{replicated}"
 """XLA's name of the sharding of a tensor that every device has all of."""
 
 
-def is_on() -> bool:
+def is_spmd() -> bool:
     """Whether the virtual device is in use: an environment variable, which torch_xla reads at every use.
 
     Raises:
         TPUDistributedError: It was set after a device had been used; torch_xla's own eager code crashes then.
     """
-    return "XLA_USE_SPMD" in os.environ and _is_on()
-
-
-def _is_on() -> bool:
+    if "XLA_USE_SPMD" not in os.environ:
+        return False
     compat.load()
     import torch_xla.runtime
 
-    if torch_xla.runtime.is_spmd() and not compat.began_with_spmd():
+    is_on = bool(torch_xla.runtime.is_spmd())
+    if is_on and not compat.began_with_spmd():
         raise TPUDistributedError(_too_late())
-    return bool(torch_xla.runtime.is_spmd())
+    return is_on
 
 
 def _too_late() -> str:
@@ -53,7 +52,7 @@ def switch_on() -> None:
     Raises:
         TPUDistributedError: A device has been used without.
     """
-    if is_on():
+    if is_spmd():
         return
     # torch_xla 2.9: locked by the first use of a device. Its own `use_spmd` only warns, and crashes at the next use.
     if compat.xlac()._xla_get_spmd_config_is_locked():
@@ -78,13 +77,11 @@ def checked_mesh(mesh_shape: Sequence[int]) -> tuple[int, ...]:
     return shape
 
 
-def shardings(values: Sequence[Any]) -> tuple[str, ...] | None:
-    """How each tensor among these is sharded, in XLA's words; None where SPMD is off.
+def shardings(values: Sequence[Any]) -> tuple[str, ...]:
+    """How each tensor among these is sharded, in XLA's words; SPMD is on.
 
     Where a tensor has no value yet it is computed: only then does XLA say how it is sharded.
     """
-    if not is_on():
-        return None
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     on_xla = [t for t in tensors if t.device.type == "xla"]
     _settle(on_xla)

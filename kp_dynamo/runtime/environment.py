@@ -46,12 +46,12 @@ def start_device(config: TPUConfig) -> None:
     """
     require_enabled(config)
     apply_flags(config.xla_flags)
-    if config.topology is TPUTopology.POD and not spmd.is_on():
+    if config.topology is TPUTopology.POD and not spmd.is_spmd():
         # Before SPMD is switched on, which cannot be taken back, and which the first use of a device forestalls.
         require_topology(config, 1, compat.num_devices(), is_spmd=False)
         spmd.switch_on()
     compat.device()
-    require_topology(config, compat.world()[0], compat.num_devices(), spmd.is_on())
+    require_topology(config, compat.world()[0], compat.num_devices(), spmd.is_spmd())
 
 
 def deciding_chip(config: TPUConfig) -> Chip:

@@ -44,7 +44,7 @@ class XLADeviceManager:
     @property
     def is_spmd(self) -> bool:
         """Whether programs run over all devices."""
-        return spmd.is_on()
+        return spmd.is_spmd()
 
     @property
     def device(self) -> torch.device:

@@ -182,19 +182,21 @@ def test_a_device_that_was_used_before_is_too_late():
 
 SWITCHED_ON_LATE = """
 import torch, torch_xla, torch_xla.runtime
-from kp_dynamo import TPUBackend, TPUDistributedError
+from kp_dynamo import TPUBackend
 x = torch.arange(8.0, device="xla")
 double = torch.compile(lambda x: x * 2, backend="kp_tpu")
 double(x)
 torch_xla.runtime.use_spmd()
-for use in (lambda: double(x), TPUBackend):
+for use in (lambda: torch.compile(lambda x: x * 3, backend="kp_tpu")(x), TPUBackend):
     try:
         use()
-    except TPUDistributedError as error:
-        print(error)
+    except Exception as error:
+        failed = getattr(error, "inner_exception", error)
+        print(type(failed).__name__, failed)
 """
 
 
 def test_a_switch_that_comes_too_late_is_named():
     lines = run_script(SWITCHED_ON_LATE, {"CPU_NUM_DEVICES": "4"}).splitlines()
     assert ["before anything uses a device" in line for line in lines] == [True, True]
+    assert [line.split()[0] for line in lines] == ["TPUDistributedError"] * 2
