@@ -10,6 +10,7 @@ from kp_dynamo import compat
 from kp_dynamo.config import TPUConfig
 from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.lowering import spmd
+from kp_dynamo.runtime import process_group
 from kp_dynamo.runtime.environment import checked_config, start_device
 
 
@@ -53,13 +54,13 @@ class XLADeviceManager:
 
     @property
     def world_size(self) -> int:
-        """Processes of the job."""
-        return compat.world()[0]
+        """Processes of the job: of torch.distributed's group where there is one, else of XLA's runtime."""
+        return (process_group.world() or compat.world())[0]
 
     @property
     def rank(self) -> int:
         """Number of this process, from 0."""
-        return compat.world()[1]
+        return (process_group.world() or compat.world())[1]
 
     def set_device(self, index: int) -> torch.device:
         """Use another device from now on, and return it.

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kp_dynamo.exceptions import TPUDistributedError
 from kp_dynamo.lowering import spmd
+from kp_dynamo.runtime import process_group
 from kp_dynamo.runtime.models import checked_model, move
 from kp_dynamo.runtime.xla_device_manager import XLADeviceManager
 
@@ -26,8 +27,9 @@ class XLADistributedTraining:
 
     Under SPMD (see `XLADeviceManager`) one process drives all devices, and a tensor is whole to whoever reads it: a
     wrapped model shares its batch among the devices, XLA adds what they must tell each other, and the gradients are
-    those of the whole batch. Collectives are between processes. In a job of one each is what its name says for a
-    world of one, so that code written for several runs unchanged, under SPMD too.
+    those of the whole batch. Collectives are between processes, which torch.distributed joins: XLA tensors travel as
+    copies on the CPU. In a job of one process each is what its name says for a world of one, so that code written for
+    several runs unchanged, under SPMD too.
 
     Args:
         device_manager: Knows the devices.
@@ -57,12 +59,18 @@ class XLADistributedTraining:
         is called with, those whose dimension 0 is as long as that of the first. A batch that cannot be shared evenly
         gives the same results; some devices have less to do then.
 
+        In a job of several processes all get the parameters and buffers of process 0; gradients are the user's to
+        reduce.
+
         Raises:
             TPUModelPreparationError: It is no module, or cannot be moved.
+            TPUDistributedError: Nothing joins the processes of the job.
         """
-        self._require_one()
+        is_joined = self._is_joined()
         module = checked_model(model)
         moved = move(model, self.device_manager.device)
+        if is_joined:
+            process_group.copy_from_first([*module.parameters(), *module.buffers()])
         if module in _hooks:
             _hooks.pop(module).remove()
         if self.device_manager.is_spmd:
@@ -76,9 +84,8 @@ class XLADistributedTraining:
         it is sent the whole, of which it uses its part.
 
         Raises:
-            TPUDistributedError: There is no tensor in it, or the job has several processes.
+            TPUDistributedError: There is no tensor in it.
         """
-        self._require_one()
         device = self.device_manager.device
         moved = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=True), data)
         if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(moved)):
@@ -93,28 +100,29 @@ class XLADistributedTraining:
             op: "sum", "mean", "min", "max" or "product".
 
         Raises:
-            TPUDistributedError: Another op, or no tensor.
+            TPUDistributedError: Another op, no tensor, or nothing joins the processes of the job.
         """
         if op not in REDUCTIONS:
             raise TPUDistributedError(f"op is {op!r}; allowed: {', '.join(REDUCTIONS)}")
-        self._require_one()
-        return _tensor(tensor).clone()
+        return process_group.all_reduce(_tensor(tensor), op) if self._is_joined() else _tensor(tensor).clone()
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensors that all processes give, one after the other along dimension 0, as a new tensor.
 
         Raises:
-            TPUDistributedError: No tensor, or one without dimensions.
+            TPUDistributedError: No tensor, one without dimensions, or one unlike those of other processes; or nothing
+                joins the processes of the job.
         """
         if _tensor(tensor).dim() == 0:
             raise TPUDistributedError("the tensor has no dimension to gather along; give tensor.reshape(1)")
-        self._require_one()
-        return tensor.clone()
+        return process_group.all_gather(tensor) if self._is_joined() else tensor.clone()
 
     def barrier(self) -> None:
         """Wait until every process has come here and its device is done."""
-        self._require_one()
+        is_joined = self._is_joined()
         self.device_manager.sync_all_devices()
+        if is_joined:
+            process_group.barrier()
 
     def _checked_mesh(self, mesh_shape: tuple[int, ...] | None) -> tuple[int, ...]:
         if self.device_manager.is_spmd:
@@ -134,12 +142,11 @@ class XLADistributedTraining:
 
         return share
 
-    def _require_one(self) -> None:
+    def _is_joined(self) -> bool:
+        """Whether there are other processes, that can be spoken to."""
         if self.is_distributed:
-            raise TPUDistributedError(
-                f"the job has {self.device_manager.world_size} processes; collectives over several are not there yet "
-                "in this version. Allowed: one process, which under SPMD drives all its devices."
-            )
+            process_group.require_carrier(self.device_manager.world_size)
+        return self.is_distributed
 
 
 def _shared(data: Any, mesh_shape: tuple[int, ...]) -> Any:

@@ -19,6 +19,7 @@ from kp_dynamo import (
     compat,
     create_xla_integration,
 )
+from kp_dynamo.runtime import process_group
 from tests.spine import counted
 
 
@@ -132,10 +133,17 @@ def test_collectives_that_make_no_sense(distributed, call, message):
     [lambda d: d.all_reduce(torch.ones(1)), lambda d: d.all_gather(torch.ones(1)), lambda d: d.barrier(),
      lambda d: d.wrap_model(nn.Linear(2, 2))],
 )  # fmt: skip
-def test_collectives_over_several_are_refused(distributed, monkeypatch, call):
+def test_collectives_over_processes_that_nothing_joins(distributed, monkeypatch, call):
     monkeypatch.setattr(compat, "world", lambda: (2, 0))
-    with pytest.raises(TPUDistributedError, match=r"the job has 2 processes; .* not there yet"):
+    with pytest.raises(TPUDistributedError, match=r"the job has 2 processes, and torch\.distributed has no group"):
         call(distributed)
+
+
+def test_a_group_that_carries_no_tensors_of_the_cpu(distributed, monkeypatch):
+    monkeypatch.setattr(process_group, "world", lambda: (2, 0))
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
+    with pytest.raises(TPUDistributedError, match="has a group of 'nccl'; allowed: one of gloo or mpi"):
+        distributed.barrier()
 
 
 def test_a_wrapped_model_trains_as_eager(distributed):
