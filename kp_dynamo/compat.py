@@ -200,14 +200,25 @@ def chip_name() -> str | None:
     """
     if device_kind() != "TPU":
         return None
-    # torch_xla 2.5 does not say.
-    kind = str(getattr(xlac(), "_xla_device_kind", lambda of: "TPU")(str(device())))
+    kind = _kind_of_chip()
     if kind not in _CHIP_OF_KIND:
         raise TPUDeviceError(
             f"the device is a {kind!r}; known: {', '.join(_CHIP_OF_KIND)}. Name the chip that is nearest to it: "
             "config.hardware.tpu.version, or the option 'target'."
         )
     return _CHIP_OF_KIND[kind]
+
+
+def _kind_of_chip() -> str:
+    device()
+    if not hasattr(xlac(), "_xla_device_kind"):  # torch_xla 2.5 does not say
+        return "TPU"
+    if not began_with_spmd():
+        return str(xlac()._xla_device_kind(str(device())))
+    # torch_xla 2.9 would ask the device that stands for all, which has no kind. libtpu names the chip among its versions,
+    # on a line such as "TFRT TPU v5 lite".
+    lines = str(xlac()._xla_get_platform_version()).splitlines()
+    return next((line.removeprefix("TFRT ") for line in lines if line.startswith("TFRT TPU")), "TPU")
 
 
 def is_started() -> bool:
@@ -241,7 +252,7 @@ def num_devices() -> int:
         TPUDeviceError: The device that PJRT_DEVICE names cannot be had.
     """
     with _device_errors():
-        return int(xlac()._xla_num_global_devices())
+        return len(xlac()._xla_get_all_runtime_devices())
 
 
 def world() -> tuple[int, int]:

@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from kp_dynamo import TPUConfig, TPUDeviceError, TPUDistributedError, compat
 from kp_dynamo.known_limits import KNOWN_LIMITS
+from kp_dynamo.runtime import environment
 from tests.spine import compiled, run_script
 
 # The batch of 8 rows over four devices; a tensor that every device has.
@@ -163,6 +166,27 @@ def test_an_export_is_for_one_chip(answers):
 
 def test_programs_that_were_let_go_compile_again(answers):
     assert answers["programs_that_were_let_go"] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("platform", "chip"),
+    [("PJRT C API\nTFRT TPU v5 lite\nBuilt on Jul 1 2025", "v5e"), ("PJRT C API\nTFRT TPU v4\ncl/1", "v4")],
+)
+def test_the_chip_behind_the_device_that_stands_for_all(monkeypatch, platform, chip):
+    asked = types.SimpleNamespace(_xla_device_kind=None, _xla_get_platform_version=lambda: platform)
+    monkeypatch.setattr(compat, "device_kind", lambda: "TPU")
+    monkeypatch.setattr(compat, "began_with_spmd", lambda: True)
+    monkeypatch.setattr(compat, "xlac", lambda: asked)
+    assert compat.chip_name() == chip
+    asked._xla_get_platform_version = lambda: "something else"
+    with pytest.raises(TPUDeviceError, match="the device is a 'TPU'; known: TPU v4"):
+        compat.chip_name()
+
+
+def test_an_earlier_version_is_not_asked_for_several_devices(monkeypatch):
+    monkeypatch.setattr(environment, "earlier_version", lambda: "2.8.0")
+    with pytest.raises(TPUDistributedError, match=r"topology=POD with torch_xla 2\.8\.0.*Allowed: torch_xla 2\.9"):
+        environment.start_device(TPUConfig(topology="pod"))
 
 
 TOO_LATE = """
