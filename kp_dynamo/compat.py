@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -102,8 +103,25 @@ def device() -> torch.device:
         TPUDeviceError: The device that PJRT_DEVICE names cannot be had.
     """
     torch_xla = load()
+    with _device_errors():
+        found = torch.device(torch_xla.device())
+    began_with_spmd()
+    return found
+
+
+@functools.cache
+def began_with_spmd() -> bool:
+    """Whether the first device that this process used stood for all (SPMD). torch_xla 2.9 cannot change it later."""
+    load()
+    import torch_xla.runtime
+
+    return bool(torch_xla.runtime.is_spmd())
+
+
+@contextlib.contextmanager
+def _device_errors() -> Iterator[None]:
     try:
-        return torch.device(torch_xla.device())
+        yield
     except RuntimeError as cause:
         wanted = os.environ.get("PJRT_DEVICE", "")
         raise TPUDeviceError(
@@ -182,14 +200,25 @@ def chip_name() -> str | None:
     """
     if device_kind() != "TPU":
         return None
-    # torch_xla 2.5 does not say.
-    kind = str(getattr(xlac(), "_xla_device_kind", lambda of: "TPU")(str(device())))
+    kind = _kind_of_chip()
     if kind not in _CHIP_OF_KIND:
         raise TPUDeviceError(
             f"the device is a {kind!r}; known: {', '.join(_CHIP_OF_KIND)}. Name the chip that is nearest to it: "
             "config.hardware.tpu.version, or the option 'target'."
         )
     return _CHIP_OF_KIND[kind]
+
+
+def _kind_of_chip() -> str:
+    device()
+    if not hasattr(xlac(), "_xla_device_kind"):  # torch_xla 2.5 does not say
+        return "TPU"
+    if not began_with_spmd():
+        return str(xlac()._xla_device_kind(str(device())))
+    # torch_xla 2.9 would ask the device that stands for all, which has no kind. libtpu names the chip among its versions,
+    # on a line such as "TFRT TPU v5 lite".
+    lines = str(xlac()._xla_get_platform_version()).splitlines()
+    return next((line.removeprefix("TFRT ") for line in lines if line.startswith("TFRT TPU")), "TPU")
 
 
 def is_started() -> bool:
@@ -216,6 +245,16 @@ def devices() -> list[torch.device]:
     return [torch.device("xla", index) for index in range(xlac()._xla_num_devices())]
 
 
+def num_devices() -> int:
+    """Devices of the job, those behind the one of SPMD too; starts the client, and leaves it open whether SPMD is on.
+
+    Raises:
+        TPUDeviceError: The device that PJRT_DEVICE names cannot be had.
+    """
+    with _device_errors():
+        return len(xlac()._xla_get_all_runtime_devices())
+
+
 def world() -> tuple[int, int]:
     """Processes of this job, and the number of this one among them."""
     device()
@@ -229,7 +268,8 @@ def memory_info(of: torch.device | None = None) -> dict[str, int] | None:
     try:
         info = torch_xla.core.xla_model.get_memory_info(of or device())
     except RuntimeError as problem:
-        if "UNIMPLEMENTED" not in str(problem):
+        # torch_xla 2.9 asks no single device behind that of SPMD.
+        if "UNIMPLEMENTED" not in str(problem) and "not supported for SPMD" not in str(problem):
             raise
         return None
     return {name: int(value) for name, value in info.items()}

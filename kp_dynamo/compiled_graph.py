@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -18,7 +18,7 @@ from kp_dynamo.compile_budget import foretell, time_budget
 from kp_dynamo.events import Observe, ProgramReady, ignore
 from kp_dynamo.host_layout import Layout, to_host
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
-from kp_dynamo.lowering import Executable, Lowering, LoweringSpec
+from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, is_spmd, shardings
 from kp_dynamo.placement import Placement
 from kp_dynamo.telemetry import TELEMETRY
 
@@ -57,7 +57,7 @@ class Program:
 
 
 class CompiledGraph:
-    """One ATen graph, with a program for each set of shapes it was called with."""
+    """One ATen graph, with a program for each set of shapes (under SPMD, and shardings) it was called with."""
 
     _boxed_call = True
 
@@ -72,20 +72,24 @@ class CompiledGraph:
         self._gm, self._contract, self._lowering, self._spec, self._runtime = gm, contract, lowering, spec, runtime
         # A graph without a stable text is told apart by a number that no other graph ever gets.
         self._key = contract.key or (("graph", f"number {next(_numbers)}"),)
-        self._programs: dict[object, Program] = {}
+        self._programs: dict[_Variant | None, Program] = {}
         self._layouts = _layouts_of(gm)[: spec.num_returned]
         values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
         self._is_static = not any(_is_symbolic(v) for v in values)
-        if self._is_static:
-            self._program(values)
+        # Under SPMD only a call says how the arguments are sharded.
+        self._is_spmd = is_spmd()
+        self._has_one_variant = self._is_static and not self._is_spmd
+        if self._has_one_variant:
+            self._program(None, values)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         compat.refuse_fork()
-        program = self._programs.get(None) if self._is_static else None
+        variant = None if self._has_one_variant else self._variant(args)
+        program = self._programs.get(variant)
         # Taken once: another thread may evict the program at any moment.
         executable = program.executable if program is not None else None
         if program is None or executable is None:
-            program, executable = self._program(args)
+            program, executable = self._program(variant, args)
         self._runtime.cache.touch(program.key)
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             with torch.profiler.record_function(f"kp_tpu::{self._spec.name}"):
@@ -110,14 +114,13 @@ class CompiledGraph:
             return value
         return self._runtime.placement.give(value) if is_donated else self._runtime.placement.place(value)
 
-    def _program(self, args: Sequence[Any]) -> tuple[Program, Executable]:
-        """The program for the shapes of `args`: this graph's own, another equal graph's, or a new one."""
+    def _variant(self, args: Sequence[Any]) -> _Variant:
         shapes = None if self._is_static else tuple(_shape_key(a) for a in args)
-        program = self._programs.get(shapes)
-        executable = program.executable if program is not None else None
-        if program is not None and executable is not None:
-            return program, executable
-        key = CompileKey((*self._key, ("shapes", shapes)))
+        return _Variant(shapes, shardings(args) if self._is_spmd else None)
+
+    def _program(self, variant: _Variant | None, args: Sequence[Any]) -> tuple[Program, Executable]:
+        """The program for `args`, which are of `variant`: another equal graph's, or a new one."""
+        key = CompileKey((*self._key, *(variant or _Variant())._asdict().items()))
         program = self._look_up(key)
         executable = program.executable if program is not None else None
         is_hit = executable is not None
@@ -126,7 +129,7 @@ class CompiledGraph:
                 executable = self._compile(args)
                 program = Program(key, executable)
                 self._runtime.cache.set(key, program)
-        self._programs[shapes] = program
+        self._programs[variant] = program
         self._tell(key, executable, is_hit)
         return program, executable
 
@@ -155,6 +158,13 @@ class CompiledGraph:
         for position, reason in executable.kept:
             logger.info("%s: argument %d is not donated: %s", self._contract.label, position, reason)
         return executable
+
+
+class _Variant(NamedTuple):
+    """What a call decides of a program: the arguments' sizes, where the graph leaves them open, and shardings."""
+
+    shapes: tuple[object, ...] | None = None
+    shardings: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

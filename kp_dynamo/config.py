@@ -69,7 +69,8 @@ class TPUConfig(Checked):
     """The chip whose memory and tiles decide. One that is named is compiled for: what does not fit it is refused."""
 
     topology: TPUTopology = checked_field(TPUTopology.AUTO, member_of(TPUTopology))
-    """POD and SUPERPOD raise TPUDistributedError: programs over several devices are not there yet."""
+    """POD: programs run over all devices of the process (SPMD); SINGLE: over one; AUTO: over one, or over all where
+    `torch_xla.runtime.use_spmd()` has been called. SUPERPOD raises TPUDistributedError: it is not there yet."""
 
     compilation_mode: TPUCompilationMode = checked_field(TPUCompilationMode.TORCH_XLA, member_of(TPUCompilationMode))
     """See `TPUCompilationMode`."""

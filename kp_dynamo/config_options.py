@@ -79,17 +79,32 @@ def require_enabled(config: TPUConfig) -> None:
         )
 
 
-def require_topology(config: TPUConfig, world_size: int) -> None:
-    """Raise where the configuration, or the job, asks for a program over several devices.
+def require_topology(config: TPUConfig, num_processes: int, num_devices: int, is_spmd: bool) -> None:
+    """Raise where the devices are not those that the configuration asks for.
+
+    Args:
+        config: Asks for them.
+        num_processes: Of the job.
+        num_devices: Of the job.
+        is_spmd: Whether programs run over all of them.
 
     Raises:
-        TPUDistributedError: It does; that is not there yet.
+        TPUDistributedError: They are not.
     """
-    if config.topology in (TPUTopology.POD, TPUTopology.SUPERPOD) or world_size > 1:
-        raise TPUDistributedError(
-            f"topology={config.topology.name} in a job of {world_size} device(s): programs over several devices are "
-            "not there yet in this version. Allowed: one device in one process, with topology SINGLE or AUTO."
-        )
+    if config.topology is TPUTopology.SUPERPOD:
+        why = "slices joined by a network are not there yet in this version"
+    elif num_processes > 1:
+        why = "programs over the devices of several processes are not there yet in this version"
+    elif config.topology is TPUTopology.POD and num_devices == 1:
+        why = "there is no other device to share with (XLA's CPU device is several where CPU_NUM_DEVICES=4 is set)"
+    elif config.topology is TPUTopology.SINGLE and is_spmd and num_devices > 1:
+        why = "torch_xla.runtime.use_spmd() has been called, after which programs run on all devices"
+    else:
+        return
+    raise TPUDistributedError(
+        f"topology={config.topology.name} in a job of {num_processes} process(es) with {num_devices} device(s): {why}. "
+        "Allowed: one process, with topology AUTO; SINGLE for one device; POD for all that the process has."
+    )
 
 
 def _memory_options(config: TPUConfig, present: str | None) -> dict[str, Any]:

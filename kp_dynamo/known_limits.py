@@ -51,6 +51,11 @@ KNOWN_LIMITS = (
         "(pytorch/xla#9094).",
         "Keep the process alive; within it, equal graphs share a program.",
     ),
+    KnownLimit(
+        "What `torch_xla.distributed.spmd.mark_sharding` returns is a tensor of a subclass, which Dynamo of torch 2.9 "
+        "cannot trace (\"no attribute '_local_tensor'\").",
+        "Go on with the tensor that was marked: it is sharded in place.",
+    ),
 )
 
 EARLIER_LIMITS = (

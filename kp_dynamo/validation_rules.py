@@ -41,8 +41,8 @@ def findings_in_config(config: TPUConfig) -> Iterator[Finding]:
         "failed",
         "PJIT raises: there is none",
     )
-    is_single = config.topology in (TPUTopology.AUTO, TPUTopology.SINGLE)
-    yield _unless(is_single, "topology", "failed", f"{config.topology.name} raises: several devices are not there yet")
+    is_one_slice = config.topology is not TPUTopology.SUPERPOD
+    yield _unless(is_one_slice, "topology", "failed", "SUPERPOD raises: several slices are not there yet")
     late = late_flags(config.xla_flags)
     yield _unless(not late, "xla_flags", "failed", f"too late for {' '.join(late)}: the XLA client has started")
     is_wide = config.mixed_precision and config.precision == "float32"

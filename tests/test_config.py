@@ -274,8 +274,33 @@ def test_a_disabled_tpu_is_not_available():
         require_enabled(TPUConfig(enabled=False))
 
 
-@pytest.mark.parametrize(("topology", "world"), [("pod", 1), ("superpod", 1), ("auto", 4), ("single", 2)])
-def test_several_devices_are_not_there_yet(topology, world):
-    require_topology(TPUConfig(), 1)
-    with pytest.raises(TPUDistributedError, match=re.escape(f"topology={topology.upper()} in a job of {world}")):
-        require_topology(TPUConfig(topology=topology), world)
+@pytest.mark.parametrize(
+    ("topology", "processes", "devices", "is_spmd", "why"),
+    [
+        ("pod", 1, 1, False, "there is no other device"),
+        ("pod", 1, 1, True, "there is no other device"),
+        ("superpod", 1, 4, True, "slices joined by a network are not there yet"),
+        ("auto", 4, 16, True, "several processes are not there yet"),
+        ("single", 2, 2, False, "several processes are not there yet"),
+        ("single", 1, 4, True, "torch_xla.runtime.use_spmd() has been called"),
+    ],
+)
+def test_devices_that_are_not_those_asked_for(topology, processes, devices, is_spmd, why):
+    asked = f"topology={topology.upper()} in a job of {processes} process(es) with {devices} device(s): "
+    with pytest.raises(TPUDistributedError, match=f"{re.escape(asked)}.*{re.escape(why)}.*Allowed: one process"):
+        require_topology(TPUConfig(topology=topology), processes, devices, is_spmd)
+
+
+@pytest.mark.parametrize(
+    ("topology", "devices", "is_spmd"),
+    [
+        ("auto", 1, False),
+        ("auto", 4, False),
+        ("auto", 4, True),
+        ("single", 4, False),
+        ("single", 1, True),
+        ("pod", 4, False),
+    ],
+)
+def test_devices_that_are_those_asked_for(topology, devices, is_spmd):
+    require_topology(TPUConfig(topology=topology), 1, devices, is_spmd)

@@ -10,6 +10,7 @@ import kp_dynamo
 from kp_dynamo.config import TPUConfig
 from kp_dynamo.known_limits import EARLIER_LIMITS, KNOWN_LIMITS
 from kp_dynamo.options import LevelPreset, option_fields
+from tests.spine import run_script
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -98,3 +99,8 @@ EXAMPLES = [
 @pytest.mark.parametrize("code", EXAMPLES)
 def test_examples_run(code):
     exec(code, {"__name__": "example"})
+
+
+def test_the_example_for_several_devices_runs():
+    (code,) = re.findall(r"```python devices=4\n(.*?)```", page("guide.md"), re.S)
+    run_script(code, {"CPU_NUM_DEVICES": "4"})

@@ -24,6 +24,7 @@ class LoweringSpec:
         overwritten: The arguments that the first results are copied over by the caller; None where the caller does
             something else with a result.
         donate: Whether results may take the buffers of the arguments that are overwritten.
+        is_sharded: Whether the program runs on several devices, for the shardings of its arguments.
     """
 
     name: str
@@ -33,6 +34,7 @@ class LoweringSpec:
     identity: str = ""
     overwritten: tuple[int | None, ...] = ()
     donate: bool = False
+    is_sharded: bool = False
 
 
 @dataclass

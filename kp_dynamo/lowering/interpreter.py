@@ -16,6 +16,7 @@ from torch import fx
 
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.lowering.fallback import values_forbidden
+from kp_dynamo.lowering.sharded_forms import form_of
 from kp_dynamo.source_lines import user_line
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ class XlaInterpreter(fx.Interpreter):
             stands for its result.
         on_node: Called with (node, result) of every call.
     """
+
+    is_sharded = False
 
     def __init__(
         self,
@@ -67,6 +70,8 @@ class XlaInterpreter(fx.Interpreter):
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self._higher_order(node, args, kwargs)
         args, kwargs = fx.node.map_aggregate((args, kwargs), self._on_device)
+        if (form := form_of(node.target, self.is_sharded)) is not None:
+            return form(*args, **kwargs)
         if _is_opaque(node.target) or _decomposes_nothing(node.target, args):
             return self._on_fallback(node, args, kwargs)
         try:
@@ -84,7 +89,7 @@ class XlaInterpreter(fx.Interpreter):
     def _higher_order(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if node.target is torch.ops.higher_order.invoke_subgraph:
             body, _, *operands = args
-            return XlaInterpreter(body, self._device, {}, self._on_fallback).run(*operands)
+            return type(self)(body, self._device, {}, self._on_fallback).run(*operands)
         mutating = [a for a in args if isinstance(a, torch._ops.OpOverload)]
         what = (
             f"{mutating[0]}, which writes to its arguments," if mutating else f"the higher-order operator {node.target}"
@@ -93,6 +98,12 @@ class XlaInterpreter(fx.Interpreter):
             f"{what} has no lowering to XLA here{user_line(node)}. Allowed: graphs of ATen operators, and operators of "
             "your own that return new tensors. Write the region without it, or wrap it in torch.compiler.disable."
         )
+
+
+class ShardedInterpreter(XlaInterpreter):
+    """The same for a program that several devices run."""
+
+    is_sharded = True
 
 
 def _is_opaque(target: Any) -> bool:

@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from kp_dynamo import compat
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import DONORS, Donation
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
+from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.trace import Slot, Trace, trace
 from kp_dynamo.ops.wait_for import barriers
 
@@ -51,7 +53,8 @@ class CompiledProgram(NamedTuple):
 def compile_program(
     gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], spec: LoweringSpec
 ) -> CompiledProgram:
-    """Trace and compile `gm` for the shapes of `args`."""
+    """Trace and compile `gm` for the shapes of `args`, and under SPMD for their shardings."""
+    spec = replace(spec, is_sharded=is_spmd())
     # AOTAutograd compiles under a fake mode, which would take the tensors made here for its own.
     with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
@@ -133,7 +136,7 @@ def _is_compiled_here(roots: list[torch.Tensor]) -> bool:
 def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation: Donation) -> Run:
     if key is None:
         return lambda args: [_output(slot, args, []) for slot in outputs]
-    gather = _gather(inputs)
+    gather = _gather(inputs) if not is_spmd() else _on_device(_gather(inputs))
     straight = all(s.kind == "root" for s in outputs) and [s.value for s in outputs] == list(range(len(outputs)))
     xlac, count = compat.xlac(), len(outputs)
     needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph
@@ -170,6 +173,11 @@ def _gather(inputs: list[Slot]) -> Callable[[Sequence[Any]], list[Any]]:
         return [args[s.value] if s.kind == "argument" else next_seed() if s.kind == "seed" else s.value for s in inputs]
 
     return gather
+
+
+def _on_device(gather: Callable[[Sequence[Any]], list[Any]]) -> Callable[[Sequence[Any]], list[Any]]:
+    """`gather` for the virtual device of SPMD, whose programs take nothing that is on the host."""
+    return lambda args: [v if v.device.type == "xla" else v.to(compat.device()) for v in gather(args)]
 
 
 def _output(slot: Slot, args: Sequence[Any], results: list[Any]) -> Any:

@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kp_dynamo import compat
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import Donation, mark, plan
-from kp_dynamo.lowering.interpreter import OnNode, XlaInterpreter, ignore, tracing
+from kp_dynamo.lowering.interpreter import OnNode, ShardedInterpreter, XlaInterpreter, ignore, tracing
+from kp_dynamo.lowering.spmd import sharded_placeholder
 
 Kind = Literal["argument", "copy", "seed", "constant", "root", "value"]
 
@@ -58,12 +60,12 @@ def trace(
     spec: LoweringSpec,
     on_node: OnNode = ignore,
 ) -> Trace:
-    """Trace `gm` for the shapes of `args` (tensors; numbers are taken as they are).
+    """Trace `gm` for the shapes of `args` (tensors; numbers are taken as they are), and their shardings if it asks.
 
     Results from position `spec.num_returned` on may share memory with an argument. `on_node` hears of every node's
     result.
     """
-    placeholders = [_placeholder(a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args]
+    placeholders = [_argument(a, spec.is_sharded) if isinstance(a, torch.Tensor) else a for a in args]
     fallbacks: list[fx.Node] = []
 
     def stand_in(node: fx.Node, node_args: Any, node_kwargs: Any) -> Any:
@@ -71,7 +73,8 @@ def trace(
         return _stand_in(node.target, node_args, node_kwargs)
 
     with tracing():
-        results = XlaInterpreter(gm, compat.device(), constants, stand_in, on_node).run(*placeholders)
+        interpreter = ShardedInterpreter if spec.is_sharded else XlaInterpreter
+        results = interpreter(gm, compat.device(), constants, stand_in, on_node).run(*placeholders)
     flat = list(results) if isinstance(results, (list, tuple)) else [results]
     if fallbacks:
         return Trace([], [], [], fallbacks, Donation(), [])
@@ -81,6 +84,13 @@ def trace(
     donation = plan(inputs, outputs, spec.overwritten) if spec.donate else Donation()
     mark(placeholders, donation)
     return Trace(roots, inputs, outputs, [], donation, [placeholders, flat])
+
+
+def _argument(given: torch.Tensor, is_sharded: bool) -> torch.Tensor:
+    def make() -> torch.Tensor:
+        return _placeholder(given.shape, given.dtype)
+
+    return sharded_placeholder(make, given) if is_sharded else make()
 
 
 def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -93,7 +103,6 @@ def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def _stand_in(target: Any, args: Any, kwargs: Any) -> Any:
     """Placeholders of the shapes that `target` would return."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     def swap(convert: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
         return torch.utils._pytree.tree_map_only(torch.Tensor, convert, tree)

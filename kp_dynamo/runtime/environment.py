@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 
 from kp_dynamo import compat
-from kp_dynamo.config import KernelPyTorchConfig, TPUConfig
+from kp_dynamo.config import KernelPyTorchConfig, TPUConfig, TPUTopology
 from kp_dynamo.config_options import chip_of, require_enabled, require_topology
-from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
 from kp_dynamo.hardware import Chip
+from kp_dynamo.lowering import spmd
+from kp_dynamo.versions import earlier_version
 
 
 def whole_config(config: KernelPyTorchConfig | None) -> KernelPyTorchConfig:
@@ -41,12 +43,20 @@ def start_device(config: TPUConfig) -> None:
     Raises:
         TPUNotAvailableError: The configuration switches the TPU off, or there is no torch_xla.
         TPUConfigurationError: The client has started already, with other flags.
-        TPUDistributedError: The configuration or the job asks for several devices.
+        TPUDistributedError: The devices are not those that the configuration asks for.
     """
     require_enabled(config)
     apply_flags(config.xla_flags)
+    if config.topology is TPUTopology.POD and not spmd.is_spmd():
+        if (version := earlier_version()) is not None:
+            raise TPUDistributedError(
+                f"topology=POD with torch_xla {version}, where several devices were not tried. Allowed: torch_xla 2.9."
+            )
+        # Before SPMD is switched on, which cannot be taken back, and which the first use of a device forestalls.
+        require_topology(config, 1, compat.num_devices(), is_spmd=False)
+        spmd.switch_on()
     compat.device()
-    require_topology(config, compat.world()[0])
+    require_topology(config, compat.world()[0], compat.num_devices(), spmd.is_spmd())
 
 
 def deciding_chip(config: TPUConfig) -> Chip:

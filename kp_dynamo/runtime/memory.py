@@ -14,17 +14,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from kp_dynamo import compat
+from kp_dynamo.config import TPUConfig
 from kp_dynamo.exceptions import TPUMemoryError, TPUMemoryPoolError, TPUOutOfMemoryError
 from kp_dynamo.hardware import GB
+from kp_dynamo.runtime.environment import checked_config, deciding_chip, start_device
 from kp_dynamo.runtime.live_account import LiveAccount
 from kp_dynamo.runtime.memory_pool import BufferKind, TensorPool
 from kp_dynamo.runtime.memory_stats import (
     Allocation,
-    MemoryConfig,
     TPUMemoryStats,
     checked_dtype,
     checked_shape,
-    configured_chip,
 )
 
 logger = logging.getLogger(__name__)
@@ -48,15 +48,19 @@ class TPUMemoryManager:
     The budget is the memory of the device (of the configured chip, where XLA does not count) x `memory_fraction`.
 
     Args:
-        tpu_config: A `TPUConfig`. Its `version`, `memory_fraction`, `v6e_memory_gb` and `v7_memory_gb` make the
+        tpu_config: Its `version`, `memory_fraction`, `v6e_memory_gb` and `v7_memory_gb` make the
             budget; its retention and monitoring times are the defaults here; with `enable_strict_validation` a
             tensor that a pool does not take back raises.
+
+    Raises:
+        TPUBackendError: The device cannot be had as asked, see `start_device`.
     """
 
-    def __init__(self, tpu_config: MemoryConfig) -> None:
-        self.config = tpu_config
+    def __init__(self, tpu_config: TPUConfig) -> None:
+        self.config = checked_config(tpu_config)
+        start_device(self.config)
         self.device = compat.device()
-        self.chip = configured_chip(tpu_config, compat.chip_name())
+        self.chip = deciding_chip(self.config)
         self._account = LiveAccount()
         self._history: deque[Allocation] = deque(maxlen=_MOST_REMEMBERED)
         self._pools: dict[str, TensorPool] = {}

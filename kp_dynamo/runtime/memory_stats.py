@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import torch
 
 from kp_dynamo.exceptions import TPUMemoryError
-from kp_dynamo.hardware import CHIPS, Chip
-
-
-class MemoryConfig(Protocol):
-    """The fields of a `TPUConfig` that decide here."""
-
-    version: Any
-    memory_fraction: float
-    v6e_memory_gb: float | None
-    v7_memory_gb: float | None
-    allocation_history_retention_seconds: float
-    monitoring_interval_seconds: float
-    monitoring_duration_seconds: float
-    enable_strict_validation: bool
 
 
 @dataclass(frozen=True)
@@ -67,14 +53,6 @@ class Allocation:
     shape: tuple[int, ...]
     dtype: torch.dtype
     num_bytes: int
-
-
-def configured_chip(config: MemoryConfig, present: str | None) -> Chip:
-    """The named chip, else the one of this machine, else v5e; with the user's own memory if that was given."""
-    name = getattr(config.version, "value", config.version)
-    name = (present or "v5e") if name == "auto" else name
-    memory_gb = {"v6e": config.v6e_memory_gb, "v7": config.v7_memory_gb}.get(name)
-    return CHIPS[name] if memory_gb is None else CHIPS[name].with_memory(memory_gb)
 
 
 def checked_shape(shape: object) -> tuple[int, ...]:

@@ -14,9 +14,10 @@ from kp_dynamo import compat
 from kp_dynamo.backend import cache_stats, clear_cache
 from kp_dynamo.config import KernelPyTorchConfig
 from kp_dynamo.exceptions import TPUCheckpointError, TPUDeviceError
-from kp_dynamo.runtime.environment import start_device, whole_config
+from kp_dynamo.runtime.environment import whole_config
 from kp_dynamo.runtime.models import checked_model, move
 from kp_dynamo.runtime.xla_compiler import XLACompiler
+from kp_dynamo.runtime.xla_device_manager import XLADeviceManager
 
 
 class TPUBackend:
@@ -29,28 +30,28 @@ class TPUBackend:
         TPUNotAvailableError: The configuration switches the TPU off, or torch_xla is missing.
         TPUDeviceError: The device cannot be started.
         TPUConfigurationError: No configuration, or flags that come too late.
-        TPUDistributedError: Several devices are asked for.
+        TPUDistributedError: The devices are not those that the configuration asks for.
     """
 
     def __init__(self, config: KernelPyTorchConfig | None = None) -> None:
         self.config = whole_config(config)
-        start_device(self.config.hardware.tpu)
+        self._devices = XLADeviceManager(self.config.hardware.tpu)
         self.compiler = XLACompiler(self.config.hardware.tpu)
 
     @property
     def device(self) -> torch.device:
         """The XLA device."""
-        return compat.device()
+        return self._devices.device
 
     @property
     def world_size(self) -> int:
         """Processes of the job."""
-        return compat.world()[0]
+        return self._devices.world_size
 
     @property
     def rank(self) -> int:
         """Number of this process, from 0."""
-        return compat.world()[1]
+        return self._devices.rank
 
     @property
     def is_distributed(self) -> bool:
@@ -59,8 +60,8 @@ class TPUBackend:
 
     @property
     def device_count(self) -> int:
-        """XLA devices of this process; the first of them is used."""
-        return len(compat.devices())
+        """XLA devices; one of them is used, under SPMD all."""
+        return self._devices.num_devices
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Move `model` onto the device, in place; parameters that were tied stay tied.

@@ -9,16 +9,19 @@ import torch
 from kp_dynamo import compat
 from kp_dynamo.config import TPUConfig
 from kp_dynamo.exceptions import TPUDeviceError
+from kp_dynamo.lowering import spmd
+from kp_dynamo.runtime import process_group
 from kp_dynamo.runtime.environment import checked_config, start_device
 
 
 class XLADeviceManager:
     """The XLA devices of this process.
 
-    Compiled programs run on the first of them and refuse tensors of others, which run eager code.
+    Compiled programs run on the first of them and refuse tensors of others, which run eager code. Under SPMD
+    (`topology=POD`, or `torch_xla.runtime.use_spmd()`) that first device stands for all of them, and is the only one.
 
     Args:
-        tpu_config: Which flags the client starts with, and whether several devices are asked for.
+        tpu_config: Which flags the client starts with, and whether programs run on one device or on all.
 
     Raises:
         TPUBackendError: The device cannot be had as asked, see `start_device`.
@@ -35,19 +38,29 @@ class XLADeviceManager:
         return compat.devices()
 
     @property
+    def num_devices(self) -> int:
+        """Devices of the job; under SPMD those behind `device`."""
+        return compat.num_devices()
+
+    @property
+    def is_spmd(self) -> bool:
+        """Whether programs run over all devices."""
+        return spmd.is_spmd()
+
+    @property
     def device(self) -> torch.device:
         """The one in use."""
         return self.devices[self._index]
 
     @property
     def world_size(self) -> int:
-        """Processes of the job."""
-        return compat.world()[0]
+        """Processes of the job: of torch.distributed's group where there is one, else of XLA's runtime."""
+        return (process_group.world() or compat.world())[0]
 
     @property
     def rank(self) -> int:
         """Number of this process, from 0."""
-        return compat.world()[1]
+        return (process_group.world() or compat.world())[1]
 
     def set_device(self, index: int) -> torch.device:
         """Use another device from now on, and return it.
@@ -71,7 +84,8 @@ class XLADeviceManager:
             "device": str(self.device),
             "device_kind": compat.device_kind(),
             "chip": compat.chip_name(),
-            "num_devices": len(self.devices),
+            "num_devices": self.num_devices,
+            "is_spmd": self.is_spmd,
             "devices": [str(device) for device in self.devices],
             "world_size": self.world_size,
             "rank": self.rank,

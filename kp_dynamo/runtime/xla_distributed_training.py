@@ -1,36 +1,51 @@
-"""`XLADistributedTraining`: collectives over the processes of a job, of which there may be one."""
+"""`XLADistributedTraining`: a model on all devices of the process, and collectives over the processes of a job."""
 
 from __future__ import annotations
 
+from typing import Any
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from kp_dynamo.exceptions import TPUDistributedError
+from kp_dynamo.lowering import spmd
+from kp_dynamo.runtime import process_group
 from kp_dynamo.runtime.models import checked_model, move
 from kp_dynamo.runtime.xla_device_manager import XLADeviceManager
 
 REDUCTIONS = ("sum", "mean", "min", "max", "product")
 
+# Models that shard what they are called with: wrapping one again changes the mesh.
+_hooks: WeakKeyDictionary[nn.Module, RemovableHandle] = WeakKeyDictionary()
+
 
 class XLADistributedTraining:
-    """Collectives and a wrapper for training.
+    """A wrapper for training over all devices, and collectives.
 
-    In a job of one process each is what its name says for a world of one, so that code written for several runs
-    unchanged. Several are refused where the device manager is made.
+    Under SPMD (see `XLADeviceManager`) one process drives all devices, and a tensor is whole to whoever reads it: a
+    wrapped model shares its batch among the devices, XLA adds what they must tell each other, and the gradients are
+    those of the whole batch. Collectives are between processes, which torch.distributed joins: XLA tensors travel as
+    copies on the CPU. In a job of one process each is what its name says for a world of one, so that code written for
+    several runs unchanged, under SPMD too.
 
     Args:
         device_manager: Knows the devices.
+        mesh_shape: The devices as a grid; the batch goes along the first axis. None: one axis of all.
 
     Raises:
-        TPUDistributedError: It is no device manager.
+        TPUDistributedError: It is no device manager, or the mesh has more or fewer places than there are devices.
     """
 
-    def __init__(self, device_manager: XLADeviceManager) -> None:
+    def __init__(self, device_manager: XLADeviceManager, mesh_shape: tuple[int, ...] | None = None) -> None:
         if not isinstance(device_manager, XLADeviceManager):
             raise TPUDistributedError(
                 f"device_manager is {type(device_manager).__name__}; give XLADeviceManager(config.hardware.tpu)"
             )
         self.device_manager = device_manager
+        self.mesh_shape = self._checked_mesh(mesh_shape)
 
     @property
     def is_distributed(self) -> bool:
@@ -38,14 +53,44 @@ class XLADistributedTraining:
         return self.device_manager.world_size > 1
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """`model` on the device of this process, ready for a step; in a world of one there is nothing to share.
+        """`model` on the device of this process, in place, ready for a step.
+
+        Under SPMD every device has its parameters, and works on its part of the batch: of the tensors that the model
+        is called with, those whose dimension 0 is as long as that of the first. A batch that cannot be shared evenly
+        gives the same results; some devices have less to do then.
+
+        In a job of several processes all get the parameters and buffers of process 0; gradients are the user's to
+        reduce.
 
         Raises:
             TPUModelPreparationError: It is no module, or cannot be moved.
+            TPUDistributedError: Nothing joins the processes of the job.
         """
-        self._require_one()
-        checked_model(model)
-        return move(model, self.device_manager.device)
+        is_joined = self._is_joined()
+        module = checked_model(model)
+        moved = move(model, self.device_manager.device)
+        if is_joined:
+            process_group.copy_from_first([*module.parameters(), *module.buffers()])
+        if module in _hooks:
+            _hooks.pop(module).remove()
+        if self.device_manager.is_spmd:
+            _hooks[module] = module.register_forward_pre_hook(self._share_arguments(), with_kwargs=True)
+        return moved
+
+    def shard_batch(self, data: Any) -> Any:
+        """A copy of `data` (a tensor, or dicts, lists and tuples of them, nested) on the device.
+
+        Under SPMD a device is sent its part of the batch only, of the tensors that `wrap_model` names; without this
+        it is sent the whole, of which it uses its part.
+
+        Raises:
+            TPUDistributedError: There is no tensor in it.
+        """
+        device = self.device_manager.device
+        moved = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=True), data)
+        if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(moved)):
+            raise TPUDistributedError(f"there is no tensor in the data, a {type(data).__name__}; allowed: tensors")
+        return _shared(moved, self.mesh_shape) if self.device_manager.is_spmd else moved
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         """The reduction of the tensors that all processes give, as a new tensor.
@@ -55,35 +100,64 @@ class XLADistributedTraining:
             op: "sum", "mean", "min", "max" or "product".
 
         Raises:
-            TPUDistributedError: Another op, or no tensor.
+            TPUDistributedError: Another op, no tensor, or nothing joins the processes of the job.
         """
         if op not in REDUCTIONS:
             raise TPUDistributedError(f"op is {op!r}; allowed: {', '.join(REDUCTIONS)}")
-        self._require_one()
-        return _tensor(tensor).clone()
+        return process_group.all_reduce(_tensor(tensor), op) if self._is_joined() else _tensor(tensor).clone()
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensors that all processes give, one after the other along dimension 0, as a new tensor.
 
         Raises:
-            TPUDistributedError: No tensor, or one without dimensions.
+            TPUDistributedError: No tensor, one without dimensions, or one unlike those of other processes; or nothing
+                joins the processes of the job.
         """
         if _tensor(tensor).dim() == 0:
             raise TPUDistributedError("the tensor has no dimension to gather along; give tensor.reshape(1)")
-        self._require_one()
-        return tensor.clone()
+        return process_group.all_gather(tensor) if self._is_joined() else tensor.clone()
 
     def barrier(self) -> None:
         """Wait until every process has come here and its device is done."""
-        self._require_one()
+        is_joined = self._is_joined()
         self.device_manager.sync_all_devices()
+        if is_joined:
+            process_group.barrier()
 
-    def _require_one(self) -> None:
-        if self.is_distributed:
+    def _checked_mesh(self, mesh_shape: tuple[int, ...] | None) -> tuple[int, ...]:
+        if self.device_manager.is_spmd:
+            return spmd.checked_mesh((self.device_manager.num_devices,) if mesh_shape is None else mesh_shape)
+        if mesh_shape is not None:
             raise TPUDistributedError(
-                f"the job has {self.device_manager.world_size} processes; collectives over several are not there yet "
-                "in this version. Allowed: one process with one device."
+                f"mesh_shape is {mesh_shape!r}, but programs run on one device. Ask for all with topology=POD, or call "
+                "torch_xla.runtime.use_spmd() before anything uses the device."
             )
+        return (1,)
+
+    def _share_arguments(self) -> Any:
+        mesh_shape = self.mesh_shape
+
+        def share(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            return _shared((args, kwargs), mesh_shape)
+
+        return share
+
+    def _is_joined(self) -> bool:
+        """Whether there are other processes, that can be spoken to."""
+        if self.is_distributed:
+            process_group.require_carrier(self.device_manager.world_size)
+        return self.is_distributed
+
+
+def _shared(data: Any, mesh_shape: tuple[int, ...]) -> Any:
+    """`data` with its batch shared among the devices: dimension 0 of tensors that have as much of it as the first."""
+    lengths = [t.shape[0] for t in pytree.tree_leaves(data) if isinstance(t, torch.Tensor) and t.dim()]
+
+    def shared(tensor: torch.Tensor) -> torch.Tensor:
+        is_of_batch = tensor.dim() > 0 and tensor.shape[0] == lengths[0]
+        return spmd.shard_batch(tensor, mesh_shape) if is_of_batch else tensor
+
+    return pytree.tree_map_only(torch.Tensor, shared, data)
 
 
 def _tensor(value: object) -> torch.Tensor:

@@ -8,7 +8,17 @@ import types
 import pytest
 import torch
 
-from kp_dynamo import TPUMemoryError, TPUMemoryPoolError, TPUOutOfMemoryError, compat
+from kp_dynamo import (
+    KernelPyTorchConfig,
+    TPUConfig,
+    TPUConfigurationError,
+    TPUMemoryError,
+    TPUMemoryPoolError,
+    TPUNotAvailableError,
+    TPUOutOfMemoryError,
+    TPUVersion,
+    compat,
+)
 from kp_dynamo.hardware import CHIPS, GB
 from kp_dynamo.runtime import memory
 from kp_dynamo.runtime.memory import TPUMemoryManager
@@ -19,18 +29,7 @@ MIB = 2**20
 
 
 def config(**changes):
-    """The fields of a TPUConfig that the manager reads, with their defaults."""
-    fields = {
-        "version": "v5e",
-        "memory_fraction": 0.9,
-        "v6e_memory_gb": None,
-        "v7_memory_gb": None,
-        "allocation_history_retention_seconds": 3600.0,
-        "monitoring_interval_seconds": 1.0,
-        "monitoring_duration_seconds": 60.0,
-        "enable_strict_validation": False,
-    }
-    return types.SimpleNamespace(**{**fields, **changes})
+    return TPUConfig(**{"version": "v5e", **changes})
 
 
 @pytest.fixture
@@ -41,6 +40,16 @@ def manager():
 def of_bytes(num_bytes):
     """A configuration whose budget is `num_bytes`."""
     return config(version="v6e", v6e_memory_gb=num_bytes / GB, memory_fraction=1.0)
+
+
+def test_a_switched_off_tpu_has_no_memory_to_give():
+    with pytest.raises(TPUNotAvailableError, match="enabled=False"):
+        TPUMemoryManager(config(enabled=False))
+
+
+def test_what_is_no_configuration_of_a_tpu_is_refused():
+    with pytest.raises(TPUConfigurationError, match=r"is KernelPyTorchConfig; give config\.hardware\.tpu"):
+        TPUMemoryManager(KernelPyTorchConfig())
 
 
 # Tensors.
@@ -110,7 +119,7 @@ def test_the_cpu_device_does_not_count():
     ("given", "total"),
     [
         ({"version": "auto"}, CHIPS["v5e"].hbm_bytes),
-        ({"version": types.SimpleNamespace(value="v5p")}, CHIPS["v5p"].hbm_bytes),
+        ({"version": TPUVersion.V5P}, CHIPS["v5p"].hbm_bytes),
         ({"version": "v6e"}, CHIPS["v6e"].hbm_bytes),
         ({"version": "v6e", "v6e_memory_gb": 31.5, "v7_memory_gb": 1.0}, 31.5e9),
         ({"version": "v7"}, CHIPS["v7"].hbm_bytes),

@@ -19,6 +19,7 @@ from kp_dynamo import (
     compat,
     create_xla_integration,
 )
+from kp_dynamo.runtime import process_group
 from tests.spine import counted
 
 
@@ -63,6 +64,7 @@ def test_device_stats(devices):
         "device_kind": "CPU",
         "chip": None,
         "num_devices": 1,
+        "is_spmd": False,
         "devices": ["xla:0"],
         "world_size": 1,
         "rank": 0,
@@ -88,7 +90,7 @@ def test_what_cannot_be_had(fields, error):
 
 def test_a_job_of_several_processes_is_refused(monkeypatch):
     monkeypatch.setattr(compat, "world", lambda: (4, 1))
-    with pytest.raises(TPUDistributedError, match="in a job of 4 device"):
+    with pytest.raises(TPUDistributedError, match=r"in a job of 4 process\(es\)"):
         XLADeviceManager(TPUConfig())
 
 
@@ -118,6 +120,7 @@ def test_gathering_from_one_and_waiting_for_it(distributed):
         (lambda d: d.all_gather(3), "int cannot be sent"),
         (lambda d: d.all_gather(torch.tensor(1.0)), "no dimension to gather along"),
         (lambda _: XLADistributedTraining(None), "device_manager is NoneType"),
+        (lambda d: XLADistributedTraining(d.device_manager, (1,)), r"mesh_shape is \(1,\), but programs run on one"),
     ],
 )
 def test_collectives_that_make_no_sense(distributed, call, message):
@@ -130,10 +133,17 @@ def test_collectives_that_make_no_sense(distributed, call, message):
     [lambda d: d.all_reduce(torch.ones(1)), lambda d: d.all_gather(torch.ones(1)), lambda d: d.barrier(),
      lambda d: d.wrap_model(nn.Linear(2, 2))],
 )  # fmt: skip
-def test_collectives_over_several_are_refused(distributed, monkeypatch, call):
+def test_collectives_over_processes_that_nothing_joins(distributed, monkeypatch, call):
     monkeypatch.setattr(compat, "world", lambda: (2, 0))
-    with pytest.raises(TPUDistributedError, match=r"the job has 2 processes; .* not there yet"):
+    with pytest.raises(TPUDistributedError, match=r"the job has 2 processes, and torch\.distributed has no group"):
         call(distributed)
+
+
+def test_a_group_that_carries_no_tensors_of_the_cpu(distributed, monkeypatch):
+    monkeypatch.setattr(process_group, "world", lambda: (2, 0))
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
+    with pytest.raises(TPUDistributedError, match="has a group of 'nccl'; allowed: one of gloo or mpi"):
+        distributed.barrier()
 
 
 def test_a_wrapped_model_trains_as_eager(distributed):

@@ -1,0 +1,38 @@
+"""`kp::shard_batch`: dimension 0 of a tensor, the batch, over the first axis of a mesh of devices.
+
+    shard_batch(x: [B, ...], mesh_shape) -> x: [B, ...]
+
+The identity: where a tensor lies is no matter of values. Its gradient is sharded as it is. The form for XLA is in
+`kp_dynamo.lowering.spmd`, which knows the devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_library = torch.library.Library("kp", "FRAGMENT")
+_library.define("shard_batch(Tensor x, int[] mesh_shape) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+
+
+def _on_cpu(x: Tensor, mesh_shape: list[int]) -> Tensor:
+    return x.clone()
+
+
+def _fake(x: Tensor, mesh_shape: list[int]) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep_mesh(ctx: Any, inputs: tuple[Tensor, list[int]], output: Tensor) -> None:
+    ctx.mesh_shape = inputs[1]
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    return torch.ops.kp.shard_batch(gradient, ctx.mesh_shape), None
+
+
+_library.impl("shard_batch", _on_cpu, "CPU")
+torch.library.register_fake("kp::shard_batch", _fake, lib=_library)
+torch.library.register_autograd("kp::shard_batch", _backward, setup_context=_keep_mesh, lib=_library)

@@ -1,0 +1,108 @@
+"""Collectives between processes, by torch.distributed's default group: of XLA tensors, copies on the CPU travel.
+
+XLA's own collectives between processes need a runtime that joins them, as that of a TPU pod does; none could be tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import distributed
+
+from kp_dynamo.exceptions import TPUDistributedError
+
+CARRIERS = ("gloo", "mpi")
+"""Backends of torch.distributed that carry tensors on the CPU."""
+
+
+def world() -> tuple[int, int] | None:
+    """Processes of the group, and the number of this one; None where there is no group."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_world_size(), distributed.get_rank()
+
+
+def require_carrier(num_processes: int) -> None:
+    """Raise where nothing joins the processes of a job.
+
+    Raises:
+        TPUDistributedError: There is no group, or its backend carries no CPU tensors.
+    """
+    backend = distributed.get_backend() if world() is not None else None
+    if backend is None or not any(name in backend for name in CARRIERS):
+        found = "torch.distributed has no group" if backend is None else f"torch.distributed has a group of {backend!r}"
+        raise TPUDistributedError(
+            f"the job has {num_processes} processes, and {found}; allowed: one of {' or '.join(CARRIERS)}, as of "
+            "torch.distributed.init_process_group('gloo')"
+        )
+
+
+def all_reduce(tensor: torch.Tensor, op: str) -> torch.Tensor:
+    """The sum, mean, min, max or product over all processes.
+
+    Raises:
+        TPUDistributedError: The carrier does not take the tensor; a mean of whole numbers.
+    """
+    if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise TPUDistributedError(
+            f"a mean of {tensor.dtype} is none; allowed: floating point. Give op='sum', or .float()"
+        )
+    carried = _on_cpu(tensor)
+    reduction = getattr(distributed.ReduceOp, "SUM" if op == "mean" else op.upper())
+    _carry(tensor, lambda: distributed.all_reduce(carried, op=reduction))
+    size, _ = world() or (1, 0)
+    return (carried / size if op == "mean" else carried).to(tensor.device)
+
+
+def all_gather(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensors of all processes, one after the other along dimension 0.
+
+    Raises:
+        TPUDistributedError: They are not alike, or the carrier does not take them.
+    """
+    size, _ = world() or (1, 0)
+    kinds: list[Any] = [None] * size
+    distributed.all_gather_object(kinds, (tuple(tensor.shape), str(tensor.dtype)))
+    if len(set(kinds)) > 1:
+        listed = ", ".join(f"{i}: {dtype} {list(shape)}" for i, (shape, dtype) in enumerate(kinds))
+        raise TPUDistributedError(
+            f"the processes give tensors that are not alike ({listed}); allowed: one shape and dtype"
+        )
+    carried = _on_cpu(tensor)
+    parts = [torch.empty_like(carried) for _ in range(size)]
+    _carry(tensor, lambda: distributed.all_gather(parts, carried))
+    return torch.cat(parts).to(tensor.device)
+
+
+def copy_from_first(tensors: Iterable[torch.Tensor]) -> None:
+    """Give these tensors the values that process 0 has in them.
+
+    Raises:
+        TPUDistributedError: The carrier does not take one.
+    """
+    for tensor in tensors:
+        carried = _on_cpu(tensor)
+        _carry(tensor, lambda carried=carried: distributed.broadcast(carried, src=0))  # type: ignore[misc]
+        with torch.no_grad():
+            tensor.copy_(carried)
+
+
+def barrier() -> None:
+    """Wait until every process has come here."""
+    distributed.barrier()
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _carry(tensor: torch.Tensor, send: Callable[[], Any]) -> None:
+    try:
+        send()
+    except (RuntimeError, ValueError, TypeError) as cause:
+        why = str(cause).splitlines()[0]
+        raise TPUDistributedError(
+            f"torch.distributed does not carry a tensor {tensor.dtype}{list(tensor.shape)}: {why}"
+        ) from cause

@@ -1,0 +1,458 @@
+"""Checks that need four devices and SPMD, which are properties of a whole process: all in one, answers as JSON.
+
+A check returns what JSON has, or raises: then its answer is the error as text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch_xla
+import torch_xla.distributed.spmd as xs
+from torch import nn
+from torch.nn import functional as F
+
+from kp_dynamo import (
+    TPUBackend,
+    TPUConfig,
+    XLADistributedTraining,
+    XLAUtilities,
+    clear_cache,
+    compat,
+    create_xla_integration,
+)
+from kp_dynamo.telemetry import snapshot
+
+STEPS = 20
+CHECKS: dict[str, Callable[[], Any]] = {}
+
+
+def check(function: Callable[[], Any]) -> Callable[[], Any]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def devices() -> XLADistributedTraining:
+    return create_xla_integration(TPUConfig(topology="pod"))[1]
+
+
+def mesh(*shape: int) -> xs.Mesh:
+    return xs.Mesh(list(range(4)), shape)
+
+
+def sharding(tensor: torch.Tensor) -> str:
+    return compat.xlac()._get_xla_sharding_spec(tensor)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(16, 32), nn.Linear(32, 16), nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.down(F.gelu(self.up(x))))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block(), nn.Linear(16, 4))
+
+
+def batches(rows: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(rows, 16, generator=generator), torch.randn(rows, 4, generator=generator)) for _ in range(STEPS)
+    ]
+
+
+def compiled(what: Any, backend: str = "kp_tpu", **options: Any) -> Any:
+    options = {"options": {"precision": "float32", **options}} if backend == "kp_tpu" else {}
+    return torch.compile(what, backend=backend, **options)
+
+
+def trained(module: nn.Module, run: Any, device: str, optimizer: Any = torch.optim.AdamW, rows: int = 8) -> list[float]:
+    """The losses of twenty steps."""
+    losses, steps = [], optimizer(module.parameters(), lr=1e-2)
+    for x, y in batches(rows):
+        steps.zero_grad()
+        loss = F.mse_loss(run(x.to(device)), y.to(device))
+        loss.backward()
+        steps.step()
+        if device == "xla":
+            torch_xla.sync()
+        losses.append(loss.item())
+    return losses
+
+
+def off(losses: list[float], expected: list[float]) -> list[float]:
+    return [abs(mine - eager) for mine, eager in zip(losses, expected, strict=True)]
+
+
+def weights_off(mine: nn.Module, eager: nn.Module) -> float:
+    pairs = zip(mine.parameters(), eager.parameters(), strict=True)
+    return max((a.detach().cpu() - b.detach()).abs().max().item() for a, b in pairs)
+
+
+@contextlib.contextmanager
+def programs() -> Iterator[list[int]]:
+    counts = [snapshot()["programs"]]
+    yield counts
+    counts[0] = snapshot()["programs"] - counts[0]
+
+
+def _training(optimizer: Any, rows: int = 8) -> dict[str, Any]:
+    mine, eager = devices().wrap_model(model()), model()
+    with programs() as count:
+        losses = trained(mine, compiled(mine), "xla", optimizer, rows)
+    expected = trained(eager, eager, "cpu", optimizer, rows)
+    return {"loss": max(off(losses, expected)), "weights": weights_off(mine, eager), "programs": count[0]}
+
+
+@check
+def adamw() -> Any:
+    return _training(torch.optim.AdamW)
+
+
+@check
+def sgd() -> Any:
+    return _training(torch.optim.SGD)
+
+
+@check
+def uneven_batch() -> Any:
+    return _training(torch.optim.AdamW, rows=10)
+
+
+@check
+def fewer_rows_than_devices() -> Any:
+    return _training(torch.optim.AdamW, rows=3)
+
+
+@check
+def stock() -> Any:
+    mine, eager = devices().wrap_model(model()), model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        losses = trained(mine, compiled(mine, "openxla"), "xla")
+    return off(losses, trained(eager, eager, "cpu"))
+
+
+@check
+def weights_that_their_user_shards() -> Any:
+    mine, eager = devices().wrap_model(model()), model()
+    for block in mine[:2]:
+        xs.mark_sharding(block.up.weight, mesh(4), (0, None))
+        xs.mark_sharding(block.down.weight, mesh(4), (None, 0))
+    losses = trained(mine, compiled(mine), "xla")
+    expected = trained(eager, eager, "cpu")
+    return {
+        "loss": max(off(losses, expected)),
+        "weights": weights_off(mine, eager),
+        "sharding": sharding(mine[0].up.weight),
+    }
+
+
+@check
+def a_whole_step() -> Any:
+    mine, eager = devices().wrap_model(model()), model()
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(mine(x), y)
+
+    step = torch.compile(loss_of, backend="kp_tpu", fullgraph=True, options={"precision": "float32"})
+    x, y = batches()[0]
+    loss = step(x.to("xla"), y.to("xla"))
+    loss.backward()
+    expected = F.mse_loss(eager(x), y)
+    expected.backward()
+    gradients = zip(mine.parameters(), eager.parameters(), strict=True)
+    return {
+        "loss": (loss.detach().cpu() - expected.detach()).abs().item(),
+        "gradients": max((a.grad.cpu() - b.grad).abs().max().item() for a, b in gradients),
+    }
+
+
+@check
+def what_the_devices_hold() -> Any:
+    """A hook of torch's own Sequential is part of the graph, that of a user's class runs before it."""
+    found = []
+    for module in (model(), Block()):
+        mine = devices().wrap_model(module)
+        x = batches()[0][0].to("xla")
+        with torch.no_grad():
+            result = compiled(mine)(x)
+        found.append([sharding(t) for t in (x, next(mine.parameters()), result)])
+    return found
+
+
+@check
+def a_batch_that_is_sent_in_parts() -> Any:
+    given = {"x": torch.randn(8, 4), "lengths": [torch.arange(8), torch.ones(3, 8)], "scale": torch.tensor(2.0)}
+    sent = devices().shard_batch(given)
+    tensors = [sent["x"], *sent["lengths"], sent["scale"]]
+    return [[sharding(t) for t in tensors], torch.equal(sent["x"].cpu(), given["x"]), given["x"].device.type]
+
+
+@check
+def normalizations() -> Any:
+    def gradient(function: Any, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        ramp = torch.linspace(-1, 1, x.numel()).reshape(x.shape).to(x.device)
+        return torch.autograd.grad((function(x) * ramp).sum(), x)[0]
+
+    torch.manual_seed(0)
+    found, x = [], torch.randn(8, 4, 6)
+    for function in (lambda x: F.layer_norm(x, (6,)), lambda x: F.group_norm(x, 2)):
+        run, mine = compiled(function), devices().shard_batch(x)
+        for result, expected in ((run(mine), function(x)), (gradient(run, mine), gradient(function, x))):
+            found.append([sharding(result), (result.cpu() - expected).abs().max().item()])
+    return found
+
+
+@check
+def wrapped_twice() -> Any:
+    manager = create_xla_integration(TPUConfig())[0]
+    mine = Block()
+    for mesh_shape in ((4,), (2, 2)):
+        XLADistributedTraining(manager, mesh_shape).wrap_model(mine)
+    x = batches()[0][0].to("xla")
+    mine(x)
+    return [len(mine._forward_pre_hooks), sharding(x)]
+
+
+@check
+def inputs_of_several_kinds() -> Any:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, scale: Any, *, mask: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            return x * scale["by"] * mask + bias
+
+    x, mask, bias, by = torch.randn(8, 4), torch.ones(8, 1), torch.randn(4), torch.tensor(2.0)
+    mine = devices().wrap_model(Model())
+    given = [t.to("xla") for t in (x, mask, bias, by)]
+    result = compiled(mine)(given[0], {"by": given[3]}, mask=given[1], bias=given[2])
+    return [[sharding(t) for t in given], (result.cpu() - (x * 2 + bias)).abs().max().item()]
+
+
+@check
+def a_model_without_tensors() -> Any:
+    class Model(nn.Module):
+        def forward(self, length: int) -> torch.Tensor:
+            return torch.ones(length, device="xla")
+
+    return devices().wrap_model(Model())(3).tolist()
+
+
+@check
+def another_sharding_is_another_program() -> Any:
+    run = compiled(lambda x: x.sin() @ x.T)
+    values, counts = torch.arange(64.0).reshape(8, 8), []
+    for spec in (None, (0, None), (None, 0), (0, None), None):
+        x = values.to("xla")
+        if spec is not None:
+            xs.mark_sharding(x, mesh(4), spec)
+        with programs() as count:
+            torch.testing.assert_close(run(x).cpu(), values.sin() @ values.T, rtol=1e-5, atol=1e-5)
+        counts.append(count[0])
+    return counts
+
+
+@check
+def a_tensor_that_is_sharded_anew() -> Any:
+    run, values = compiled(lambda x: x * 2), torch.arange(8.0)
+    x, found = values.to("xla"), []
+    for spec in ((0,), (None,), (0,)):
+        xs.clear_sharding(x)
+        xs.mark_sharding(x, mesh(4), spec)
+        result = run(x)
+        found.append([sharding(result), torch.equal(result.cpu(), values * 2)])
+    return found
+
+
+@check
+def a_mesh_of_two_axes() -> Any:
+    distributed = create_xla_integration(TPUConfig(topology="pod"))[0]
+    mine, eager = XLADistributedTraining(distributed, mesh_shape=(2, 2)).wrap_model(Block()), Block()
+    eager.load_state_dict({name: value.cpu() for name, value in mine.state_dict().items()})
+    x = batches()[0][0].to("xla")
+    with torch.no_grad():
+        result = compiled(mine)(x)
+        return [sharding(x), (result.cpu() - eager(x.cpu())).abs().max().item()]
+
+
+@check
+def a_mesh_that_does_not_fit() -> Any:
+    return XLADistributedTraining(create_xla_integration(TPUConfig())[0], mesh_shape=(3,))
+
+
+@check
+def single_is_asked_for() -> Any:
+    return TPUConfig(topology="single") and create_xla_integration(TPUConfig(topology="single"))
+
+
+@check
+def what_the_object_api_says() -> Any:
+    manager, distributed, _ = create_xla_integration(TPUConfig())
+    backend = TPUBackend()
+    return {
+        "stats": manager.get_device_stats(),
+        "backend": [str(backend.device), backend.world_size, backend.rank, backend.device_count],
+        "training": [distributed.is_distributed, distributed.mesh_shape],
+    }
+
+
+@check
+def collectives() -> Any:
+    distributed = devices()
+    x = torch.arange(8.0).to("xla")
+    xs.mark_sharding(x, mesh(4), (0,))
+    reduced, gathered = distributed.all_reduce(x, op="mean"), distributed.all_gather(x)
+    distributed.barrier()
+    return [reduced.tolist(), gathered.tolist()]
+
+
+@check
+def a_model_on_the_cpu() -> Any:
+    mine, eager = model(), model()
+    losses = trained(mine, compiled(mine), "cpu")
+    return max(off(losses, trained(eager, eager, "cpu")))
+
+
+@check
+def dropout() -> Any:
+    run = compiled(lambda x: F.dropout(x, 0.3))
+    x = torch.ones(8, 6, device="xla")
+    xs.mark_sharding(x, mesh(4), (0, None))
+    torch.manual_seed(5)
+    first, second = run(x).cpu(), run(x).cpu()
+    torch.manual_seed(5)
+    return [first.tolist(), torch.equal(first, second), torch.equal(first, run(x).cpu())]
+
+
+@check
+def an_operator_on_the_cpu() -> Any:
+    run = compiled(lambda x: torch.linalg.eigvals(x + 1).abs().sort().values * 2)
+    x = torch.eye(4)
+    mine = x.to("xla")
+    xs.mark_sharding(mine, mesh(4), (0, None))
+    expected = torch.linalg.eigvals(x + 1).abs().sort().values * 2
+    return [(run(mine).cpu() - expected).abs().max().item() for _ in range(2)]
+
+
+@check
+def marks_inside_a_graph() -> Any:
+    def by_operator(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.xla.dynamo_mark_sharding(x * 2, [0, 1, 2, 3], [4], "None", "(0, None)") + 1
+
+    def by_function(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.xla.aot_mark_sharding(x, four, "(0, None)") * 2 + 1
+
+    four = str(mesh(4))
+    x, found = torch.arange(32.0).reshape(8, 4), []
+    for function in (by_operator, by_function):
+        result = compiled(function)(x.to("xla"))
+        found.append([sharding(result), torch.equal(result.cpu(), x * 2 + 1)])
+    return found
+
+
+@check
+def a_public_mark_inside_a_graph() -> Any:
+    four = mesh(4)
+
+    def marked(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        xs.mark_sharding(y, four, (0, None))
+        return y + 1
+
+    x = torch.arange(32.0).reshape(8, 4)
+    return torch.equal(compiled(marked)(x.to("xla")).cpu(), x * 2 + 1)
+
+
+@check
+def a_public_mark_that_dynamo_leaves_alone() -> Any:
+    four, mark = mesh(4), torch.compiler.disable(xs.mark_sharding)
+
+    def marked(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        mark(y, four, (None, 0))
+        return y + 1
+
+    x = torch.arange(32.0).reshape(8, 4)
+    result = compiled(marked)(x.to("xla"))
+    return [sharding(result), torch.equal(result.cpu(), x * 2 + 1)]
+
+
+@check
+def a_tensor_of_torch_xlas_subclass() -> Any:
+    wrapped = xs.mark_sharding(torch.arange(8.0).to("xla"), mesh(4), (0,))
+    return compiled(lambda x: x * 2)(wrapped).cpu().tolist()
+
+
+@check
+def donated_buffers() -> Any:
+    def step(weight: torch.Tensor, gradient: torch.Tensor) -> None:
+        weight.sub_(gradient * 0.5)
+
+    run = compiled(step, donate="mutated")
+    weight, expected, gradient = torch.arange(32.0).reshape(8, 4), torch.arange(32.0).reshape(8, 4), torch.ones(8, 4)
+    mine = weight.to("xla")
+    xs.mark_sharding(mine, mesh(4), (0, None))
+    for _ in range(3):
+        run(mine, gradient.to("xla"))
+        step(expected, gradient)
+    return [torch.equal(mine.cpu(), expected), sharding(mine)]
+
+
+@check
+def lengths_that_are_padded() -> Any:
+    run = torch.compile(
+        lambda x: x.softmax(dim=1), backend="kp_tpu", dynamic=True, options={"buckets": [8, 16], "precision": "float32"}
+    )
+    found = []
+    with programs() as count:
+        for length in (5, 7, 8, 11):
+            x = torch.randn(8, length)
+            mine = x.to("xla")
+            xs.mark_sharding(mine, mesh(4), (0, None))
+            found.append((run(mine).cpu() - x.softmax(dim=1)).abs().max().item())
+    return [max(found), count[0]]
+
+
+@check
+def what_is_compiled_for_one_chip() -> Any:
+    """An export is that of one device, and says nothing of shardings."""
+    texts = XLAUtilities.debug_xla_graph(devices().wrap_model(model()), torch.ones(8, 16))["stablehlo"]
+    whole = "".join(texts.values())
+    return [whole.count(word) for word in ("Sharding", "sharding", "batch_norm_training")]
+
+
+@check
+def programs_that_were_let_go() -> Any:
+    run, x = compiled(lambda x: x * 3), torch.arange(8.0)
+    mine = x.to("xla")
+    xs.mark_sharding(mine, mesh(4), (0,))
+    found = []
+    for _ in range(2):
+        found.append(torch.equal(run(mine).cpu(), x * 3))
+        clear_cache()
+    return found
+
+
+def answer(function: Callable[[], Any]) -> Any:
+    torch._dynamo.reset()
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    create_xla_integration(TPUConfig(topology="pod"))
+    for name in sys.argv[1:] or CHECKS:
+        sys.stdout.write(json.dumps({name: answer(CHECKS[name])}) + "\n")
+        sys.stdout.flush()
