@@ -215,8 +215,8 @@ def _kind_of_chip() -> str:
         return "TPU"
     if not began_with_spmd():
         return str(xlac()._xla_device_kind(str(device())))
-    # torch_xla 2.9 would ask the device that stands for all, which has no kind. libtpu names the chip among its versions,
-    # on a line such as "TFRT TPU v5 lite".
+    # torch_xla 2.9 would ask the device that stands for all, which has no kind. libtpu names the chip among its
+    # versions, on a line such as "TFRT TPU v5 lite".
     lines = str(xlac()._xla_get_platform_version()).splitlines()
     return next((line.removeprefix("TFRT ") for line in lines if line.startswith("TFRT TPU")), "TPU")
 

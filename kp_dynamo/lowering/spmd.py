@@ -26,7 +26,8 @@ def is_spmd() -> bool:
     """Whether the virtual device is in use: an environment variable, which torch_xla reads at every use.
 
     Raises:
-        TPUDistributedError: It was set after a device had been used; torch_xla's own eager code crashes then.
+        TPUDistributedError: It was set after a device had been used: torch_xla's own eager code crashes then. Or XLA
+            is asked to choose shardings itself.
     """
     if "XLA_USE_SPMD" not in os.environ:
         return False
@@ -36,6 +37,11 @@ def is_spmd() -> bool:
     is_on = bool(torch_xla.runtime.is_spmd())
     if is_on and not compat.began_with_spmd():
         raise TPUDistributedError(_too_late())
+    if is_on and compat.xlac()._xla_get_auto_sharding():
+        raise TPUDistributedError(
+            "use_spmd(auto=True): XLA would choose how arguments lie, and program and arguments would part. Allowed: "
+            "use_spmd(), and mark_sharding of what is to be shared."
+        )
     return is_on
 
 
@@ -85,8 +91,7 @@ def shardings(values: Sequence[Any]) -> tuple[str, ...]:
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     on_xla = [t for t in tensors if t.device.type == "xla"]
     _settle(on_xla)
-    # torch_xla 2.9 has no public name for it; a tensor that still waits on the host has none, and is sent to all.
-    names = iter(compat.xlac()._get_xla_sharding_specs(on_xla))
+    names = iter(compat.xlac()._get_xla_sharding_specs([_as_it_lies(t) for t in on_xla]))
     return tuple((next(names) or WHOLE) if t.device.type == "xla" else WHOLE for t in tensors)
 
 
@@ -95,6 +100,19 @@ def _settle(tensors: Sequence[torch.Tensor]) -> None:
     waiting = [t for t, is_pending in zip(tensors, pending, strict=True) if is_pending]
     if waiting:
         compat.xlac()._xla_sync_multi(waiting, devices=[], wait=True, sync_xla_data=False)
+
+
+def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose annotation is true of the buffer of `tensor`, which is settled.
+
+    `clear_sharding` of torch_xla 2.9 takes the annotation off, and leaves the buffer in its parts. A tensor that waits
+    on the host has no annotation either: it is sent to all devices whole.
+    """
+    xlac = compat.xlac()
+    if not tensor.dim() or xlac._get_xla_sharding_spec(tensor):
+        return tensor
+    _, buffers = xlac._get_tensors_xla_device_data_node([tensor])
+    return buffers[0] if buffers else tensor
 
 
 def sharded_placeholder(make: Callable[[], torch.Tensor], argument: torch.Tensor) -> torch.Tensor:
@@ -118,7 +136,9 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sharding_of(argument: torch.Tensor) -> Any:
-    found = compat.xlac()._get_xla_op_sharding(argument) if argument.device.type == "xla" else None
+    # torch_xla 2.9 has no public way to ask.
+    is_on_xla = argument.device.type == "xla"
+    found = compat.xlac()._get_xla_op_sharding(_as_it_lies(argument)) if is_on_xla else None
     return _replicated() if found is None else found
 
 

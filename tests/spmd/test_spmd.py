@@ -64,7 +64,7 @@ def test_a_whole_step_is_one_graph(answers):
 
 
 def test_each_device_works_on_its_rows(answers):
-    assert answers["what_the_devices_hold"] == [[NOT_YET_SENT, NOT_YET_SENT, ROWS]] * 2
+    assert answers["what_the_devices_hold"] == [[WHOLE, WHOLE, ROWS]] * 2
 
 
 def test_a_batch_is_sent_in_parts(answers):
@@ -96,6 +96,10 @@ def test_another_sharding_is_another_program(answers):
     assert answers["a_tensor_that_is_sharded_anew"] == [
         ["{devices=[4]0,1,2,3}", True], [WHOLE, True], ["{devices=[4]0,1,2,3}", True],
     ]  # fmt: skip
+
+
+def test_a_tensor_lies_as_it_lies_whatever_its_mark(answers):
+    assert answers["a_tensor_that_has_lost_its_mark"] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +206,21 @@ except TPUDistributedError as error:
 
 def test_a_device_that_was_used_before_is_too_late():
     assert "before anything uses a device" in run_script(TOO_LATE, {"CPU_NUM_DEVICES": "4"})
+
+
+AUTOMATIC = """
+import torch, torch_xla, torch_xla.runtime
+torch_xla.runtime.use_spmd(auto=True)
+try:
+    torch.compile(lambda x: x * 3, backend="kp_tpu")(torch.ones(2))
+except Exception as error:
+    print(type(error.inner_exception).__name__, error.inner_exception)
+"""
+
+
+def test_shardings_that_xla_would_choose_are_refused():
+    told = run_script(AUTOMATIC, {"CPU_NUM_DEVICES": "4"})
+    assert told.startswith("TPUDistributedError use_spmd(auto=True): ")
 
 
 SWITCHED_ON_LATE = """

@@ -275,6 +275,19 @@ def a_tensor_that_is_sharded_anew() -> Any:
 
 
 @check
+def a_tensor_that_has_lost_its_mark() -> Any:
+    """torch_xla takes the mark off, and leaves the tensor in its parts."""
+    run, values, found = compiled(lambda x: x * 3 + 1), torch.arange(8.0), []
+    for was_used in (False, True):
+        x = values.to("xla")
+        xs.mark_sharding(x, mesh(4), (0,))
+        assert not was_used or (x + 1).sum().item() == 36
+        xs.clear_sharding(x)
+        found.append(torch.equal(run(x).cpu(), values * 3 + 1))
+    return found
+
+
+@check
 def a_mesh_of_two_axes() -> Any:
     distributed = create_xla_integration(TPUConfig(topology="pod"))[0]
     mine, eager = XLADistributedTraining(distributed, mesh_shape=(2, 2)).wrap_model(Block()), Block()
@@ -292,7 +305,7 @@ def a_mesh_that_does_not_fit() -> Any:
 
 @check
 def single_is_asked_for() -> Any:
-    return TPUConfig(topology="single") and create_xla_integration(TPUConfig(topology="single"))
+    return create_xla_integration(TPUConfig(topology="single"))
 
 
 @check
