@@ -15,7 +15,7 @@ PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo aot aot-v7 test test-all test-compat check format bench bench-v5e bench-checkpoint zoo wheel clean
+.PHONY: help setup demo aot aot-v7 test test-all test-compat check format bench bench-v5e bench-chips bench-checkpoint zoo wheel clean
 
 help:
 	@echo "make demo      train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
@@ -27,6 +27,7 @@ help:
 	@echo "make check     ruff (lint and format) and mypy"
 	@echo "make bench     speed and memory against stock openxla and eager"
 	@echo "make bench-v5e what a v5e's compiler makes of the models, beside stock openxla"
+	@echo "make bench-chips  what rewriting attention is worth by the compilers of v5e, v5p and v6e"
 	@echo "make bench-checkpoint  memory of a training step by checkpoint mode, by a v5e's compiler"
 	@echo "make zoo       the table of models: programs, graph breaks, fallbacks, errors"
 	@echo "make wheel     build dist/*.whl"
@@ -90,6 +91,9 @@ bench: $(READY)
 
 bench-v5e: $(READY)
 	$(BIN)/python -m bench.v5e
+
+bench-chips: $(READY)
+	$(BIN)/python -m bench.chips
 
 bench-checkpoint: $(READY)
 	$(BIN)/python -m bench.checkpoint
