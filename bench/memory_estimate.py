@@ -1,9 +1,9 @@
 """`python -m bench.memory_estimate`: how near the estimate of a program's memory is to what a v5e's compiler takes.
 
 Training steps of the models of `bench/workloads.py`, two blocks each. A step's peak is that of its larger program,
-which is what `checkpoint="auto"` decides by. The compiler's figure is arguments, results and temporaries: the estimate
-knows nothing of the program's own code, which is given beside it. Without `rewrite_attention`: what its operators hold
-inside is not in a graph. No chip ran this.
+which is what `checkpoint="auto"` decides by. The compiler's figure is arguments, results, temporaries and the
+program's own code, which is given beside it. Without `rewrite_attention`: what its operators hold inside is not in a
+graph. No chip ran this.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _is_narrow(options: dict[str, Any]) -> bool:
 
 
 def _taken(made: Compiled) -> int:
-    return made.argument_bytes + made.output_bytes + made.temp_bytes - made.alias_bytes
+    return made.argument_bytes + made.output_bytes + made.temp_bytes + made.generated_code_bytes - made.alias_bytes
 
 
 def main() -> None:
