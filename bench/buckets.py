@@ -1,7 +1,12 @@
-"""A hundred lengths: padded to buckets, against one program for each of them."""
+"""`python -m bench.buckets`: a hundred lengths, padded to buckets, against one program for each of them.
+
+openxla compiles for each length, so its time grows with their number and that of the buckets does not: a run of fewer
+lengths, `--lengths 25`, is to the buckets' disadvantage.
+"""
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 from collections.abc import Callable
@@ -26,12 +31,12 @@ MODELS: dict[str, Callable[..., Workload]] = {
 OPTIONS = {"buckets": list(BUCKETS)}
 
 
-def lengths() -> list[int]:
+def lengths(count: int) -> list[int]:
     """Distinct lengths of 1 to 512, in the order in which they come."""
-    return random.Random(workloads.SEED).sample(range(1, BUCKETS[-1] + 1), NUM_LENGTHS)
+    return random.Random(workloads.SEED).sample(range(1, BUCKETS[-1] + 1), count)
 
 
-def measure(model: str, variant: str) -> dict[str, float]:
+def measure(model: str, variant: str, count: int) -> dict[str, float]:
     """Wall seconds of a step at each length, compiles included, and how many programs XLA compiled for them.
 
     openxla captures each length by itself: with symbolic sizes it fails on layer norms, and compiles as often.
@@ -41,7 +46,7 @@ def measure(model: str, variant: str) -> dict[str, float]:
     chosen = VARIANTS[variant]
     first = chosen.placed(MODELS[model](BUCKETS[-1]))
     first.model.eval()
-    inputs = [tuple(t[:, :n].contiguous() for t in MODELS[model](BUCKETS[-1]).inputs) for n in lengths()]
+    inputs = [tuple(t[:, :n].contiguous() for t in MODELS[model](BUCKETS[-1]).inputs) for n in lengths(count)]
     is_ours = chosen.name == KP_TPU.name
     run = torch.compile(
         first.model, backend=chosen.backend, options=OPTIONS if is_ours else None, dynamic=None if is_ours else False
@@ -83,11 +88,14 @@ def _step(model: str, mode: str, way: str) -> Callable[[], None]:
     return step
 
 
-def main() -> None:
+def main(count: int = NUM_LENGTHS) -> None:
     rows: list[dict[str, Any]] = []
     targets = []
     for model in MODELS:
-        stock, ours = (timing.in_fresh_process("bench.buckets", model=model, variant=v.name) for v in (OPENXLA, KP_TPU))
+        stock, ours = (
+            timing.in_fresh_process("bench.buckets", model=model, variant=v.name, count=count)
+            for v in (OPENXLA, KP_TPU)
+        )
         steps = {mode: measure_step(model, mode) for mode in ("inference", "training")}
         rows += [{"model": model, "variant": v, **found} for v, found in (("openxla", stock), ("buckets", ours))]
         targets += [
@@ -98,9 +106,11 @@ def main() -> None:
                 for mode, s in steps.items()
             ),
         ]
-    title = f"{NUM_LENGTHS} lengths of 1 to {BUCKETS[-1]}, inference, buckets {list(BUCKETS)}; two blocks of width 256"
+    title = f"{count} lengths of 1 to {BUCKETS[-1]}, inference, buckets {list(BUCKETS)}; two blocks of width 256"
     report.publish(report.Report("buckets", title, rows, tuple(targets)))
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(prog="bench.buckets", description=__doc__)
+    parser.add_argument("--lengths", type=int, default=NUM_LENGTHS, help=f"how many; {NUM_LENGTHS} by default")
+    main(parser.parse_args().lengths)

@@ -71,12 +71,13 @@ def _ratio(figure: float | None, base: float | None) -> float | None:
 
 def picture(rows: list[dict[str, Any]]) -> None:
     """Modelled time of each level over openxla's, by case, as bench/results/v5e.png."""
-    names = list(dict.fromkeys(f"{r['model']} {r['mode']} S{r['S']}" for r in rows))
+    names = list(dict.fromkeys(_title(r) for r in rows if r["variant"] != OPENXLA))
     figure = Figure(figsize=(9, 1 + 0.35 * len(names)), layout="constrained")
     axes = figure.add_subplot()
     for offset, (level, color) in enumerate(zip(LEVELS, ("#9bb7d4", "#3366aa", "#dd8833"), strict=True)):
-        ratios = [r["modelled ms ratio"] or 0 for r in rows if r["variant"] == level]
-        axes.barh([i + 0.27 * (offset - 1) for i in range(len(names))], ratios, height=0.25, label=level, color=color)
+        ratios = {_title(r): r["modelled ms ratio"] or 0 for r in rows if r["variant"] == level}
+        places = [names.index(name) + 0.27 * (offset - 1) for name in ratios]
+        axes.barh(places, list(ratios.values()), height=0.25, label=level, color=color)
     axes.axvline(1, color="#444444", label="stock openxla")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
@@ -85,6 +86,10 @@ def picture(rows: list[dict[str, Any]]) -> None:
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
     report.RESULTS.mkdir(exist_ok=True)
     figure.savefig(report.RESULTS / "v5e.png", dpi=120)
+
+
+def _title(row: dict[str, Any]) -> str:
+    return f"{row['model']} {row['mode']} S{row['S']}"
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ def test_gradients_are_equal_in_every_mode():
     model, expected = model_and_reference(0.1)
     for mode in MODES:
         torch._dynamo.reset()
-        budget = {"memory_budget_gb": 0.004, "optimizer_state_factor": 0} if mode == "auto" else {}
+        budget = {"memory_budget_gb": 0.010, "optimizer_state_factor": 0} if mode == "auto" else {}
         run = compiled(model, checkpoint=mode, **budget)
         assert difference(gradients(run, model), expected) < 1e-5, mode
 
@@ -68,7 +68,7 @@ def test_auto_does_nothing_where_there_is_room():
 
 def test_auto_says_what_it_decided():
     model, _ = model_and_reference()
-    options = {"checkpoint": "auto", "memory_budget_gb": 0.004, "optimizer_state_factor": 0, "precision": "float32"}
+    options = {"checkpoint": "auto", "memory_budget_gb": 0.010, "optimizer_state_factor": 0, "precision": "float32"}
     [decided] = [p for p in explain(model, TOKENS, options=options).passes if p.name == "checkpoint_auto"]
     assert decided.rewritten > 0
     assert "computed again" in decided.notes[0]
@@ -100,7 +100,7 @@ def test_a_share_that_is_none_says_what_is_allowed(share):
 
 def test_optimizer_state_takes_its_room():
     model, _ = model_and_reference()
-    options = {"checkpoint": "auto", "memory_budget_gb": 0.007, "precision": "float32"}
+    options = {"checkpoint": "auto", "memory_budget_gb": 0.012, "precision": "float32"}
     rewritten = {
         factor: next(
             p.rewritten

@@ -1,14 +1,17 @@
 """The memory that a program takes, estimated from its graph in milliseconds, without a compiler.
 
-    peak = arguments + results + the most that temporaries hold at once, less what stays in the vector memory
+    peak = arguments + results + the most that temporaries hold at once, less what stays in the vector memory + code
 
-Arguments and results are exact. Temporaries are those of the graph's order, in which only what nobody reads (a weight's
-gradient) runs as soon as it can. What XLA does to a graph is taken into account by rules:
+Arguments and results are exact. Code is that of the products: 0.7 to 0.8 MiB each where they are large (widths of 512
+and more, 2048 tokens and more, by the v5e's compiler), a quarter of what they read and write where they are small.
+Temporaries are those of the graph's order, in which only what nobody reads (a weight's gradient) runs as soon as it
+can. What XLA does to a graph is taken into account by rules:
 1. A view has no memory of its own, and a constant none at all.
 2. A pointwise result with one reader, or with none but pointwise readers and reductions, is fused away;
    so is a small one.
 3. A softmax or norm needs its operands in memory, and is made again where it is read, but not in a product's operand.
 4. A product is fused with the pointwise work that alone reads it. More than six operands are too many for a fusion.
+   Where that work is reduced as well (a bias' gradient), what stays is the product, as wide as it was reduced.
 5. A float32 value that products alone read is kept in bfloat16 where products take one pass over the matrix unit.
 6. What waits for a gradient (`kp::wait_for`) does not run before it is there.
 
@@ -35,6 +38,8 @@ _MAX_OPERANDS = 6  # of a fusion that is made again in each of its readers
 _PRODUCTS = (
     aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, kp.linear_act, kp.linear_act_train, kp.contract,
 )  # fmt: skip
+_PRODUCTS_OF_ATTENTION = {kp.attention: 2, kp.attention_train: 2, kp.attention_backward: 5}
+_MOST_CODE = 3 << 18  # of a product
 _REDUCTIONS = (
     aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean, aten.argmax, aten.any, aten.all, aten.prod,
     aten.logsumexp,
@@ -57,15 +62,17 @@ class PeakMemory:
         arguments: Inputs that are used.
         results: Outputs that are no inputs.
         temporaries: The most that others hold at once.
+        code: The program itself.
     """
 
     arguments: int
     results: int
     temporaries: int
+    code: int
 
     @property
     def total(self) -> int:
-        return self.arguments + self.results + self.temporaries
+        return self.arguments + self.results + self.temporaries + self.code
 
 
 def peak_memory(graph: fx.Graph, vmem_bytes: int, *, narrow_products: bool = True) -> PeakMemory:
@@ -79,7 +86,23 @@ def peak_memory(graph: fx.Graph, vmem_bytes: int, *, narrow_products: bool = Tru
     buffers = _Buffers(graph, narrow_products)
     arguments = sum(node_bytes(n) for n in graph.nodes if n.op == "placeholder" and n.users)
     held = max(0, buffers.most_held() - vmem_bytes // 2)
-    return PeakMemory(arguments, buffers.result_bytes, held)
+    return PeakMemory(arguments, buffers.result_bytes, held, code_bytes(graph))
+
+
+def code_bytes(graph: fx.Graph) -> int:
+    """What the code of a program takes, by its products."""
+    return sum(_code_bytes(n) for n in graph.nodes if _num_products(n))
+
+
+def _num_products(node: fx.Node) -> int:
+    if _is_one_of(node, _PRODUCTS):
+        return 1
+    return next((num for op, num in _PRODUCTS_OF_ATTENTION.items() if _is_one_of(node, (op,))), 0)
+
+
+def _code_bytes(node: fx.Node) -> int:
+    touched = node_bytes(node) + sum(map(node_bytes, node.all_input_nodes))
+    return min(_MOST_CODE * _num_products(node), touched // 4)
 
 
 class _Buffers:
@@ -204,7 +227,22 @@ class _Buffers:
         readers = self._readers[node]
         is_narrow = self._narrow and readers and all(_is_one_of(r, _PRODUCTS) for r in readers)
         is_wide = isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].dtype == torch.float32
-        return node_bytes(node) // (2 if is_narrow and is_wide and node not in self._results else 1)
+        own = node_bytes(node) // (2 if is_narrow and is_wide and node not in self._results else 1)
+        return max(own, self._reduced_on_the_way(node, own, is_reduced=False))
+
+    def _reduced_on_the_way(self, node: fx.Node, widest: int, *, is_reduced: bool) -> int:
+        """Bytes of the widest value between a product and a node that it is fused with, if one of them is reduced.
+
+        0 where none is, or where the node comes of no product.
+        """
+        if _is_one_of(node, _PRODUCTS):
+            return widest if is_reduced else 0
+        if not is_pointwise(node) or (widest and node in self._sizes):
+            return 0
+        is_reduced = is_reduced or any(_is_one_of(r, _REDUCTIONS) for r in self._readers[node])
+        widest = max(widest, node_bytes(node))
+        sources = [self._owner[s] for s in node.all_input_nodes if s.op == "call_function"]
+        return max((self._reduced_on_the_way(s, widest, is_reduced=is_reduced) for s in sources), default=0)
 
     def _buffers_read_by(self, node: fx.Node) -> set[fx.Node]:
         """Buffers that must be there when a node runs: through what is fused into it."""

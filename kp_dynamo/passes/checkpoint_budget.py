@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from kp_dynamo.analysis.peak_memory import peak_memory
+from kp_dynamo.analysis.peak_memory import code_bytes, peak_memory
 from kp_dynamo.analysis.saved_values import ForwardPart, partitioned, saved_by_min_cut
 from kp_dynamo.analysis.sizes import node_bytes
 from kp_dynamo.passes.base import PassReport
@@ -134,7 +134,7 @@ class _Attempt:
 
 def _all_bytes(joint: fx.Graph) -> int:
     """What a graph takes where nothing is ever freed: more than any program of it."""
-    return sum(node_bytes(n) for n in joint.nodes if n.op != "output")
+    return sum(node_bytes(n) for n in joint.nodes if n.op != "output") + code_bytes(joint)
 
 
 def _peak(gm: fx.GraphModule, budget: Budget) -> int:

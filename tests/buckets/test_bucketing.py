@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 
 from kp_dynamo import mark_sequence
 from kp_dynamo.exceptions import TPUValidationError
+from kp_dynamo.passes.base import PassReport
+from kp_dynamo.passes.insertion import insert_call, replace_node
 from kp_dynamo.telemetry import snapshot
 from tests.spine import assert_same, compiled, counted, on
 
@@ -182,6 +185,28 @@ def test_an_operator_without_a_rule_is_compiled_for_each_length(caplog):
     assert "aten.adaptive_max_pool2d.default (at " in warning
     assert "test_bucketing.py" in warning
     assert "no rule for this operator along a padded dimension" in warning
+
+
+@dataclass(frozen=True)
+class PoolsByReduction:
+    """A pass of the user that replaces what padding was refused for."""
+
+    name: str = "pools_by_reduction"
+
+    def __call__(self, gm):
+        pools = [n for n in gm.graph.nodes if n.target is torch.ops.aten.adaptive_max_pool2d.default]
+        for pool in pools:
+            (largest,) = pool.users
+            with gm.graph.inserting_before(largest):
+                made = insert_call(gm.graph, torch.ops.aten.amax.default, (pool.args[0], [-1], True), {}, like=largest)
+            replace_node(largest, made)
+        return PassReport(self.name, len(pools))
+
+
+def test_a_refusal_is_told_of_an_operator_that_a_later_pass_replaced():
+    run = compiled(lambda x: F.adaptive_max_pool1d(x.mT, 1).sum(2), buckets=BUCKETS, extra_passes=[PoolsByReduction()])
+    for length in (5, 7):
+        assert_same(run(rows(length)), rows(length).amax(1))
 
 
 def test_strict_refuses_what_cannot_be_padded():
