@@ -83,7 +83,7 @@ class Contraction:
         result: What its result becomes.
         terms: Axes of the operands and of the result, in groups that are dimensions of the new product.
         columns: The groups that the bias has.
-        sizes: Of an axis, by its number.
+        axes: What they are axes of.
         is_turned: Whether the last two dimensions of the new product change places before they are the result's.
     """
 
