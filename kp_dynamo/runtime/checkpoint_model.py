@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from kp_dynamo.exceptions import TPUCheckpointError
+from kp_dynamo.runtime.checkpoint_overlap import Copy, overwritten
 
 _NUM_SHOWN = 5
 _COMPILED = "_orig_mod"  # where torch.compile keeps the module it wraps
@@ -94,11 +95,13 @@ def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as
     ties = list(_ties(state, stored_as))
     dropped = [slot for slot, _ in ties]
     targets = {
-        id(target): (target, tensors[stored_as[name]])
+        id(target): (name, target, tensors[stored_as[name]])
         for name, target in state.tensors.items()
         if state.slots[name] not in dropped
     }
-    return ModelWrite([_staged(target, value) for target, value in targets.values()], ties)
+    copies = [_staged(target, value) for _, target, value in targets.values()]
+    _require_equal_where_overlapping([name for name, _, _ in targets.values()], copies)
+    return ModelWrite(copies, ties)
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[str, _Slot]]:
@@ -170,6 +173,16 @@ def _require_equal_where_tied(
         if stored_as[name] != stored_as[first] and not _same_bytes(tensors[stored_as[name]], tensors[stored_as[first]])
     ]
     _raise_all(unequal)
+
+
+def _require_equal_where_overlapping(names: Sequence[str], copies: Sequence[Copy]) -> None:
+    """Nor can two tensors of the model that share some elements differ there."""
+    _raise_all(
+        [
+            f"{names[position]!r} shares elements with another tensor of the model, and the two differ in the file"
+            for position in overwritten(copies)
+        ]
+    )
 
 
 def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -159,6 +159,34 @@ def test_a_tie_is_not_made_where_one_of_the_two_is_frozen(tmp_path):
     assert_equal(state_of(other), state_of(model))
 
 
+class Overlapping(nn.Module):
+    """Two buffers that share four of their elements, or none."""
+
+    def __init__(self, shares: bool) -> None:
+        super().__init__()
+        base = torch.arange(10.0)
+        self.register_buffer("head", base[:7] if shares else base[:7].clone())
+        self.register_buffer("tail", base[3:])
+
+
+def test_tensors_that_share_some_elements_come_back_or_are_refused(tmp_path):
+    file, model = tmp_path / "overlap", Overlapping(shares=True)
+    model.head.add_(1)
+    save_checkpoint(file, model)
+    again = Overlapping(shares=True)
+    load_checkpoint(file, again)
+    assert torch.equal(again.head, model.head)
+    assert torch.equal(again.tail, model.tail)
+
+    apart = Overlapping(shares=False)
+    apart.head.add_(100)
+    save_checkpoint(file, apart)
+    with pytest.raises(TPUCheckpointError, match=r"'head' shares elements .* differ in the file"):
+        load_checkpoint(file, again)
+    assert torch.equal(again.head, model.head)
+    assert torch.equal(again.tail, model.tail)
+
+
 def test_weights_tied_since_load_where_the_values_are_equal(tmp_path):
     apart, tied = Tied(), Tied()
     apart.head.weight = nn.Parameter(apart.embed.weight.detach().clone())
