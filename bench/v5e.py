@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of: {', '.join(MODELS)}; all by default")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), metavar="S")
     parser.add_argument(
-        "--keep-openxla", action="store_true", help="take openxla's rows, which run, from the last time"
+        "--keep", nargs="+", default=[], choices=(OPENXLA, *LEVELS), help="take these rows from the last time, if there"
     )
     args = parser.parse_args()
     unknown = sorted(set(args.models) - set(MODELS))
@@ -105,9 +105,9 @@ def main() -> None:
         parser.error(f"there is no model {unknown[0]!r}; choose from {', '.join(MODELS)}")
     rows: list[dict[str, Any]] = []
     for model, length, train in tqdm(list(cases(args.models or list(MODELS), tuple(args.lengths))), unit="case"):
-        kept = _kept_openxla(model, length, train) if args.keep_openxla else None
-        base = kept or measure(model, length, train, OPENXLA)
-        rows += with_ratios([base, *(measure(model, length, train, level) for level in LEVELS)])
+        kept = {variant: _kept(model, length, train, variant) for variant in args.keep}
+        found = [kept.get(variant) or measure(model, length, train, variant) for variant in (OPENXLA, *LEVELS)]
+        rows += with_ratios(found)
         _keep(rows)
     print(f"\n{TITLE}\n\n{report.table(rows)}\n")
 
@@ -128,13 +128,12 @@ def _keep(rows: list[dict[str, Any]]) -> None:
     picture(together)
 
 
-def _kept_openxla(model: str, length: int, train: bool) -> dict[str, Any] | None:
-    """openxla's row of a case as it was measured before, or None; no change of ours changes it."""
+def _kept(model: str, length: int, train: bool, variant: str) -> dict[str, Any] | None:
+    """A row as it was measured before, or None."""
     file = report.RESULTS / "v5e.json"
     rows = json.loads(file.read_text())["rows"] if file.is_file() else []
     case = (model, length, "train" if train else "infer")
-    found = next((r for r in rows if _case(r) == case and r["variant"] == OPENXLA), None)
-    return found if found and found["over the floors"] is not None else None
+    return next((r for r in rows if _case(r) == case and r["variant"] == variant), None)
 
 
 def _case(row: dict[str, Any]) -> tuple[Any, ...]:
