@@ -2,7 +2,7 @@
 
 A GPT of 12 blocks, width 768, 12 heads, 8192 tokens, B 4, S 1024, with its loss, at level balanced, by the v5e's own
 compiler: estimates, no chip ran this. Ratios are to "off", the min-cut partition, at the same number of blocks. openxla
-traces by running on XLA:CPU, which takes minutes a block and gigabytes: its row is of fewer blocks.
+traces with memory on XLA:CPU, gigabytes of what it saves: its row is of fewer blocks.
 """
 
 from __future__ import annotations
