@@ -23,6 +23,8 @@ from kp_dynamo.runtime.models import SampleInputs, checked_model, device_of, unc
 from kp_dynamo.telemetry import TELEMETRY
 from kp_dynamo.versions import check_versions
 
+_MAX_MODELS = 1 << 20
+
 
 class XLACompiler:
     """Compiles models, and keeps `cache_max_size` of them, least recently used go first.
@@ -163,7 +165,9 @@ def readable_errors() -> Iterator[None]:
 
 def _call_once(module: nn.Module, compiled: nn.Module, inputs: SampleInputs) -> None:
     """Have every program made that a call with these inputs needs; nothing of the model changes."""
-    with readable_errors(), unchanged(module):
+    # Models of one class share their code, of which Dynamo would compile 8 and run the others eagerly.
+    many = torch._dynamo.config.patch(recompile_limit=_MAX_MODELS, accumulated_recompile_limit=_MAX_MODELS)
+    with readable_errors(), unchanged(module), many:
         results = inputs.call(compiled)
         if torch.is_grad_enabled():
             run_backward(results)

@@ -304,3 +304,15 @@ def test_compilation_is_benchmarked_from_nothing_each_time():
 def test_a_number_of_runs_that_is_none(num_runs):
     with pytest.raises(TPUConfigurationError, match="num_runs is"):
         compiler().benchmark_compilation(mlp(), X, num_runs=num_runs)
+
+
+def test_every_model_of_a_class_is_compiled():
+    compiler = XLACompiler(TPUConfig())
+    for width in range(8, 8 + 2 * torch._dynamo.config.recompile_limit):
+        model = nn.Linear(16, width)
+        with counted() as compiling:
+            compiled = compiler.optimize_for_inference(model, X)
+        assert compiling["programs"] == 1, width
+        with counted() as calling:
+            assert torch.allclose(compiled(X), model(X), atol=1e-1)
+        assert calling["programs"] == 0
