@@ -106,3 +106,8 @@ def test_a_number_that_varies_and_is_no_size_is_refused():
         x = torch.randn(3, 5, 4)
         torch.testing.assert_close(run(x, n), x[:, :2] * n)
     assert snapshot()["bucket_refusals"] == before + 1
+
+
+def test_a_batch_that_is_shared_among_devices_is_padded():
+    share = compiled(lambda x: torch.ops.kp.shard_batch(x, [1]).sum(0), buckets=[8], strict=True)
+    assert torch.equal(share(mark_sequence(torch.ones(5, 4), 0)), torch.full((4,), 5.0))

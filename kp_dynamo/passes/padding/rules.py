@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.passes.padding.atoms import Padded, Size
 from kp_dynamo.passes.padding.layout import all_aligned
 from kp_dynamo.passes.padding.masks import Masks
 
-aten = torch.ops.aten
+aten, kp = torch.ops.aten, torch.ops.kp
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ _ELEMENTWISE = {
     aten.randn_like.default, aten.randint_like.default, aten.randint_like.low_dtype, aten.where.ScalarOther,
     aten.where.ScalarSelf, aten.where.self, aten.zeros_like.default, aten._to_copy.default, aten.fill.Scalar,
     aten.fill.Tensor, aten.bucketize.Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor,
-    aten.normal.Tensor_Tensor,
+    aten.normal.Tensor_Tensor, kp.shard_batch.default,
 }  # fmt: skip
 
 
