@@ -42,7 +42,8 @@ MAY_IMPORT = {
         "kp_dynamo.runtime.atomic_file",
     ),
     "kp_dynamo.runtime.checkpoint_values": ("torch", "kp_dynamo.exceptions"),
-    "kp_dynamo.runtime.checkpoint_model": ("torch", "kp_dynamo.exceptions"),
+    "kp_dynamo.runtime.checkpoint_overlap": ("torch",),
+    "kp_dynamo.runtime.checkpoint_model": ("torch", "kp_dynamo.exceptions", "kp_dynamo.runtime.checkpoint_overlap"),
     "kp_dynamo.runtime.checkpoint_optimizer": (
         "torch",
         "kp_dynamo.exceptions",
