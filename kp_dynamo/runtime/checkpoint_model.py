@@ -44,7 +44,7 @@ class ModelWrite:
     """What a load will do to a model; nothing in it is refused any more, though memory may run out.
 
     Attributes:
-        copies: (target, value on the target's device).
+        copies: (target, value).
         ties: (slot, the tensor that it will hold).
     """
 
@@ -69,7 +69,7 @@ class ModelWrite:
             # The last one first: targets may share elements.
             for target, value in reversed(before):
                 with _writable(target):
-                    target.copy_(value)
+                    target.copy_(value.cpu())  # by way of the CPU, as `_staged` says
             _fill(tied_before)
             if not isinstance(cause, Exception):
                 raise
@@ -96,7 +96,7 @@ def read_model(model: object) -> ModelState:
 
 
 def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as: Mapping[str, str]) -> ModelWrite:
-    """See whether the file's tensors fit the model, and bring them to its devices.
+    """See whether the file's tensors fit the model, and where they go.
 
     Args:
         state: The model's.
@@ -233,10 +233,14 @@ def _ties(state: ModelState, stored_as: Mapping[str, str]) -> Iterator[tuple[_Sl
 
 
 def _staged(target: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Target and value, ready for `copy_`: on the target's device, and without the elements that a view repeats."""
+    """Target and value, ready for `copy_`: without the elements that a view repeats.
+
+    For XLA the value stays on the CPU: `copy_` sends it as the target is sharded, and takes the sharding of a value
+    that is on the device already (2.9.0).
+    """
     repeated = [i for i, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)) if not stride]
     if target.device.type == "xla" or not any(target.shape[i] > 1 for i in repeated):
-        return target, value.to(target.device)
+        return target, value
     once = value
     for i in repeated:
         once = once.narrow(i, 0, min(1, value.shape[i]))
