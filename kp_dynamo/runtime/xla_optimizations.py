@@ -78,8 +78,8 @@ class XLAOptimizations:
     def add_compilation_hints(self, model: nn.Module, **options: Any) -> nn.Module:
         """Have `model` compiled with these options by `XLACompiler` and `TPUOptimizer`. Returns `model`.
 
-        They win over the configuration's. Without any, those that follow from the model: no checkpointing where
-        nothing is trained.
+        They win over the configuration's; the level that a call names wins over theirs. Without any, those that follow
+        from the model: no checkpointing where nothing is trained.
 
         Raises:
             TPUConfigurationError: An option that there is not, or a bad value.
