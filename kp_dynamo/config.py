@@ -153,7 +153,8 @@ class KernelPyTorchConfig:
         hardware: Fields to start from, instead of a preset.
 
     Raises:
-        TPUConfigurationError: An unknown mode, or both a mode's preset and fields.
+        TPUConfigurationError: An unknown mode, or both a mode's preset and fields; later, an unknown attribute or a bad
+            value when it is set.
     """
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -163,12 +164,22 @@ class KernelPyTorchConfig:
     }
 
     def __init__(self, mode: Mode | None = None, *, hardware: HardwareConfig | None = None) -> None:
-        if mode is not None and mode not in get_args(Mode):
-            raise TPUConfigurationError(f"mode is {rules.short(mode)}; allowed: {', '.join(self.PRESETS)}, None")
-        if hardware is not None and not isinstance(hardware, HardwareConfig):
-            raise TPUConfigurationError(f"hardware is {rules.short(hardware)}; allowed: a HardwareConfig, None")
         self.mode = mode
-        self.hardware = hardware or HardwareConfig(tpu=TPUConfig(**self.PRESETS.get(mode or "", {})))
+        if mode is not None and hardware is not None:
+            raise TPUConfigurationError(
+                f"both mode={mode!r} and hardware are given; allowed: one of them. Set fields of the preset afterwards."
+            )
+        if hardware is None:
+            hardware = HardwareConfig(tpu=TPUConfig(**self.PRESETS.get(mode or "", {})))
+        self.hardware = hardware
+
+    def __setattr__(self, name: str, value: object) -> None:
+        known_keys(type(self).__name__, [name], ("mode", "hardware"))
+        if name == "mode" and value is not None and value not in get_args(Mode):
+            raise TPUConfigurationError(f"mode is {rules.short(value)}; allowed: {', '.join(self.PRESETS)}, None")
+        if name == "hardware" and not isinstance(value, HardwareConfig):
+            raise TPUConfigurationError(f"hardware is {rules.short(value)}; allowed: a HardwareConfig")
+        super().__setattr__(name, value)
 
     @classmethod
     def for_inference(cls) -> KernelPyTorchConfig:

@@ -142,9 +142,10 @@ def _judged(apart: Difference, allowed: float) -> Finding:
         return Finding(
             "agreement", "passed", "it compiles and runs; eager differs from itself, so values are not compared"
         )
-    worst = max(apart.results or 0.0, apart.gradients or 0.0)
-    text = f"compiled differs from eager by {worst:.1e} of the norm, rounding explains {allowed:.1e}"
-    return Finding("agreement", "passed" if worst <= allowed else "failed", text)
+    distances = [0.0 if distance is None else distance for distance in (apart.results, apart.gradients)]
+    text = f"compiled differs from eager by {max(distances):.1e} of the norm, rounding explains {allowed:.1e}"
+    # Each on its own: NaN is not within anything, and the largest of several would hide it.
+    return Finding("agreement", "passed" if all(d <= allowed for d in distances) else "failed", text)
 
 
 def _allowed(model: nn.Module, config: TPUConfig) -> float:

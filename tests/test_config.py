@@ -136,6 +136,15 @@ def test_two_configurations_share_nothing():
     [
         (lambda: KernelPyTorchConfig("fast"), "mode is 'fast'; allowed: inference, training, development, None"),
         (lambda: KernelPyTorchConfig(hardware=TPUConfig()), "allowed: a HardwareConfig"),
+        (
+            lambda: KernelPyTorchConfig("training", hardware=HardwareConfig()),
+            "both mode='training' and hardware are given",
+        ),
+        (lambda: setattr(KernelPyTorchConfig(), "mode", "bogus"), "mode is 'bogus'; allowed: inference, training"),
+        (lambda: setattr(KernelPyTorchConfig(), "mode", ["training"]), r"mode is \['training'\]; allowed"),
+        (lambda: setattr(KernelPyTorchConfig(), "hardware", None), "hardware is None; allowed: a HardwareConfig"),
+        (lambda: setattr(KernelPyTorchConfig(), "hardware", TPUConfig()), "allowed: a HardwareConfig"),
+        (lambda: setattr(KernelPyTorchConfig(), "hardwre", 3), "has no 'hardwre'; did you mean 'hardware'"),
         (lambda: HardwareConfig(tpu=3), "allowed: a TPUConfig"),
         (lambda: HardwareConfig(gpu=3), "HardwareConfig has no 'gpu'"),
         (lambda: KernelPyTorchConfig.from_dict({"hardwar": {}}), "did you mean 'hardware'"),

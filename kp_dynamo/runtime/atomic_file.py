@@ -22,9 +22,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     killed leaves its scratch folder; the next one to write into the same folder removes it.
 
     Raises:
-        OSError: The folder cannot be written to, or the disk is full; `path` is as it was.
+        OSError: The folder cannot be written to, the disk is full, or `path` is a folder, pipe, socket or device, which
+            a rename would destroy; `path` is as it was.
     """
     target = os.path.realpath(path)
+    _require_regular(target)
     folder = os.path.dirname(target)
     _remove_abandoned(folder)
     with _scratch_folder(folder) as scratch:
@@ -33,8 +35,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
         yield written
         os.chmod(written, mode)
         _make_durable(written)
+        _require_regular(target)  # again: writing takes a while
         os.replace(written, target)
     _make_durable(folder)
+
+
+def _require_regular(target: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.stat(target).st_mode):
+            raise OSError(f"{target!r} is not a regular file")
 
 
 @contextlib.contextmanager

@@ -107,9 +107,14 @@ def load_checkpoint(path: _Path, model: nn.Module, optimizer: torch.optim.Optimi
             f"{os.fspath(path)!r} is whole, and its metadata says what save_checkpoint never wrote "
             f"({type(cause).__name__}: {cause}). Nothing was changed."
         ) from cause
-    if load is not None:
-        load.apply()
-    write.apply()
+    try:
+        if load is not None:
+            load.apply()
+        write.apply()
+    except BaseException:
+        if load is not None:
+            load.undo()
+        raise
     return info
 
 

@@ -21,6 +21,8 @@ FORMAT = "kp_tpu.format"
 FORMAT_VERSION = "1"
 DIGEST = "kp_tpu.digest"
 
+_RESERVED = "__metadata__"  # the key of safetensors' header beside the names of the tensors
+
 _UNREADABLE = (OSError, SafetensorError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 
 
@@ -30,8 +32,10 @@ def write_file(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]
     Nothing may write to the tensors meanwhile: what is read back would not be what was digested.
 
     Raises:
-        TPUCheckpointError: safetensors has no such dtype, or the file cannot be written.
+        TPUCheckpointError: safetensors has no such dtype or name, or the file cannot be written.
     """
+    if _RESERVED in tensors:
+        raise TPUCheckpointError(f"{_RESERVED!r} is a name that safetensors keeps for itself; rename that tensor")
     dense = _separate(tensors)
     stamped = {**metadata, FORMAT: FORMAT_VERSION}
     stamped[DIGEST] = _digest(dense, stamped)

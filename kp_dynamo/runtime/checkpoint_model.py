@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,10 +41,10 @@ class ModelState:
 
 @dataclass(frozen=True)
 class ModelWrite:
-    """What a load will do to a model; nothing in it can be refused any more.
+    """What a load will do to a model; nothing in it is refused any more, though memory may run out.
 
     Attributes:
-        copies: (target, value on the target's device).
+        copies: (target, value).
         ties: (slot, the tensor that it will hold).
     """
 
@@ -51,13 +52,28 @@ class ModelWrite:
     ties: list[tuple[_Slot, torch.Tensor]]
 
     def apply(self) -> None:
-        """Write."""
-        for target, value in self.copies:
-            # Tensors made in inference mode can be written to only there, and the others need a version outside.
-            with torch.inference_mode(target.is_inference()), torch.no_grad():
-                target.copy_(value)
-        for (module, kind, key), tensor in self.ties:
-            getattr(module, kind)[key] = tensor
+        """Write all, or give back what was there before.
+
+        Raises:
+            TPUCheckpointError: torch could not copy a value; the model is as it was.
+        """
+        before: list[Copy] = []
+        tied_before = [(slot, getattr(slot[0], slot[1])[slot[2]]) for slot, _ in self.ties]
+        try:
+            for target, value in self.copies:
+                with _writable(target):
+                    before.append((target, target.clone()))
+                    target.copy_(value)
+            _fill(self.ties)
+        except BaseException as cause:
+            # The last one first: targets may share elements.
+            for target, value in reversed(before):
+                with _writable(target):
+                    target.copy_(value.cpu())  # by way of the CPU, as `_staged` says
+            _fill(tied_before)
+            if not isinstance(cause, Exception):
+                raise
+            raise TPUCheckpointError(f"the model could not be written to: {cause}. Nothing was changed.") from cause
 
 
 def read_model(model: object) -> ModelState:
@@ -80,7 +96,7 @@ def read_model(model: object) -> ModelState:
 
 
 def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as: Mapping[str, str]) -> ModelWrite:
-    """See whether the file's tensors fit the model, and bring them to its devices.
+    """See whether the file's tensors fit the model, and where they go.
 
     Args:
         state: The model's.
@@ -102,6 +118,18 @@ def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as
     copies = [_staged(target, value) for _, target, value in targets.values()]
     _require_equal_where_overlapping([name for name, _, _ in targets.values()], copies)
     return ModelWrite(copies, ties)
+
+
+@contextlib.contextmanager
+def _writable(target: torch.Tensor) -> Iterator[None]:
+    """Tensors made in inference mode can be written to only there, and the others need a version outside."""
+    with torch.inference_mode(target.is_inference()), torch.no_grad():
+        yield
+
+
+def _fill(slots: Sequence[tuple[_Slot, torch.Tensor]]) -> None:
+    for (module, kind, key), tensor in slots:
+        getattr(module, kind)[key] = tensor
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[str, _Slot]]:
@@ -127,7 +155,7 @@ def _require_dense(name: str, value: Any, slots: Mapping[str, _Slot]) -> None:
     if value.is_meta:
         raise TPUCheckpointError(f"{name!r} is on the meta device and has no values; call model.to_empty(device=...)")
     # Told by its class: `.data` and `detach` make an alias, which misleads torch_xla's own bridge.
-    is_plain = type(value) is torch.Tensor or issubclass(type(value), nn.Parameter)
+    is_plain = type(value) in (torch.Tensor, nn.Parameter)
     if value.layout is not torch.strided or value.is_quantized or not is_plain:
         raise TPUCheckpointError(
             f"{name!r} is a {type(value).__qualname__} of layout {value.layout}, dtype {value.dtype}. "
@@ -205,10 +233,14 @@ def _ties(state: ModelState, stored_as: Mapping[str, str]) -> Iterator[tuple[_Sl
 
 
 def _staged(target: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Target and value, ready for `copy_`: on the target's device, and without the elements that a view repeats."""
+    """Target and value, ready for `copy_`: without the elements that a view repeats.
+
+    For XLA the value stays on the CPU: `copy_` sends it as the target is sharded, and takes the sharding of a value
+    that is on the device already (2.9.0).
+    """
     repeated = [i for i, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)) if not stride]
     if target.device.type == "xla" or not any(target.shape[i] > 1 for i in repeated):
-        return target, value.to(target.device)
+        return target, value
     once = value
     for i in repeated:
         once = once.narrow(i, 0, min(1, value.shape[i]))

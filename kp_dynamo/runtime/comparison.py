@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +24,8 @@ class Difference:
     """How far a compiled model is from the eager one.
 
     Attributes:
-        results: Norm of the difference of all results over their norm.
+        results: Norm of the difference of all results over their norm, of what is finite in both. Infinite where one
+            has an infinity or NaN that the other has not, or integers or booleans differ.
         gradients: Of all gradients of the sum of the results; None where nothing is trained.
         is_random: Eager differs from itself, so that nothing can be compared; then both are None.
     """
@@ -65,7 +67,7 @@ def _run(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs, skip:
 
 
 def _call(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs) -> tuple[Tensors, Tensors]:
-    results = [t for t in pytree.tree_leaves(run(*inputs.args, **(inputs.kwargs or {}))) if _is_float(t)]
+    results = [t for t in pytree.tree_leaves(run(*inputs.args, **(inputs.kwargs or {}))) if _is_comparable(t)]
     wanted = [p for p in module.parameters() if p.requires_grad]
     differentiable = [r for r in results if r.requires_grad]
     if not differentiable or not wanted:
@@ -75,8 +77,8 @@ def _call(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs) -> t
     return results, [g for g in found if g is not None]
 
 
-def _is_float(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+def _is_comparable(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_quantized
 
 
 def _distance(mine: tuple[Tensors, Tensors], eager: tuple[Tensors, Tensors]) -> tuple[float | None, float | None]:
@@ -86,8 +88,35 @@ def _distance(mine: tuple[Tensors, Tensors], eager: tuple[Tensors, Tensors]) -> 
 
 def _relative(mine: Tensors, eager: Tensors) -> float:
     """Norm of the difference over the norm, of all tensors together, in float64; infinite where they do not fit."""
-    if [t.shape for t in mine] != [t.shape for t in eager]:
-        return float("inf")
-    apart = sum((a.double() - b.double()).square().sum().item() for a, b in zip(mine, eager, strict=True))
-    size = sum(b.double().square().sum().item() for b in eager)
+    if [(t.shape, _is_exact(t)) for t in mine] != [(t.shape, _is_exact(t)) for t in eager]:
+        return math.inf
+    apart = sum(_squared_distance(a, b) for a, b in zip(mine, eager, strict=True))
+    if apart == 0:
+        return 0.0
+    size = sum(_squared_norm(b) for b in eager if not _is_exact(b))
+    if not math.isfinite(apart) or not math.isfinite(size):
+        return math.inf
     return float((apart / size) ** 0.5) if size else float(apart**0.5)
+
+
+def _is_exact(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex()
+
+
+def _squared_distance(mine: torch.Tensor, eager: torch.Tensor) -> float:
+    if _is_exact(eager):
+        return 0.0 if torch.equal(mine, eager) else math.inf
+    a, b = _in_float64(mine), _in_float64(eager)
+    is_same = (a == b) | (a.isnan() & b.isnan())
+    distance = torch.where(is_same, 0.0, a - b).square().sum().item()
+    return math.inf if math.isnan(distance) else distance
+
+
+def _squared_norm(tensor: torch.Tensor) -> float:
+    values = _in_float64(tensor)
+    return torch.where(values.isfinite(), values, 0.0).square().sum().item()
+
+
+def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
+    dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    return (torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense).double()

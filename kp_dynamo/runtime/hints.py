@@ -28,7 +28,13 @@ def make_dynamic(model: nn.Module) -> None:
     _dynamic[model] = True
 
 
-def with_hints(model: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `torch.compile`, changed by what is known of `model`."""
+def level_of(model: nn.Module) -> str | None:
+    """The level that a hint says; None where none does."""
+    return _hints.get(model, {}).get("level")
+
+
+def with_hints(model: nn.Module, arguments: dict[str, Any], level: str | None = None) -> dict[str, Any]:
+    """The arguments of `torch.compile`, changed by what is known of `model`; `level`, a call's own, wins over both."""
     dynamic = True if model in _dynamic else arguments["dynamic"]
-    return {**arguments, "dynamic": dynamic, "options": {**arguments["options"], **_hints.get(model, {})}}
+    options = {**arguments["options"], **_hints.get(model, {})}
+    return {**arguments, "dynamic": dynamic, "options": options if level is None else {**options, "level": level}}

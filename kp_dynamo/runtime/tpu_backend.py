@@ -128,7 +128,9 @@ class TPUBackend:
         save_optimizer: bool = False,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """Write the model, and with `save_optimizer` the state of `optimizer`, into one file.
+        """Write the model, and the state of `optimizer` if one is given, into one file.
+
+        `save_optimizer` says that there must be one.
 
         Raises:
             TPUCheckpointError: It cannot be written, or there is no optimizer to save.
@@ -144,7 +146,9 @@ class TPUBackend:
         load_optimizer: bool = False,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> nn.Module:
-        """Read a file of `save_model` into `model`, and with `load_optimizer` into `optimizer`; returns `model`.
+        """Read a file of `save_model` into `model`, and into `optimizer` if one is given; returns `model`.
+
+        `load_optimizer` says that there must be one.
 
         Raises:
             TPUCheckpointError: It cannot be read or is not whole; model and optimizer are as they were.
@@ -158,11 +162,12 @@ def _checkpoint() -> Any:
 
 
 def _optimizer(verb: str, is_wanted: bool, optimizer: Any) -> torch.optim.Optimizer | None:
-    if not is_wanted:
+    if not is_wanted and optimizer is None:
         return None
     if not isinstance(optimizer, torch.optim.Optimizer):
+        asked = f"{verb}_optimizer=True, but " if is_wanted else ""
         raise TPUCheckpointError(
-            f"{verb}_optimizer=True, but optimizer is {type(optimizer).__name__}; give the torch.optim.Optimizer that "
-            f"trains the model, or leave {verb}_optimizer out"
+            f"{asked}optimizer is {type(optimizer).__name__}; give the torch.optim.Optimizer that trains the model, or "
+            f"leave optimizer and {verb}_optimizer out"
         )
     return optimizer

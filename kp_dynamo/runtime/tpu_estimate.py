@@ -30,7 +30,7 @@ def estimate(module: nn.Module, inputs: SampleInputs, config: TPUConfig, level: 
     from kp_dynamo.aot.compiling import aot_compile
 
     target = chip_of(config, None).name
-    options = with_hints(module, {"dynamic": None, "options": compile_options(config, level)})["options"]
+    options = with_hints(module, {"dynamic": None, "options": compile_options(config, level)}, level)["options"]
     model, args = by_position(module, inputs)
     try:
         report = aot_compile(model, args, target=target, options=options, train=module.training)

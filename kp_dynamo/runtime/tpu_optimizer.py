@@ -15,6 +15,7 @@ from kp_dynamo.config import KernelPyTorchConfig
 from kp_dynamo.config_options import LEVEL_OF_NUMBER
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.runtime.comparison import difference, milliseconds
+from kp_dynamo.runtime.hints import level_of
 from kp_dynamo.runtime.models import SampleInputs, checked_model, device_of
 from kp_dynamo.runtime.tpu_backend import TPUBackend
 from kp_dynamo.runtime.tpu_estimate import estimate, is_estimate_possible
@@ -62,7 +63,7 @@ class TPUOptimizer:
         self,
         model: nn.Module,
         sample_inputs: Any = None,
-        optimization_level: str = "balanced",
+        optimization_level: str | None = None,
         *,
         estimate_on_tpu: bool | None = None,
     ) -> TPUOptimizationResult:
@@ -72,7 +73,8 @@ class TPUOptimizer:
             model: It stays where and as it is, and shares its parameters with the result.
             sample_inputs: What it is called with: a tensor, a tuple of arguments or a dict of keyword arguments. With
                 them the model is compiled now and measured; without, when it is first called.
-            optimization_level: "conservative", "balanced" or "aggressive".
+            optimization_level: "conservative", "balanced" or "aggressive"; None: that of a hint
+                (`XLAOptimizations.add_compilation_hints`), else of the configuration.
             estimate_on_tpu: Whether a TPU's own compiler is asked about it, which takes seconds. None: where there are
                 sample inputs, the extra `tpu` is installed and no TPU is there to measure on.
 
@@ -87,22 +89,22 @@ class TPUOptimizer:
             TPUValidationError: The model cannot be called with the sample inputs, or strict validation warns.
             TPUBackendError: What `XLACompiler.compile_model` raises.
         """
-        if optimization_level not in LEVEL_OF_NUMBER:
+        if optimization_level is not None and optimization_level not in LEVEL_OF_NUMBER:
             raise TPUConfigurationError(
                 f"Unknown optimization level {optimization_level!r}; allowed: {', '.join(LEVEL_OF_NUMBER)}"
             )
         return self._optimized(model, sample_inputs, optimization_level, estimate_on_tpu)
 
     def optimize_for_inference(self, model: nn.Module, sample_inputs: Any = None) -> TPUOptimizationResult:
-        """`optimize` in evaluation mode, without gradients, at the configuration's level."""
+        """`optimize` in evaluation mode, without gradients, at the level of a hint or the configuration."""
         checked_model(model).eval()
         with torch.no_grad():
-            return self._optimized(model, sample_inputs, self._level, None, is_inference=True)
+            return self._optimized(model, sample_inputs, None, None, is_inference=True)
 
     def optimize_for_training(self, model: nn.Module, sample_inputs: Any = None) -> TPUOptimizationResult:
-        """`optimize` in training mode, at the configuration's level."""
+        """`optimize` in training mode, at the level of a hint or the configuration."""
         checked_model(model).train()
-        return self._optimized(model, sample_inputs, self._level, None)
+        return self._optimized(model, sample_inputs, None, None)
 
     def get_optimization_stats(self) -> dict[str, Any]:
         """How many models were optimized, at which levels, in which time; and of the compiler."""
@@ -117,14 +119,16 @@ class TPUOptimizer:
         """Forget the compiled models; see `XLACompiler.clear_cache`."""
         self.compiler.clear_cache()
 
-    @property
-    def _level(self) -> str:
-        return LEVEL_OF_NUMBER[self.config.hardware.tpu.xla_optimization_level]
-
     def _optimized(
-        self, model: nn.Module, sample_inputs: Any, level: str, estimate_on_tpu: bool | None, is_inference: bool = False
+        self,
+        model: nn.Module,
+        sample_inputs: Any,
+        wanted: str | None,
+        estimate_on_tpu: bool | None,
+        is_inference: bool = False,
     ) -> TPUOptimizationResult:
         start, module = time.perf_counter(), checked_model(model)
+        level = wanted or level_of(module) or LEVEL_OF_NUMBER[self.config.hardware.tpu.xla_optimization_level]
         validation = validate_tpu_model(module, self.config.hardware.tpu, sample_inputs, run=False)
         if validation.failed:
             require_nothing_found(validation, "validation")

@@ -54,7 +54,8 @@ class XLACompiler:
             sample_inputs: What it is called with: a tensor, a tuple of arguments or a dict of keyword arguments. With
                 them the programs are compiled now, by one call; without, when it is first called.
             use_cache: Whether a model that was compiled before is found again.
-            level: "conservative", "balanced" or "aggressive"; None: that of the configuration.
+            level: "conservative", "balanced" or "aggressive"; None: that of a hint, else of
+                the configuration.
 
         Raises:
             TPUModelPreparationError: It is no module.
@@ -118,7 +119,7 @@ class XLACompiler:
 
     def _arguments(self, module: nn.Module, level: str | None) -> dict[str, Any]:
         start_device(self.config)
-        return with_hints(module, compile_arguments(self.config, level, compat.chip_name()))
+        return with_hints(module, compile_arguments(self.config, level, compat.chip_name()), level)
 
     def _compiled(
         self, module: nn.Module, sample_inputs: Any, use_cache: bool, level: str | None, is_inference: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -52,14 +53,15 @@ class XLAOptimizations:
         """Do in place what changes no result, and note what would: `report` tells. Returns `model`.
 
         Done: parameters on the CPU that are views with strides or holes become contiguous (a transfer copies them as
-        they lie), dropout of probability 0 goes. Refused: padding layers to the chip's tiles, which changes their
-        shapes, the state dict and the order of sums; dtypes that the chip computes in software, which change values.
+        they lie). Refused: those of them that share their memory, which would no longer; padding layers to the chip's
+        tiles, which changes their shapes, the state dict and the order of sums; dtypes that the chip computes in
+        software, which change values. Dropout of probability 0 stays: its probability may be read, or raised later.
 
         Raises:
             TPUModelPreparationError: It is no module.
         """
         module = checked_model(model)
-        self._reports[module] = (*_made_contiguous(module), *_without_dropout(module), *self._refused(module))
+        self._reports[module] = (*_made_contiguous(module), *self._refused(module))
         return model
 
     def report(self, model: nn.Module) -> tuple[Change, ...]:
@@ -76,8 +78,8 @@ class XLAOptimizations:
     def add_compilation_hints(self, model: nn.Module, **options: Any) -> nn.Module:
         """Have `model` compiled with these options by `XLACompiler` and `TPUOptimizer`. Returns `model`.
 
-        They win over the configuration's. Without any, those that follow from the model: no checkpointing where
-        nothing is trained.
+        They win over the configuration's; the level that a call names wins over theirs. Without any, those that follow
+        from the model: no checkpointing where nothing is trained.
 
         Raises:
             TPUConfigurationError: An option that there is not, or a bad value.
@@ -118,20 +120,28 @@ class XLAOptimizations:
 
 
 def _made_contiguous(module: nn.Module) -> list[Change]:
-    changes = []
+    changes, sharing = [], _names_by_storage(module)
     for name, parameter in module.named_parameters():
-        if parameter.device.type == "cpu" and not parameter.is_contiguous():
-            with torch.no_grad():
-                parameter.set_(parameter.contiguous())  # type: ignore[call-overload]  # mypy takes it for a storage
-            changes.append(Change(name, "lay out contiguously", True))
+        if not _is_on_cpu(parameter) or parameter.is_contiguous():
+            continue
+        if others := [other for other in sharing[parameter.untyped_storage()._cdata] if other != name]:
+            reason = f"it shares its memory with {', '.join(others)}, and would no longer"
+            changes.append(Change(name, "lay out contiguously", False, reason))
+            continue
+        with torch.no_grad():
+            parameter.set_(parameter.contiguous())  # type: ignore[call-overload]  # mypy takes it for a storage
+        changes.append(Change(name, "lay out contiguously", True))
     return changes
 
 
-def _without_dropout(module: nn.Module) -> list[Change]:
-    changes = []
-    for parent_path, parent in module.named_modules():
-        for name, child in parent.named_children():
-            if isinstance(child, nn.Dropout) and child.p == 0:
-                setattr(parent, name, nn.Identity())
-                changes.append(Change(f"{parent_path}.{name}".lstrip("."), "take out dropout of probability 0", True))
-    return changes
+def _names_by_storage(module: nn.Module) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = defaultdict(list)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if _is_on_cpu(tensor):
+            found[tensor.untyped_storage()._cdata].append(name)
+    return found
+
+
+def _is_on_cpu(tensor: torch.Tensor) -> bool:
+    """Dense, with a storage of which something can be told."""
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided

@@ -4,13 +4,17 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import stat
 import sys
 import threading
 
 import pytest
+from torch import nn
 
+from kp_dynamo import TPUCheckpointError
 from kp_dynamo.runtime.atomic_file import replacing
+from kp_dynamo.runtime.checkpoint import save_checkpoint
 from tests.spine import run_script
 
 pytestmark = pytest.mark.compat
@@ -214,3 +218,38 @@ with replacing({str(tmp_path / "a")!r}):
     assert len(os.listdir(tmp_path)) == 1
     write(tmp_path / "a", "text")
     assert os.listdir(tmp_path) == ["a"]
+
+
+def make_fifo(path):
+    os.mkfifo(path)
+
+
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(path))  # the whole path may be too long for a socket
+
+
+@pytest.mark.parametrize("make", [make_fifo, make_socket])
+def test_what_is_no_regular_file_is_left_as_it_is(tmp_path, monkeypatch, make):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "special")
+    before = (tmp_path / "special").stat()
+    with pytest.raises(OSError, match="is not a regular file"):
+        write(tmp_path / "special", "text")
+    with pytest.raises(TPUCheckpointError, match=r"special' could not be written: .*is not a regular file"):
+        save_checkpoint(tmp_path / "special", nn.Linear(1, 1))
+    after = (tmp_path / "special").stat()
+    assert (after.st_mode, after.st_ino) == (before.st_mode, before.st_ino)
+    assert os.listdir(tmp_path) == ["special"]
+
+
+def test_what_became_no_regular_file_meanwhile_is_left_as_it_is(tmp_path):
+    def write_slowly():
+        with replacing(tmp_path / "special") as scratch, open(scratch, "w") as file:
+            file.write("text")
+            os.mkfifo(tmp_path / "special")
+
+    with pytest.raises(OSError, match="is not a regular file"):
+        write_slowly()
+    assert stat.S_ISFIFO((tmp_path / "special").stat().st_mode)
+    assert os.listdir(tmp_path) == ["special"]

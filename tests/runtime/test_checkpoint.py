@@ -599,6 +599,48 @@ def test_an_optimizer_that_refuses_its_state_is_left_as_it_was(saved):
     refused("AdamW refuses its state: no", path, model, optimizer)
 
 
+@pytest.mark.parametrize(("error", "raised"), [(OSError, TPUCheckpointError), (KeyboardInterrupt, KeyboardInterrupt)])
+def test_a_load_that_fails_midway_leaves_all_as_it_was(saved, monkeypatch, error, raised):
+    """Whatever stops it: memory that runs out, the user."""
+    path, model, optimizer = saved
+    before, state, copy_, num_copied = state_of(model, optimizer), optimizer.state, torch.Tensor.copy_, 0
+
+    def stop_at_the_third(target, value):
+        nonlocal num_copied
+        num_copied += 1
+        if num_copied == 3:
+            copy_(target, value)
+            raise error("no more")
+        return copy_(target, value)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", stop_at_the_third)
+    with pytest.raises(raised, match="no more"):
+        load_checkpoint(path, model, optimizer)
+    monkeypatch.undo()
+    assert num_copied > 3, "nothing was given back"
+    assert_equal(state_of(model, optimizer), before)
+    assert optimizer.state is state
+
+
+def test_tensors_that_share_elements_are_given_back_too(tmp_path, monkeypatch):
+    model = Overlapping(shares=True)
+    model.register_buffer("last", torch.zeros(1))
+    save_checkpoint(tmp_path / "a", model)
+    model.tail.mul_(10)
+    before, copy_ = state_of(model), torch.Tensor.copy_
+
+    def stop_at_the_last(target, value):
+        if target is model.last:
+            monkeypatch.undo()
+            raise RuntimeError("no more")
+        return copy_(target, value)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", stop_at_the_last)
+    with pytest.raises(TPUCheckpointError, match="no more"):
+        load_checkpoint(tmp_path / "a", model)
+    assert_equal(state_of(model), before)
+
+
 def test_an_optimizer_that_trains_both_of_what_was_one_is_refused(saved):
     path, model, _ = saved
     model.head.weight = nn.Parameter(torch.zeros(7, 4))
@@ -651,6 +693,30 @@ def test_sparse_tensors_are_refused(tmp_path):
     model.register_buffer("x", torch.eye(3).to_sparse())
     with pytest.raises(TPUCheckpointError, match=r"layout torch.sparse_coo.*plain dense tensors"):
         save_checkpoint(tmp_path / "a", model)
+
+
+def test_a_name_that_the_format_keeps_for_itself_is_refused(tmp_path):
+    save_checkpoint(tmp_path / "a", nn.Linear(1, 1))
+    before = (tmp_path / "a").read_bytes()
+    model = nn.Module()
+    model.register_buffer("__metadata__", torch.ones(1))
+    with pytest.raises(TPUCheckpointError, match=r"'__metadata__' .* rename"):
+        save_checkpoint(tmp_path / "a", model)
+    assert (tmp_path / "a").read_bytes() == before
+
+
+def test_parameters_of_a_class_of_their_own_are_refused(tmp_path):
+    """Their class may hold more than values, and say what copying them does."""
+
+    class Scaled(nn.Parameter):
+        pass
+
+    model = nn.Linear(1, 1)
+    save_checkpoint(tmp_path / "a", model)
+    model.weight = Scaled(torch.ones(1, 1))
+    with pytest.raises(TPUCheckpointError, match=r"'weight' is a .*Scaled .*plain dense tensors"):
+        save_checkpoint(tmp_path / "a", model)
+    refused(r"'weight' is a .*Scaled ", tmp_path / "a", model)
 
 
 def test_an_optimizer_whose_settings_are_code_is_refused(tmp_path):

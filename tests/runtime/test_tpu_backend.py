@@ -232,7 +232,7 @@ def test_saving_and_loading_hand_on_model_path_and_optimizer(backend, files):
     model = mlp()
     adam = torch.optim.Adam(model.parameters())
     backend.save_model(model, "a.pth", save_optimizer=True, optimizer=adam)
-    backend.save_model(model, "a.pth", optimizer=adam)
+    backend.save_model(model, "a.pth")
     assert backend.load_model(model, "a.pth", load_optimizer=True, optimizer=adam) is model
     config = {"config": backend.config.to_dict()}
     assert files == [
@@ -240,6 +240,17 @@ def test_saving_and_loading_hand_on_model_path_and_optimizer(backend, files):
         ("save", ("a.pth", model, None), config),
         ("load", ("a.pth", model, adam), {}),
     ]
+
+
+def test_an_optimizer_that_is_given_is_saved_and_loaded(backend, files):
+    """It would be missed too late if it were not."""
+    model = mlp()
+    adam = torch.optim.Adam(model.parameters())
+    backend.save_model(model, "a.pth", optimizer=adam)
+    backend.load_model(model, "a.pth", optimizer=adam)
+    assert [args[2] for _, args, _ in files] == [adam, adam]
+    with pytest.raises(TPUCheckpointError, match=r"optimizer is str; give the torch\.optim\.Optimizer"):
+        backend.save_model(model, "a.pth", optimizer="adam")
 
 
 @pytest.mark.parametrize("optimizer", [None, "adam"])

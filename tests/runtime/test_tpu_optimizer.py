@@ -11,6 +11,7 @@ from kp_dynamo import (
     TPUNotAvailableError,
     TPUOptimizer,
     TPUValidationError,
+    XLAOptimizations,
     clear_cache,
 )
 from kp_dynamo.runtime import tpu_estimate, tpu_optimizer
@@ -83,6 +84,32 @@ def test_the_configuration_s_level_for_inference_and_training(optimizer):
     assert training.optimized_model(X).requires_grad
 
 
+@pytest.mark.parametrize(("number", "level"), [(0, "conservative"), (1, "balanced"), (2, "aggressive")])
+def test_a_call_that_names_no_level_takes_the_configuration_s(optimizer, number, level):
+    optimizer.config.hardware.tpu.xla_optimization_level = number
+    assert optimizer.optimize(mlp()).optimization_level == level
+    assert optimizer.optimize(mlp(), None, "balanced").optimization_level == "balanced"
+
+
+def test_the_level_of_a_hint_is_behind_that_of_the_call_and_before_the_configuration_s(optimizer, monkeypatch):
+    compile_, levels = torch.compile, []
+    monkeypatch.setattr(
+        torch, "compile", lambda model, **how: levels.append(how["options"]["level"]) or compile_(model, **how)
+    )
+    model = XLAOptimizations(TPUConfig()).add_compilation_hints(mlp(), level="conservative", precision="float32")
+    results = [
+        optimizer.optimize(model, optimization_level="balanced"),
+        optimizer.optimize(model),
+        optimizer.optimize_for_inference(model),
+        optimizer.optimize_for_training(model),
+    ]
+    assert [r.optimization_level for r in results] == ["balanced"] + 3 * ["conservative"]
+    assert levels == ["balanced"] + 2 * ["conservative"], "the last one is the second one, found again"
+    optimizer.compiler.compile_model(model, use_cache=False)
+    optimizer.compiler.compile_model(model, use_cache=False, level="aggressive")
+    assert levels[3:] == ["conservative", "aggressive"]
+
+
 def test_a_random_model_is_not_compared(optimizer):
     result = optimizer.optimize(nn.Sequential(nn.Linear(16, 4), nn.Dropout(0.1)), X)
     assert result.performance_metrics["relative_difference"] == {"results": None, "gradients": None}
@@ -94,7 +121,7 @@ def test_statistics_and_clearing(optimizer):
     optimizer.optimize(model)
     optimizer.optimize(model, optimization_level="conservative")
     stats = optimizer.get_optimization_stats()
-    assert (stats["total_optimizations"], stats["by_level"]) == (3, {"balanced": 2, "conservative": 1})
+    assert (stats["total_optimizations"], stats["by_level"]) == (3, {"aggressive": 2, "conservative": 1})
     assert stats["total_optimization_time"] > 0
     assert stats["compilation"]["compilation_cache"]["hits"] == 1
     optimizer.clear_cache()

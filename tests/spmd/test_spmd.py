@@ -59,6 +59,15 @@ def test_weights_that_their_user_shards_stay_so(answers):
     assert answer["sharding"] == "{devices=[4,1]0,1,2,3}"
 
 
+def test_weights_that_a_checkpoint_is_loaded_into_stay_sharded(answers):
+    """Also where the load fails midway, and what was there is given back."""
+    before, after, apart, given_back, apart_then = answers["a_checkpoint_that_is_loaded"]
+    sharded = [i for i, was in enumerate(before) if was != NOT_YET_SENT]
+    assert [before[i] for i in sharded] == [ROWS, "{devices=[1,4]0,1,2,3}"]
+    assert [after[i] for i in sharded] == [given_back[i] for i in sharded] == [before[i] for i in sharded]
+    assert (apart, apart_then) == (0, 0)
+
+
 def test_a_whole_step_is_one_graph(answers):
     assert max(answers["a_whole_step"].values()) < CLOSE
 

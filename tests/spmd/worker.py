@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 
 from kp_dynamo import (
     TPUBackend,
+    TPUCheckpointError,
     TPUConfig,
     XLADistributedTraining,
     XLAUtilities,
@@ -27,6 +29,7 @@ from kp_dynamo import (
     compat,
     create_xla_integration,
 )
+from kp_dynamo.runtime.checkpoint import load_checkpoint, save_checkpoint
 from kp_dynamo.telemetry import snapshot
 
 STEPS = 20
@@ -442,6 +445,40 @@ def what_is_compiled_for_one_chip() -> Any:
     texts = XLAUtilities.debug_xla_graph(devices().wrap_model(model()), torch.ones(8, 16))["stablehlo"]
     whole = "".join(texts.values())
     return [whole.count(word) for word in ("Sharding", "sharding", "batch_norm_training")]
+
+
+@check
+def a_checkpoint_that_is_loaded() -> Any:
+    """Into weights that are sharded in part: shardings, how far off values are; the same where it fails midway."""
+    saved = nn.Sequential(Block(), nn.Linear(16, 4))
+    mine = devices().wrap_model(nn.Sequential(Block(), nn.Linear(16, 4)))
+    xs.mark_sharding(mine[0].up.weight, mesh(4, 1), (0, 1))
+    xs.mark_sharding(mine[0].down.weight, mesh(1, 4), (0, 1))
+    before = [sharding(p) for p in mine.parameters()]
+    with tempfile.TemporaryDirectory() as folder:
+        save_checkpoint(f"{folder}/a", saved)
+        load_checkpoint(f"{folder}/a", mine)
+        after, apart = [sharding(p) for p in mine.parameters()], weights_off(mine, saved)
+        save_checkpoint(f"{folder}/a", nn.Sequential(Block(), nn.Linear(16, 4)))
+        with contextlib.suppress(TPUCheckpointError), stopped_at(mine[1].bias):
+            load_checkpoint(f"{folder}/a", mine)
+    return [before, after, apart, [sharding(p) for p in mine.parameters()], weights_off(mine, saved)]
+
+
+@contextlib.contextmanager
+def stopped_at(wanted: torch.Tensor) -> Iterator[None]:
+    """The next copy into `wanted` fails."""
+    copy = torch.Tensor.copy_
+
+    def fail_once(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        if target is wanted:
+            torch.Tensor.copy_ = copy
+            raise RuntimeError("no more")
+        return copy(target, value)
+
+    torch.Tensor.copy_ = fail_once
+    yield
+    raise AssertionError("nothing failed")
 
 
 @check
