@@ -12,8 +12,10 @@ import torch_xla
 from torch import nn
 
 import kp_dynamo
+from kp_dynamo import compat
 from kp_dynamo.aot.report import AotReport, ProgramReport
 from kp_dynamo.exceptions import TPUValidationError
+from kp_dynamo.lowering.watch import watch_programs
 
 
 def mlp(device: str = "cpu") -> nn.Module:
@@ -276,3 +278,11 @@ def test_no_program_is_above_the_roofline(train):
         speed = program.flops / (program.modelled_ms * 1e-3)
         assert speed <= 197e12 * 1.001
         assert speed <= program.flops / program.hbm_bytes * 819e9 * 1.001
+
+
+def test_openxla_programs_of_earlier_go_on_while_others_are_watched():
+    x = torch.ones(3, device=compat.device())
+    double = torch.compile(lambda x: x * 2, backend="openxla")
+    double(x)
+    with watch_programs(lambda program: None):
+        assert torch.equal(double(x).cpu(), torch.full((3,), 2.0))
