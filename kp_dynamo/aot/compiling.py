@@ -37,8 +37,8 @@ def aot_compile(
 
     Nothing of the model runs: it is copied onto tensors without memory, takes the road of
     `torch.compile(model, backend="kp_tpu", options=options)`, and each program goes to libtpu's own compiler. With
-    `backend="openxla"` or `options={"lowering": "stock"}` the model does run, on XLA:CPU: torch_xla's own bridge
-    traces with the values themselves. Dynamo is reset before and after.
+    `backend="openxla"` or `options={"lowering": "stock"}` it is called with memory on XLA:CPU, because torch_xla's own
+    bridge traces no other way; its programs are not run there, and give zeros. Dynamo is reset before and after.
 
     Args:
         model: A module or function; its tensors may be on the CPU, on the XLA device or on the meta device.
