@@ -56,7 +56,7 @@ def time_budget(seconds: float | None, what: str) -> Iterator[None]:
     if taken > seconds:
         raise XLACompilationTimeoutError(
             f"compiling {what} took {taken:.1f} s, longer than compile_timeout_s={seconds:g} allows. XLA could not be "
-            "interrupted, so it was compiled to its end and is kept: the same call finds it in the cache. Raise the "
+            "interrupted, so it was compiled to its end, and its programs are kept for the same call. Raise the "
             "budget, give None for no budget, or compile less at once (fewer layers, torch.compiler.disable)."
         )
 

@@ -119,9 +119,14 @@ def _memory(model: nn.Module, config: TPUConfig, chip: Chip) -> Finding:
 
 def _batch(inputs: SampleInputs) -> Finding:
     tensors = [t for t in pytree.tree_leaves((inputs.args, inputs.kwargs)) if isinstance(t, torch.Tensor) and t.dim()]
-    rows = tensors[0].numel() // max(tensors[0].shape[-1], 1) if tensors else SUBLANES
+    rows = _num_rows(tensors[0]) if tensors else SUBLANES
     text = f"{rows} rows in the first input; a tile has {SUBLANES}, and the rest of it is padding"
     return Finding("batch", "passed" if rows % SUBLANES == 0 else "warning", text)
+
+
+def _num_rows(tensor: torch.Tensor) -> int:
+    """Of the matrix that the first layer makes of it: a row for each index, which an embedding looks up."""
+    return tensor.numel() // max(tensor.shape[-1], 1) if tensor.is_floating_point() else tensor.numel()
 
 
 def _agreement(model: nn.Module, config: TPUConfig, inputs: SampleInputs) -> Finding:

@@ -139,6 +139,13 @@ def test_a_batch_off_the_tiles_is_a_warning():
     assert found(validate_tpu_model(FITTING, TPUConfig(), torch.randn(3, 128), run=False)) == {"batch": "warning"}
 
 
+def test_indices_are_rows_each():
+    model = nn.Sequential(nn.Embedding(128, 128), nn.Linear(128, 128))
+    assert not found(validate_tpu_model(model, TPUConfig(), torch.zeros(2, 4, dtype=torch.int64), run=False))
+    three = torch.zeros(3, dtype=torch.int64)
+    assert found(validate_tpu_model(model, TPUConfig(), three, run=False)) == {"batch": "warning"}
+
+
 def test_strict_raises_and_names_everything():
     model, config = nn.Linear(128, 10).double(), TPUConfig(enable_strict_validation=True)
     with pytest.raises(TPUValidationError, match=r"strict validation found 2 thing\(s\).*float64.*tiles") as raised:

@@ -74,10 +74,11 @@ def checked_mesh(mesh_shape: Sequence[int]) -> tuple[int, ...]:
     Raises:
         TPUDistributedError: Its places are more or fewer than the devices.
     """
-    shape, count = tuple(mesh_shape), compat.num_devices()
+    count = compat.num_devices()
+    shape = tuple(mesh_shape) if isinstance(mesh_shape, Sequence) else ()
     if not shape or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape) or prod(shape) != count:
         raise TPUDistributedError(
-            f"mesh_shape is {shape!r}, and there are {count} devices; allowed: ints >= 1 whose product is {count}, "
+            f"mesh_shape is {mesh_shape!r}, and there are {count} devices; allowed: ints >= 1 whose product is {count}, "
             f"such as ({count},), of which the first is the axis of the batch"
         )
     return shape
@@ -162,11 +163,11 @@ def batch_sharding(mesh_shape: Sequence[int], rank: int) -> Any:
 def shard_batch(tensor: torch.Tensor, mesh_shape: Sequence[int]) -> torch.Tensor:
     """`tensor`, whose dimension 0 lies on the devices along the first axis of a mesh from now on.
 
-    A tensor on the CPU, one that is sharded by its user, and one of no dimension stay as they are.
+    A tensor on the CPU, one that is sharded by its user, and one of no dimension stay as they are; all do without SPMD.
     """
     if torch.compiler.is_compiling():
         return torch.ops.kp.shard_batch(tensor, mesh_shape)  # type: ignore[no-any-return]
-    if tensor.device.type != "xla" or not tensor.dim():
+    if tensor.device.type != "xla" or not tensor.dim() or not is_spmd():
         return tensor
     if compat.xlac()._get_xla_sharding_spec(tensor) in ("", WHOLE):
         # The public `mark_sharding` of torch_xla 2.9, without the subclass of DTensor that it returns.

@@ -34,6 +34,7 @@ def write_file(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]
     Raises:
         TPUCheckpointError: safetensors has no such dtype or name, or the file cannot be written.
     """
+    _require_path(path)
     if _RESERVED in tensors:
         raise TPUCheckpointError(f"{_RESERVED!r} is a name that safetensors keeps for itself; rename that tensor")
     dense = _separate(tensors)
@@ -57,6 +58,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], di
     Raises:
         TPUCheckpointError: There is no such file, it is not one of ours, or not as it was written.
     """
+    _require_path(path)
     try:
         with _opened(path) as name, safe_open(name, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -73,6 +75,11 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], di
             "Load another copy of it."
         )
     return tensors, metadata
+
+
+def _require_path(path: object) -> None:
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path) or not str(path):
+        raise TPUCheckpointError(f"the path is {path!r}; give the name of a file as str or os.PathLike")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from kp_dynamo.exceptions import TPUCheckpointError
 from kp_dynamo.runtime.checkpoint_model import ModelState
@@ -82,8 +83,12 @@ class OptimizerWrite:
         ordered = [p for group in self._optimizer.param_groups for p in group["params"]]
         numbers = [n for group in self._new["param_groups"] for n in group["params"]]
         for number, parameter in zip(numbers, ordered, strict=True):
-            loaded = self._optimizer.state.get(parameter, {})
-            for name, saved in self._new["state"].get(number, {}).items():
-                own = loaded.get(name)
-                if isinstance(own, torch.Tensor) and own.dtype != saved.dtype:
-                    loaded[name] = saved.to(own.device)
+            if parameter in self._optimizer.state:
+                self._optimizer.state[parameter] = pytree.tree_map(
+                    _in_saved_dtype, self._optimizer.state[parameter], self._new["state"].get(number, {})
+                )
+
+
+def _in_saved_dtype(own: Any, saved: Any) -> Any:
+    is_cast = isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor) and own.dtype != saved.dtype
+    return saved.to(own.device) if is_cast else own

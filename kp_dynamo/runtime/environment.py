@@ -10,6 +10,7 @@ from kp_dynamo.config_options import chip_of, require_enabled, require_topology
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
 from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering import spmd
+from kp_dynamo.runtime import flag_check
 from kp_dynamo.versions import earlier_version
 
 
@@ -68,14 +69,18 @@ def apply_flags(flags: str | None) -> None:
     """Add compiler flags to the environment, which the client reads once, when it starts.
 
     Raises:
-        TPUConfigurationError: It has started without them.
+        TPUConfigurationError: It has started without them, or XLA does not know one. Those of the TPU's compiler are
+            not tried: libtpu reads them where there is a TPU.
     """
     if late := late_flags(flags):
         raise TPUConfigurationError(
             f"xla_flags holds {' '.join(late)}, but the XLA client of this process has started without, and reads no "
             "more flags. Make the configuration and the first TPUBackend before anything uses the device."
         )
-    for flag in _missing(flags):
+    missing = _missing(flags)
+    if of_xla := [flag for flag in missing if _variable(flag) == "XLA_FLAGS"]:
+        flag_check.require_known(of_xla)
+    for flag in missing:
         variable = _variable(flag)
         os.environ[variable] = f"{os.environ.get(variable, '')} {flag}".strip()
 

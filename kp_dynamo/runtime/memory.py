@@ -15,6 +15,7 @@ import torch
 
 from kp_dynamo import compat
 from kp_dynamo.config import TPUConfig
+from kp_dynamo.config_options import require_enabled
 from kp_dynamo.exceptions import TPUMemoryError, TPUMemoryPoolError, TPUOutOfMemoryError
 from kp_dynamo.hardware import GB
 from kp_dynamo.runtime.environment import checked_config, deciding_chip, start_device
@@ -73,7 +74,9 @@ class TPUMemoryManager:
         Raises:
             TPUMemoryError: The shape or the dtype is none.
             TPUOutOfMemoryError: It is more than what is available; nothing was allocated.
+            TPUNotAvailableError: The configuration switches the TPU off by now.
         """
+        require_enabled(self.config)
         kind = BufferKind(checked_shape(shape), checked_dtype(dtype))
         with self._lock:
             self._require_room(kind.num_bytes, f"a tensor {kind.dtype}{list(kind.shape)}")
@@ -104,6 +107,8 @@ class TPUMemoryManager:
             return tensor
         missing = [after - before for before, after in zip(tensor.shape, tiled, strict=True)]
         behind = [amount for size in reversed(missing) for amount in (0, size)]
+        if tensor.device.type != self.device.type:
+            return torch.nn.functional.pad(tensor, behind)  # none of the memory that is managed here
         with self._lock:
             self._require_room(math.prod(tiled) * tensor.element_size(), f"a tensor padded to {list(tiled)}")
             padded = torch.nn.functional.pad(tensor, behind)

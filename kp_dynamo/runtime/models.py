@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 from kp_dynamo.exceptions import TPUDeviceError, TPUModelPreparationError
 from kp_dynamo.one_run import uncompiled
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,30 +85,32 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def move(model: nn.Module, device: torch.device) -> nn.Module:
-    """Move a model in place, and keep tied parameters tied, which `Module.to` unties on the way to XLA.
+    """Move a model in place, and keep tied parameters and buffers tied, which `Module.to` unties on the way to XLA.
 
     Raises:
         TPUModelPreparationError: torch cannot move it.
     """
-    places = list(_parameter_places(model))
-    first: dict[int, tuple[nn.Module, str]] = {}
-    for module, name, parameter in places:
-        first.setdefault(id(parameter), (module, name))
-    ties = [(module, name, first[id(parameter)]) for module, name, parameter in places]
+    places = [(held, name, tensor) for held in _held_tensors(model) for name, tensor in held.items()]
+    first: dict[int, tuple[Held, str]] = {}
+    for held, name, tensor in places:
+        first.setdefault(id(tensor), (held, name))
     try:
         model.to(device)
     except (RuntimeError, NotImplementedError) as cause:
         raise TPUModelPreparationError(f"the model cannot be moved to {device}: {cause}") from cause
-    for module, name, (owner, name_there) in ties:
-        module._parameters[name] = owner._parameters[name_there]
+    for held, name, tensor in places:
+        if tensor is not None:
+            owner, name_there = first[id(tensor)]
+            held[name] = owner[name_there]
     return model
 
 
-def _parameter_places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                yield module, name, parameter
+Held = dict[str, Any]
+"""What a module holds by name: its parameters, or its buffers."""
+
+
+def _held_tensors(model: nn.Module) -> list[Held]:
+    return [held for module in model.modules() for held in (module._parameters, module._buffers)]
 
 
 def by_position(module: nn.Module, inputs: SampleInputs) -> tuple[nn.Module, tuple[Any, ...]]:
@@ -130,12 +135,26 @@ class _WithKeywords(nn.Module):
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Let the block call the model: its buffers and torch's random state are given back."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    """Let the block call the model: its buffers and torch's random state are given back.
+
+    So are parameters and buffers that the model assigns. A parameter that it writes to in place stays written to, as
+    its old values would take as much memory again; a warning in the log names it.
+    """
+    held_before = [(held, dict(held)) for held in _held_tensors(model)]
+    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    versions = [(name, p, p._version) for name, p in model.named_parameters() if not p.is_inference()]
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
+        for held, before in held_before:
+            held.clear()
+            held.update(before)
         with torch.no_grad():
-            for buffer, value in before:
+            for buffer, value in values:
                 buffer.copy_(value)
+        if written := [name for name, parameter, version in versions if parameter._version != version]:
+            logger.warning(
+                "calling the model once has changed it: its forward writes to %s in place. Register it as a buffer, "
+                "which is given back, or keep the values from before.", ", ".join(written)
+            )  # fmt: skip

@@ -85,7 +85,7 @@ class TPUOptimizer:
             is what the compiler for a TPU says.
 
         Raises:
-            TPUConfigurationError: An unknown level.
+            TPUConfigurationError: An unknown level, or an estimate without sample inputs.
             TPUValidationError: The model cannot be called with the sample inputs, or strict validation warns.
             TPUBackendError: What `XLACompiler.compile_model` raises.
         """
@@ -93,6 +93,8 @@ class TPUOptimizer:
             raise TPUConfigurationError(
                 f"Unknown optimization level {optimization_level!r}; allowed: {', '.join(LEVEL_OF_NUMBER)}"
             )
+        if estimate_on_tpu and sample_inputs is None:
+            raise TPUConfigurationError("estimate_on_tpu=True without sample_inputs: give what the model is called with")
         return self._optimized(model, sample_inputs, optimization_level, estimate_on_tpu)
 
     def optimize_for_inference(self, model: nn.Module, sample_inputs: Any = None) -> TPUOptimizationResult:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils.hooks import RemovableHandle
 
 from kp_dynamo.exceptions import TPUDistributedError
 from kp_dynamo.lowering import spmd
@@ -17,9 +17,6 @@ from kp_dynamo.runtime.models import checked_model, move
 from kp_dynamo.runtime.xla_device_manager import XLADeviceManager
 
 REDUCTIONS = ("sum", "mean", "min", "max", "product")
-
-# Models that shard what they are called with: wrapping one again changes the mesh.
-_hooks: WeakKeyDictionary[nn.Module, RemovableHandle] = WeakKeyDictionary()
 
 
 class XLADistributedTraining:
@@ -59,6 +56,9 @@ class XLADistributedTraining:
         is called with, those whose dimension 0 is as long as that of the first. A batch that cannot be shared evenly
         gives the same results; some devices have less to do then.
 
+        Copies of the model, `torch.save` among them, share their batch too; without SPMD they do nothing. What was
+        compiled before is captured again: Dynamo does not see that the model has changed.
+
         In a job of several processes all get the parameters and buffers of process 0; gradients are the user's to
         reduce.
 
@@ -71,10 +71,8 @@ class XLADistributedTraining:
         moved = move(model, self.device_manager.device)
         if is_joined:
             process_group.copy_from_first([*module.parameters(), *module.buffers()])
-        if module in _hooks:
-            _hooks.pop(module).remove()
         if self.device_manager.is_spmd:
-            _hooks[module] = module.register_forward_pre_hook(self._share_arguments(), with_kwargs=True)
+            _have_shared(module, _shares(self.mesh_shape))
         return moved
 
     def shard_batch(self, data: Any) -> Any:
@@ -134,19 +132,36 @@ class XLADistributedTraining:
             )
         return (1,)
 
-    def _share_arguments(self) -> Any:
-        mesh_shape = self.mesh_shape
-
-        def share(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            return _shared((args, kwargs), mesh_shape)
-
-        return share
-
     def _is_joined(self) -> bool:
         """Whether there are other processes, that can be spoken to."""
         if self.is_distributed:
             process_group.require_carrier(self.device_manager.world_size)
         return self.is_distributed
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """A hook before a model's forward, which shares its arguments among the devices."""
+
+    mesh_shape: tuple[int, ...]
+
+    def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        return _shared((args, kwargs), self.mesh_shape)
+
+
+# One for all models: Dynamo compiles code again for every other hook.
+_shares = cache(_Shares)
+
+
+def _have_shared(module: nn.Module, hook: _Shares) -> None:
+    """Have `module` call `hook`, and no other one of its kind."""
+    before = {number: other for number, other in module._forward_pre_hooks.items() if isinstance(other, _Shares)}
+    if list(before.values()) == [hook]:
+        return
+    for number in before:
+        del module._forward_pre_hooks[number], module._forward_pre_hooks_with_kwargs[number]
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+    torch._dynamo.reset()  # torch 2.9 compares no hooks before it runs what it has compiled
 
 
 def _shared(data: Any, mesh_shape: tuple[int, ...]) -> Any:

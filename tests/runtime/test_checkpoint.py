@@ -130,6 +130,17 @@ def test_moments_keep_their_dtype_beside_bfloat16_parameters(tmp_path):
     assert_equal(optimizer.state[model.weight], {"momentum_buffer": momentum, "count": torch.tensor(2**40 + 1)})
 
 
+def test_state_in_lists_keeps_its_dtype_too(tmp_path):
+    """As of Shampoo or an L-BFGS history."""
+    model = nn.Linear(3, 2).bfloat16()
+    optimizer = trained(model, torch.optim.SGD, momentum=0.9)
+    factors = [torch.linspace(0, 1, 4), {"inverse": torch.linspace(1, 2, 3)}]
+    optimizer.state[model.weight] = {"factors": factors}
+    save_checkpoint(tmp_path / "a", model, optimizer)
+    load_checkpoint(tmp_path / "a", model, optimizer)
+    assert_equal(optimizer.state[model.weight], {"factors": factors})
+
+
 def test_tied_weights_are_stored_once_and_tied_again(tmp_path):
     model, other = Tied(), Tied()
     save_checkpoint(tmp_path / "a", model)
@@ -412,6 +423,14 @@ def saved(tmp_path):
 
 def test_a_file_that_is_not_there(tmp_path):
     refused("No such file", tmp_path / "none", nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("path", ["a\0b", "", None, 3])
+def test_what_is_no_path(path):
+    with pytest.raises(TPUCheckpointError, match="give the name of a file"):
+        save_checkpoint(path, nn.Linear(1, 1))
+    with pytest.raises(TPUCheckpointError, match="give the name of a file"):
+        load_checkpoint(path, nn.Linear(1, 1))
 
 
 def test_a_folder_or_a_pipe_is_no_file(tmp_path):

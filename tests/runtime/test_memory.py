@@ -47,6 +47,14 @@ def test_a_switched_off_tpu_has_no_memory_to_give():
         TPUMemoryManager(config(enabled=False))
 
 
+def test_a_tpu_that_is_switched_off_later_has_none_either():
+    config = TPUConfig()
+    manager = TPUMemoryManager(config)
+    config.enabled = False
+    with pytest.raises(TPUNotAvailableError):
+        manager.allocate_tensor((2, 2))
+
+
 def test_what_is_no_configuration_of_a_tpu_is_refused():
     with pytest.raises(TPUConfigurationError, match=r"is KernelPyTorchConfig; give config\.hardware\.tpu"):
         TPUMemoryManager(KernelPyTorchConfig())
@@ -227,6 +235,13 @@ def test_padding_keeps_device_and_gradient(manager):
     assert manager.get_memory_stats().allocated_memory == 8 * 128 * 4
 
 
+def test_padding_on_the_cpu_takes_no_memory_of_the_device():
+    manager = TPUMemoryManager(of_bytes(4000))
+    assert manager.optimize_tensor_layout(torch.ones(3, 5)).shape == (8, 128)
+    assert manager.get_memory_stats().allocated_memory == 0
+    assert not manager.get_allocation_history()
+
+
 def test_padded_products_keep_their_values(manager):
     a, b = torch.randn(5, 70), torch.randn(70, 30)
     with_zeros = manager.optimize_tensor_layout(a) @ manager.optimize_tensor_layout(b.t()).t()
@@ -236,7 +251,7 @@ def test_padded_products_keep_their_values(manager):
 def test_padding_that_does_not_fit_is_refused():
     manager = TPUMemoryManager(of_bytes(4000))
     with pytest.raises(TPUOutOfMemoryError, match=r"padded to \[8, 128\]"):
-        manager.optimize_tensor_layout(torch.ones(1, 1))
+        manager.optimize_tensor_layout(torch.ones(1, 1, device="xla"))
 
 
 def test_what_is_no_tensor_has_no_layout(manager):

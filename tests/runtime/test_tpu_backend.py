@@ -22,6 +22,7 @@ from kp_dynamo import (
     TPUNotAvailableError,
     compat,
 )
+from kp_dynamo.runtime import flag_check
 from kp_dynamo.runtime.environment import apply_flags
 from tests.spine import counted, run_script
 
@@ -63,6 +64,15 @@ def test_tied_parameters_stay_tied(backend):
     backend.prepare_model(model)
     assert model["head"].weight is model["embed"].weight
     assert model["head"].weight.device.type == "xla"
+
+
+def test_tied_buffers_stay_tied(backend):
+    model = nn.ModuleList([nn.BatchNorm1d(4), nn.BatchNorm1d(4)])
+    model[1].running_mean = model[0].running_mean
+    backend.prepare_model(model)
+    assert model[1].running_mean is model[0].running_mean
+    assert model[1].running_var is not model[0].running_var
+    assert model[1].running_mean.device.type == "xla"
 
 
 def test_a_model_is_prepared_after_it_was_compiled_on_the_cpu(backend):
@@ -192,15 +202,27 @@ def test_flags_go_into_the_variable_of_their_reader_and_once(monkeypatch):
     for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
         monkeypatch.setenv(name, "--there")
     monkeypatch.setattr(compat, "is_started", lambda: False)
+    tried = []
+    monkeypatch.setattr(flag_check, "require_known", tried.append)
     for _ in range(2):
         apply_flags("--xla_tpu_a=1 --xla_b --there")
     assert os.environ["LIBTPU_INIT_ARGS"] == "--there --xla_tpu_a=1"
     assert os.environ["XLA_FLAGS"] == "--there --xla_b"
+    assert tried == [["--xla_b"]]
     monkeypatch.setattr(compat, "is_started", lambda: True)
     apply_flags("--xla_b --xla_tpu_a=1")
     apply_flags(None)
     with pytest.raises(TPUConfigurationError, match="xla_flags holds --xla_b=2, but"):
         apply_flags("--xla_b --xla_b=2")
+
+
+@pytest.mark.parametrize("flag", ["--xla_there_is_none=1", "--xla_cpu_enable_fast_math=banana"])
+def test_a_flag_that_would_end_the_process_is_an_error(monkeypatch, flag):
+    monkeypatch.setattr(compat, "is_started", lambda: False)
+    before = dict(os.environ)
+    with pytest.raises(TPUConfigurationError, match=f"xla_flags holds {flag}, with which XLA does not start: .*xla_"):
+        apply_flags(flag)
+    assert dict(os.environ) == before
 
 
 @pytest.mark.slow

@@ -72,6 +72,11 @@ def test_without_sample_inputs_nothing_is_measured(optimizer):
     assert result.optimized_model(X).shape == (8, 4)
 
 
+def test_an_estimate_without_sample_inputs_is_refused(optimizer):
+    with pytest.raises(TPUConfigurationError, match="without sample_inputs"):
+        optimizer.optimize(mlp(), estimate_on_tpu=True)
+
+
 def test_the_configuration_s_level_for_inference_and_training(optimizer):
     optimizer.config.hardware.tpu.xla_optimization_level = 1
     model = mlp()

@@ -148,6 +148,38 @@ def test_compiling_leaves_the_model_and_the_random_state_as_they_were():
         assert torch.equal(value, before[name]), name
 
 
+def test_a_tensor_that_the_model_assigns_is_given_back():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(()))
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            self.steps = self.steps + 1
+            return x * self.scale * self.steps
+
+    model = Counting()
+    steps, compiled = model.steps, compiler().compile_model(model, X)
+    assert model.steps is steps
+    assert steps.item() == 0
+    torch.testing.assert_close(compiled(X), X)
+
+
+def test_a_parameter_that_the_model_writes_to_is_named(caplog):
+    class Teacher(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean = nn.Parameter(torch.zeros(16), requires_grad=False)
+
+        def forward(self, x):
+            self.mean.mul_(0.5).add_(x.mean(0))
+            return x - self.mean
+
+    compiler().compile_model(Teacher(), X)
+    assert "its forward writes to mean in place" in caplog.text
+
+
 @pytest.mark.parametrize(
     "inputs", [X, (X,), [X], {"input": X}, torch.randn(8, 16)[:, :16]], ids=["tensor", "tuple", "list", "dict", "view"]
 )

@@ -91,6 +91,18 @@ def test_a_model_that_is_wrapped_again_has_the_new_mesh(answers):
     assert answers["wrapped_twice"] == [1, "{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}"]
 
 
+def test_a_model_that_was_compiled_before_shares_its_batch(answers):
+    assert answers["wrapped_after_it_was_compiled"] == [WHOLE, ROWS]
+
+
+def test_copies_of_a_wrapped_model_share_theirs(answers):
+    assert answers["copies_of_a_wrapped_model"] == [ROWS, 1]
+
+
+def test_wrapped_models_of_a_class_share_what_was_captured(answers):
+    assert answers["models_of_a_class_are_captured_once"] == 1
+
+
 def test_inputs_that_are_no_batch_stay_whole(answers):
     assert answers["inputs_of_several_kinds"][1] == 0
     assert answers["a_model_without_tensors"] == [1, 1, 1]
@@ -114,6 +126,7 @@ def test_a_tensor_lies_as_it_lies_whatever_its_mark(answers):
 @pytest.mark.parametrize(
     ("question", "words"),
     [
+        ("a_mesh_that_is_a_number", "TPUDistributedError: mesh_shape is 4, and there are 4 devices; allowed: ints"),
         ("a_mesh_that_does_not_fit", "TPUDistributedError: mesh_shape is (3,), and there are 4 devices; allowed: ints"),
         ("single_is_asked_for", "TPUDistributedError: topology=SINGLE in a job of 1 process(es) with 4 device(s)"),
         ("a_public_mark_inside_a_graph", "TPUDistributedError: mark_sharding of torch_xla is called inside"),

@@ -6,6 +6,8 @@ A check returns what JSON has, or raises: then its answer is the error as text.
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
 import json
 import sys
 import tempfile
@@ -230,6 +232,46 @@ def wrapped_twice() -> Any:
 
 
 @check
+def wrapped_after_it_was_compiled() -> Any:
+    mine, found = Block().to("xla"), []
+    run = compiled(mine)
+    for wrap in (False, True):
+        if wrap:
+            devices().wrap_model(mine)
+        x = batches()[0][0].to("xla")
+        run(x)
+        found.append(sharding(x))
+    return found
+
+
+@check
+def copies_of_a_wrapped_model() -> Any:
+    mine = devices().wrap_model(Block())
+    file = io.BytesIO()
+    torch.save(copy.deepcopy(mine).cpu(), file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False).to("xla")
+    x = batches()[0][0].to("xla")
+    again(x)
+    return [sharding(x), len(devices().wrap_model(again)._forward_pre_hooks)]
+
+
+@check
+def models_of_a_class_are_captured_once() -> Any:
+    torch._dynamo.reset()
+    models = [devices().wrap_model(nn.Linear(16, 4)) for _ in range(4)]
+
+    @torch.compile(backend="kp_tpu")
+    def run(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return module(x)
+
+    torch._dynamo.utils.counters.clear()
+    for each in models:
+        run(each, batches()[0][0].to("xla"))
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@check
 def inputs_of_several_kinds() -> Any:
     class Model(nn.Module):
         def forward(self, x: torch.Tensor, scale: Any, *, mask: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -304,6 +346,11 @@ def a_mesh_of_two_axes() -> Any:
 @check
 def a_mesh_that_does_not_fit() -> Any:
     return XLADistributedTraining(create_xla_integration(TPUConfig())[0], mesh_shape=(3,))
+
+
+@check
+def a_mesh_that_is_a_number() -> Any:
+    return XLADistributedTraining(create_xla_integration(TPUConfig())[0], mesh_shape=4)
 
 
 @check
