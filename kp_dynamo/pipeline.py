@@ -23,6 +23,7 @@ from kp_dynamo.passes.checkpoint_activations import (
     CheckpointShare,
 )
 from kp_dynamo.passes.checkpoint_budget import Budget, BudgetError
+from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fold_views import FoldViews
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
@@ -39,18 +40,13 @@ Pipeline = tuple[GraphPass, ...]
 
 OUR_PASSES = (
     "fold_constants", "rewrite_attention", "mask_padding", "fuse_linear_activation", "cast_bf16", "fold_views",
-    "recompute_casts", "checkpoint_attention", "checkpoint_blocks", "checkpoint_share", "checkpoint_auto",
+    "fold_casts", "recompute_casts", "checkpoint_attention", "checkpoint_blocks", "checkpoint_share", "checkpoint_auto",
     "gate_recomputation",
 )  # fmt: skip
 
 
-def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), *, for_chip: bool = False) -> Pipeline:
-    """The passes for these options, top to bottom.
-
-    Args:
-        options: The user's.
-        lengths: The symbolic sizes that will be padded.
-        for_chip: Whether a TPU's compiler reads what comes of them, and not XLA:CPU.
+def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = ()) -> Pipeline:
+    """The passes for these options, top to bottom; `lengths` are the symbolic sizes that will be padded.
 
     Raises:
         TPUConfigurationError: `disable_passes` or `keep_float32` names what there is not.
@@ -65,9 +61,10 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), *, fo
         # Before the casts: it matches a product next to its activation.
         *([FuseLinearActivation()] if options.fuse else []),
         *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),
-        # After the casts, which stand before the views of a value; before what tags views. XLA:CPU makes matrices of
-        # it all again, by copies: a step of a small GPT takes 1.2 to 1.3 times as long there.
-        *([FoldViews()] if options.fuse and for_chip else []),
+        # After the casts, which stand before the views of a value; before what tags views.
+        *([FoldViews()] if options.fuse else []),
+        # After what decides how products are written.
+        *([FoldCasts()] if options.precision == "bfloat16" else []),
         # After the casts, which it tags; also those of a model that is in bfloat16 by itself.
         RecomputeCasts(),
         # After the casts, whose results are what would be saved.

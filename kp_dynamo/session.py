@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from kp_dynamo import compat
 from kp_dynamo.autograd import GraphStages, trace_and_compile
 from kp_dynamo.bucketing import Bucketing, bucketed
 from kp_dynamo.buckets import Buckets
@@ -92,8 +91,7 @@ class Session:
                 "Allowed: lowering='openxla', or donate='off'."
             )
         capture, bucketing = _bucketing(capture, options)
-        for_chip = self._export is not None or runs_on_chip()
-        pipeline = build_pipeline(options, bucketing.symbols if bucketing is not None else (), for_chip=for_chip)
+        pipeline = build_pipeline(options, bucketing.symbols if bucketing is not None else ())
         behind = build_backward_pipeline(options)
         conditions = _conditions(options, (*pipeline, *behind), "cpu" if capture.mode == "fake" else capture.mode)
         plan = _Plan(options, pipeline, behind, conditions, bucketing)
@@ -159,11 +157,6 @@ class Session:
             run = _settled(run)
         run = run if bucketing is None else bucketing.wrap(run)
         return as_dynamo_calls_it(run, capture)
-
-
-def runs_on_chip() -> bool:
-    """Whether what this process compiles is for a TPU."""
-    return compat.device_kind() == "TPU"
 
 
 def _bucketing(capture: Capture, options: CompileOptions) -> tuple[Capture, Bucketing | None]:

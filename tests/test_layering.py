@@ -56,6 +56,7 @@ MAY_IMPORT = {
         "torch",
         "kp_dynamo.compat",
         "kp_dynamo.config",
+        "kp_dynamo.config_options",
         "kp_dynamo.exceptions",
         "kp_dynamo.hardware",
         "kp_dynamo.runtime.environment",

@@ -78,8 +78,8 @@ def checked_mesh(mesh_shape: Sequence[int]) -> tuple[int, ...]:
     shape = tuple(mesh_shape) if isinstance(mesh_shape, Sequence) else ()
     if not shape or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape) or prod(shape) != count:
         raise TPUDistributedError(
-            f"mesh_shape is {mesh_shape!r}, and there are {count} devices; allowed: ints >= 1 whose product is {count}, "
-            f"such as ({count},), of which the first is the axis of the batch"
+            f"mesh_shape is {mesh_shape!r}, and there are {count} devices; allowed: ints >= 1 whose product is "
+            f"{count}, such as ({count},), of which the first is the axis of the batch"
         )
     return shape
 

@@ -131,8 +131,6 @@ def _found(product: fx.Node, operands: tuple[fx.Node, fx.Node], bias: fx.Node | 
     is_turned = _is_narrow([axes.of(dim) for dim in result.dims], axes)
     if is_turned:
         last = (*last[:-2], last[-1], last[-2])
-        sources = sources[1], sources[0]  # so that the compiler writes what it multiplies as the result lies
-        first, second = second, first
     terms = merged((first, second, last), apart=axes.of(rows))
     if max(map(len, terms)) < 3 or not min(map(len, terms)):
         return None

@@ -38,6 +38,10 @@ _COUNTING = (
 _CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 
 
+ONE_PASS = "one_pass"
+"""In the meta of a node: a float32 product whose operands the matrix unit may round to bfloat16, as casts would."""
+
+
 def float32_products(graph: fx.Graph) -> list[fx.Node]:
     """Products of float32 operands, in graph order, but for those whose operands are widened bfloat16 already."""
     return [node for node in calls(graph, *PRODUCTS) if _may_gain(node)]
@@ -134,6 +138,8 @@ def keeps_result(product: fx.Node) -> bool:
 
 def _may_gain(product: fx.Node) -> bool:
     operands = [product.args[position] for position in PRODUCTS[product.target]]
+    if product.meta.get(ONE_PASS):
+        return False
     return all(is_float32(operand) for operand in operands) and not all(
         is_widening(origin)
         for operand in operands

@@ -94,7 +94,7 @@ class TPUOptimizer:
                 f"Unknown optimization level {optimization_level!r}; allowed: {', '.join(LEVEL_OF_NUMBER)}"
             )
         if estimate_on_tpu and sample_inputs is None:
-            raise TPUConfigurationError("estimate_on_tpu=True without sample_inputs: give what the model is called with")
+            raise TPUConfigurationError("estimate_on_tpu=True without sample_inputs: give what the model takes")
         return self._optimized(model, sample_inputs, optimization_level, estimate_on_tpu)
 
     def optimize_for_inference(self, model: nn.Module, sample_inputs: Any = None) -> TPUOptimizationResult:

@@ -72,7 +72,7 @@ class XLADistributedTraining:
         if is_joined:
             process_group.copy_from_first([*module.parameters(), *module.buffers()])
         if self.device_manager.is_spmd:
-            _have_shared(module, _shares(self.mesh_shape))
+            _have_shared(module, self.mesh_shape)
         return moved
 
     def shard_batch(self, data: Any) -> Any:
@@ -149,18 +149,23 @@ class _Shares:
         return _shared((args, kwargs), self.mesh_shape)
 
 
-# One for all models: Dynamo compiles code again for every other hook.
-_shares = cache(_Shares)
+@cache
+def _shares(mesh_shape: tuple[int, ...]) -> tuple[int, _Shares]:
+    """The hook for all models, and its number in each: Dynamo compiles code again for another one of either."""
+    hook = _Shares(mesh_shape)
+    return nn.Module().register_forward_pre_hook(hook, with_kwargs=True).id, hook
 
 
-def _have_shared(module: nn.Module, hook: _Shares) -> None:
-    """Have `module` call `hook`, and no other one of its kind."""
-    before = {number: other for number, other in module._forward_pre_hooks.items() if isinstance(other, _Shares)}
-    if list(before.values()) == [hook]:
+def _have_shared(module: nn.Module, mesh_shape: tuple[int, ...]) -> None:
+    """Have the arguments of `module` shared along this mesh, and along no other one."""
+    number, hook = _shares(mesh_shape)
+    before = {at: other for at, other in module._forward_pre_hooks.items() if isinstance(other, _Shares)}
+    if before == {number: hook}:
         return
-    for number in before:
-        del module._forward_pre_hooks[number], module._forward_pre_hooks_with_kwargs[number]
-    module.register_forward_pre_hook(hook, with_kwargs=True)
+    for at in before:
+        del module._forward_pre_hooks[at], module._forward_pre_hooks_with_kwargs[at]
+    module._forward_pre_hooks[number] = hook
+    module._forward_pre_hooks_with_kwargs[number] = True
     torch._dynamo.reset()  # torch 2.9 compares no hooks before it runs what it has compiled
 
 

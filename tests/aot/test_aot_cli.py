@@ -19,7 +19,7 @@ def make():
     return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()), (torch.ones(8, 64),)
 
 def larger():
-    return torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU()), (torch.ones(8, 64),)
+    return torch.nn.Sequential(torch.nn.Linear(64, 4096), torch.nn.ReLU()), (torch.ones(8, 64),)
 
 def broken():
     raise RuntimeError("cannot be made")

@@ -7,6 +7,7 @@ from torch import nn
 from kp_dynamo import (
     KernelPyTorchConfig,
     TPUConfig,
+    TPUConfigurationError,
     TPUModelPreparationError,
     TPUNotAvailableError,
     TPUOptimizer,

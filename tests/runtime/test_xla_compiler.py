@@ -200,7 +200,7 @@ def test_sample_inputs_go_where_the_model_is():
 def casts(**fields):
     """Precision of the products that a configuration leads to, as the error of one."""
     torch.manual_seed(0)
-    model, x = nn.Linear(64, 64), torch.randn(8, 64)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), torch.randn(8, 64)
     with torch.no_grad():
         return (compiler(**fields).compile_model(model, x)(x) - model(x)).abs().max().item()
 

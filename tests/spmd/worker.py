@@ -233,14 +233,13 @@ def wrapped_twice() -> Any:
 
 @check
 def wrapped_after_it_was_compiled() -> Any:
+    wrapping = devices()
     mine, found = Block().to("xla"), []
     run = compiled(mine)
     for wrap in (False, True):
         if wrap:
-            devices().wrap_model(mine)
-        x = batches()[0][0].to("xla")
-        run(x)
-        found.append(sharding(x))
+            wrapping.wrap_model(mine)
+        found.append(sharding(run(batches()[0][0].to("xla"))))
     return found
 
 
