@@ -11,6 +11,8 @@ V7     := .venv-v7
 STEPS  ?= 300
 VERSION ?= 2.8.0
 TARGET ?= v5e
+# Two processes of tests, which share no state; each takes up to 4 GB. Neighbours stay together, for what they share.
+WORKERS ?= 2
 PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -58,10 +60,10 @@ $(V7)/.ready:
 	@touch $@
 
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -m "slow or not slow" --timeout=3600 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow or not slow" --timeout=3600 $(PYTEST_ARGS)
 
 # Without dependencies: the package asks for torch 2.9, and its versions decide what works. 7 GB; remove it afterwards.
 COMPAT := .venv-compat-$(VERSION)
