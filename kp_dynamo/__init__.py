@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kp_dynamo.explanation import Explanation, explain
     from kp_dynamo.options import CompileOptions
     from kp_dynamo.passes.base import GraphPass, PassReport
+    from kp_dynamo.passes.flash_attention import FlashAttention
     from kp_dynamo.runtime.memory import TPUMemoryManager
     from kp_dynamo.runtime.tpu_backend import TPUBackend
     from kp_dynamo.runtime.tpu_optimizer import TPUOptimizationResult, TPUOptimizer
@@ -56,6 +57,7 @@ __all__ = [
     "BucketPlan",
     "CompileOptions",
     "Explanation",
+    "FlashAttention",
     "GraphPass",
     "KernelPyTorchConfig",
     "LRUCache",
@@ -106,6 +108,7 @@ _HOME_OF = {
     "BucketPlan": "kp_dynamo.bucket_plan",
     "CompileOptions": "kp_dynamo.options",
     "Explanation": "kp_dynamo.explanation",
+    "FlashAttention": "kp_dynamo.passes.flash_attention",
     "GraphPass": "kp_dynamo.passes.base",
     "KernelPyTorchConfig": "kp_dynamo.config",
     "LRUCache": "kp_dynamo.cache",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from kp_dynamo.aot.flash_payloads import payload_of
 from kp_dynamo.autograd import GraphStages, trace_and_compile
 from kp_dynamo.bucketing import Bucketing, bucketed
 from kp_dynamo.buckets import Buckets
@@ -144,7 +145,9 @@ class Session:
             needed = product_precision(gm.graph, precision)
             donate = options.donate == "mutated"
             identity = self._salt + _identity(text)
-            spec = LoweringSpec(name, num_returned, needed, options.strict, identity, overwritten, donate)
+            spec = LoweringSpec(
+                name, num_returned, needed, options.strict, identity, overwritten, donate, payload_of=payload_of
+            )
             interface = (("graph", text), ("returned", num_returned), ("overwritten", overwritten))
             key = None if text is None else (*interface, *conditions)
             contract = GraphContract(key, capture.mode == "cpu", f"{number}.{name}", options.compile_timeout_s)

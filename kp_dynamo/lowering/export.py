@@ -20,9 +20,11 @@ from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.checks import check_donation, check_layouts, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.cut import Conductor, is_xla_piece, spec_of_pieces, split_around
+from kp_dynamo.lowering.flash_calls import calls_with
 from kp_dynamo.lowering.program import LOCK, settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
 from kp_dynamo.lowering.trace import Trace, trace
+from kp_dynamo.ops.flash_kernels import flash_calls
 from kp_dynamo.ops.wait_for import barriers
 from kp_dynamo.source_lines import source_line
 
@@ -101,7 +103,7 @@ class Export:
         """Trace, add to `programs` and hand over; the nodes that XLA lacks, if any stand in the way."""
         start = time.perf_counter()
         with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
-            with barriers(compat.optimization_barrier):
+            with barriers(compat.optimization_barrier), flash_calls(calls_with(spec.payload_of)):
                 traced = trace(gm, args, device_constants(gm), spec, on_node=_name_operations)
             if traced.fallbacks or not traced.roots:
                 return traced.fallbacks

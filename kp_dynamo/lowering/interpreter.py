@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from kp_dynamo.exceptions import XLACompilationError
+from kp_dynamo.exceptions import TPUBackendError, XLACompilationError
 from kp_dynamo.lowering.fallback import values_forbidden
 from kp_dynamo.lowering.sharded_forms import form_of
 from kp_dynamo.source_lines import user_line
@@ -76,6 +76,8 @@ class XlaInterpreter(fx.Interpreter):
             return self._on_fallback(node, args, kwargs)
         try:
             result = node.target(*args, **kwargs)  # type: ignore[operator]
+        except TPUBackendError:
+            raise  # ours: the user is to read it
         except Exception as error:  # noqa: BLE001
             # The operator ran on fake tensors before: what fails now is torch_xla's form of it.
             logger.debug("%s cannot be lowered for these arguments: %s", node.target, error)

@@ -17,9 +17,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from kp_dynamo import compat
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import DONORS, Donation
+from kp_dynamo.lowering.flash_calls import calls_with
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.trace import Slot, Trace, trace
+from kp_dynamo.ops.flash_kernels import flash_calls
 from kp_dynamo.ops.wait_for import barriers
 
 Run = Callable[[Sequence[Any]], list[Any]]
@@ -58,8 +60,10 @@ def compile_program(
     # AOTAutograd compiles under a fake mode, which would take the tensors made here for its own.
     with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
-        # XLA:CPU drops barriers.
-        with barriers(compat.optimization_barrier if compat.device_kind() == "TPU" else None):
+        # XLA:CPU drops barriers, and has no kernels.
+        on_tpu = compat.device_kind() == "TPU"
+        kernels = calls_with(spec.payload_of if on_tpu else None, is_sharded=spec.is_sharded)
+        with barriers(compat.optimization_barrier if on_tpu else None), flash_calls(kernels):
             traced = trace(gm, args, constants, spec)
         if traced.fallbacks:
             return CompiledProgram(None, traced.fallbacks, {"trace": time.perf_counter() - start}, traced.donation)

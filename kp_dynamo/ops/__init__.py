@@ -2,6 +2,7 @@
 
 from kp_dynamo.ops import attention as _attention  # noqa: F401  # registers the operators
 from kp_dynamo.ops import contract as _contract  # noqa: F401  # registers the operator
+from kp_dynamo.ops import flash_attention as _flash_attention  # noqa: F401  # registers the operators
 from kp_dynamo.ops import shard_batch as _shard_batch  # noqa: F401  # registers the operator
 from kp_dynamo.ops import wait_for as _wait_for  # noqa: F401  # registers the operator
 from kp_dynamo.ops.linear_act import ACTIVATIONS

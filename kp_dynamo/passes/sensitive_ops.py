@@ -33,6 +33,9 @@ PRODUCTS: dict[Any, tuple[int, ...]] = {
     kp.attention.default: (0, 1, 2),
     kp.attention_train.default: (0, 1, 2),
     kp.attention_backward.default: (0, 1, 2, 3, 4),
+    kp.flash_attention.default: (0, 1, 2),
+    kp.flash_attention_train.default: (0, 1, 2),
+    kp.flash_attention_backward.default: (0, 1, 2, 3, 4),
 }
 LINEAR_ACTS = (kp.linear_act.default, kp.linear_act_train.default)
 # Multiples of their operands are multiples of their result.

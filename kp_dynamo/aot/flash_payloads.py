@@ -1,0 +1,131 @@
+"""What the TPU's compiler is handed for a flash attention kernel: JAX's Pallas kernels, lowered without a TPU.
+
+JAX writes the program of a kernel down (Mosaic, MLIR bytecode) for a platform that is named; it runs nothing, and needs
+a client of no TPU. It must not start one: a TPU belongs to one client, and torch_xla's is there already. Where JAX
+has not started in this process, it is started on the CPU here, and stays there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from kp_dynamo.exceptions import TPUNotAvailableError, XLACompilationError
+from kp_dynamo.ops.flash_kernels import FlashKernel
+
+_PRODUCTS = {"forward": 2, "train": 2, "keys": 4, "queries": 3}
+"""Of [S, D] and [T, D] operands; the backward's two kernels make the scores again, each for itself."""
+
+
+@functools.lru_cache(maxsize=256)
+def payload_of(kernel: FlashKernel) -> str:
+    """The configuration of a `tpu_custom_call` that runs the kernel.
+
+    Raises:
+        TPUNotAvailableError: JAX is not installed.
+        XLACompilationError: The kernel does not take these sizes, or this JAX has it no more.
+    """
+    try:
+        import jax
+        from jax.experimental.pallas.ops.tpu import flash_attention
+    except ImportError as cause:
+        raise TPUNotAvailableError(
+            f"kp::flash_attention on a TPU is a kernel of JAX's, which cannot be imported ({cause}). Install it with "
+            'pip install "kp_dynamo[tpu]", or take FlashAttention() out of extra_passes.'
+        ) from cause
+    try:
+        with _started_on_cpu(jax), jax.default_matmul_precision(kernel.precision):
+            config, operands = _lowered(jax, *_call_of(jax, flash_attention, kernel))
+    except Exception as cause:
+        raise XLACompilationError(
+            f"JAX {jax.__version__} cannot lower {kernel}: {type(cause).__name__}: {str(cause).splitlines()[:1]}. "
+            "Take FlashAttention() out of extra_passes."
+        ) from cause
+    return _with_cost(config, kernel, operands)
+
+
+@contextlib.contextmanager
+def _started_on_cpu(jax: Any) -> Iterator[None]:
+    """Keep JAX from looking for a TPU when it starts; nothing where it has started."""
+    from jax._src import xla_bridge
+
+    asked = jax.config.jax_platforms
+    if xla_bridge.backends_are_initialized():
+        yield
+        return
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_platforms", asked)
+
+
+def _call_of(jax: Any, flash: Any, kernel: FlashKernel) -> tuple[Callable[..., Any], list[Any]]:
+    """A function that calls the kernel, and what it takes."""
+    block, scale, causal = kernel.scoring.block, kernel.scoring.scale, kernel.scoring.is_causal
+    dtype = {torch.bfloat16: "bfloat16", torch.float32: "float32"}[kernel.dtype]
+
+    def operand(*shape: int, of: str = dtype) -> Any:
+        return jax.ShapeDtypeStruct((1, kernel.num_heads, *shape), of)
+
+    q, k = operand(kernel.num_queries, kernel.width), operand(kernel.num_keys, kernel.width)
+    if kernel.part in ("forward", "train"):
+        rest = None, None, kernel.part == "train", causal, scale, 1, block, block, block, False
+        return lambda q, k, v: flash._flash_attention_impl(q, k, v, *rest), [q, k, k]
+    blocks = {"block_q_major": block, "block_k_major": block, "block_k": block}
+    how = {**blocks, "sm_scale": scale, "causal": causal, "mask_value": flash.DEFAULT_MASK_VALUE, "debug": False}
+    backward = flash._flash_attention_bwd_dq
+    if kernel.part == "keys":
+        backward, how = flash._flash_attention_bwd_dkv, {**how, "block_q": block}
+    row = operand(kernel.num_queries, of="float32")
+    return lambda q, k, v, *rows: backward(q, k, v, None, None, *rows, **how), [q, k, k, row, row, q, row]
+
+
+def _lowered(jax: Any, call: Callable[..., Any], operands: list[Any]) -> tuple[str, int]:
+    """The configuration of the one custom call in `call`, and the bytes of its operands and results."""
+    from jax._src.interpreters import mlir
+
+    # Without `for_export` the program would be for the libtpu of this very JAX, and no later one.
+    parameters = mlir.LoweringParameters(for_export=True)
+    lowered = jax.jit(call).trace(*operands).lower(lowering_platforms=("tpu",), _private_parameters=parameters)
+    [found] = [op for op in _operations(lowered.compiler_ir().operation) if _is_kernel(op)]
+    arrays = [value.type for value in (*found.operands, *found.results)]
+    return str(found.attributes["backend_config"].value), sum(map(_num_bytes, arrays))
+
+
+def _operations(op: Any) -> Iterator[Any]:
+    for inner in (o.operation for region in op.regions for block in region.blocks for o in block.operations):
+        yield inner
+        yield from _operations(inner)
+
+
+def _is_kernel(op: Any) -> bool:
+    return op.name == "stablehlo.custom_call" and "tpu_custom_call" in str(op.attributes["call_target_name"])
+
+
+def _num_bytes(array: Any) -> int:
+    count: int = array.element_type.width // 8
+    for size in array.shape:
+        count *= size
+    return count
+
+
+def _with_cost(config: str, kernel: FlashKernel, num_bytes: int) -> str:
+    """The configuration with what the kernel works and moves: JAX counts what a mask lets out, or nothing at all."""
+    content = json.loads(config)
+    block = kernel.scoring.block
+    across = kernel.num_keys // block
+    rows = range(kernel.num_queries // block)
+    pairs = sum(min(row + 1, across) if kernel.scoring.is_causal else across for row in rows)
+    scores = kernel.num_heads * pairs * block * block
+    content["custom_call_config"]["cost_estimate"] = {
+        "flops": 2 * scores * kernel.width * _PRODUCTS[kernel.part],
+        "transcendentals": scores,
+        "bytes_accessed": num_bytes,
+    }
+    return json.dumps(content)

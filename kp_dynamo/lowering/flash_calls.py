@@ -1,0 +1,80 @@
+"""Calls of a TPU's flash attention kernels in a trace: `tpu_custom_call`s, and what stands around them.
+
+Shapes: N batch x heads, S queries, T keys, D width of a head. The kernels take [B, H, S, D]: here B is 1 and H is N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kp_dynamo import compat
+from kp_dynamo.ops.flash_kernels import FlashKernel, FlashScoring, Part, PayloadOf
+
+_LANES = 128
+"""The kernels have numbers of rows 128 times side by side, as vector registers hold them."""
+
+
+def calls_with(payload_of: PayloadOf | None, *, is_sharded: bool = False) -> CustomCalls | None:
+    """Who calls the kernels, or None: XLA cannot share the work of a custom call among devices."""
+    return None if payload_of is None or is_sharded else CustomCalls(payload_of)
+
+
+@dataclass(frozen=True)
+class CustomCalls:
+    """The kernels as custom calls on XLA tensors; `payload_of` makes what the compiler is handed."""
+
+    payload_of: PayloadOf
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, scoring: FlashScoring) -> Tensor:
+        kernel = self._kernel("forward", q, v, scoring)
+        (result,) = self._call(kernel, (q, k.transpose(1, 2), v), [q])
+        return result
+
+    def attention_train(self, q: Tensor, k: Tensor, v: Tensor, scoring: FlashScoring) -> tuple[Tensor, Tensor]:
+        kernel = self._kernel("train", q, v, scoring)
+        row = _wide(q.select(2, 0).to(torch.float32), _LANES)
+        result, sums, largest = self._call(kernel, (q, k.transpose(1, 2), v), [q, row, row])
+        return result, torch.stack([largest.select(2, 0), sums.select(2, 0)])
+
+    def attention_backward(
+        self, grad: Tensor, saved: Sequence[Tensor], scoring: FlashScoring, factors: tuple[float, float]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, result, statistics = saved
+        k = k.transpose(1, 2)
+        delta = (grad.to(torch.float32) * result.to(torch.float32)).sum(-1)
+        largest, sums = (_wide(x, _LANES) for x in statistics.unbind(0))
+        operands = (q, k, v, sums, largest, grad)
+        d_k, d_v = self._call(self._kernel("keys", q, v, scoring), (*operands, _wide(delta, _LANES)), [k, v])
+        # As wide as a block: so the kernel declares it.
+        (d_q,) = self._call(self._kernel("queries", q, v, scoring), (*operands, _wide(delta, scoring.block)), [q])
+        # The kernels multiply both by the scale of the scores.
+        q_factor, k_factor = (factor / scoring.scale for factor in factors)
+        return _scaled(d_q, q_factor), _scaled(d_k, k_factor).transpose(1, 2), d_v
+
+    def _kernel(self, part: Part, q: Tensor, v: Tensor, scoring: FlashScoring) -> FlashKernel:
+        asked = compat.xlac()._xla_get_mat_mul_precision()
+        # Products of bfloat16 operands are exact as they are. The kernels have no "high" of three passes.
+        exact = q.dtype == torch.float32 and asked != "default"
+        sizes = (*q.shape[:2], v.shape[1], q.shape[2])
+        return FlashKernel(part, *sizes, q.dtype, scoring, "highest" if exact else "default")
+
+    def _call(self, kernel: FlashKernel, operands: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+        """Results of the shapes and dtypes of `like`."""
+        given = [x.unsqueeze(0) for x in operands]
+        shapes = [[1, *x.shape] for x in like]
+        # torch_xla 2.9: its public `make_kernel_from_pallas` has JAX run where the tensors are.
+        found = compat.xlac()._xla_tpu_custom_call(given, self.payload_of(kernel), shapes, [x.dtype for x in like])
+        return [x.squeeze(0) for x in found]
+
+
+def _wide(rows: Tensor, width: int) -> Tensor:
+    """[N, S] -> [N, S, width]."""
+    return rows.unsqueeze(-1).expand(*rows.shape, width)
+
+
+def _scaled(gradient: Tensor, factor: float) -> Tensor:
+    return gradient if factor == 1 else (gradient.to(torch.float32) * factor).to(gradient.dtype)

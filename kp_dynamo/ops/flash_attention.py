@@ -1,0 +1,94 @@
+"""`kp::flash_attention`, its form for training and its backward: `kp::attention` by a kernel, where a TPU has one.
+
+    flash_attention(q, k, v, scale, is_causal, block) -> result
+    flash_attention_train(the same) -> (result, statistics)
+    flash_attention_backward(grad, q, k, v, result, statistics, scale, is_causal, block, q_factor, k_factor)
+        -> (d_q, d_k, d_v)
+
+    q [N, S, D], k [N, D, T], v [N, T, D], result and grad [N, S, D], statistics [2, N, S]; N = B x H
+
+Two forms. Where a TPU is traced for (`flash_kernels.flash_calls`) each is a custom call or two; anywhere else it is the
+`kp::attention` of the same name, without masks. A pass puts them into graphs that are differentiated already, so that
+the operators themselves have no derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from kp_dynamo.ops import attention as _attention  # noqa: F401  # registers what these are written with
+from kp_dynamo.ops.flash_kernels import FlashScoring, current_calls
+
+kp = torch.ops.kp
+
+_library = torch.library.Library("kp", "FRAGMENT")
+_SCORING = "float scale, bool is_causal, int block"
+_OPERANDS = f"(Tensor q, Tensor k, Tensor v, {_SCORING})"
+_library.define(f"flash_attention{_OPERANDS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+_library.define(f"flash_attention_train{_OPERANDS} -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
+_library.define(
+    f"flash_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor result, Tensor statistics, {_SCORING}, "
+    "float q_factor, float k_factor) -> (Tensor, Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+
+def _reference(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:
+    return kp.attention.default(q, k, v, *_without_masks(scoring))  # type: ignore[no-any-return]
+
+
+def _reference_train(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tensor, Tensor]:
+    return kp.attention_train.default(q, k, v, *_without_masks(scoring))  # type: ignore[no-any-return]
+
+
+def _reference_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    saved, scoring, factors = rest[:5], rest[5:8], rest[8:]
+    return kp.attention_backward.default(grad, *saved, *_without_masks(scoring), *factors)  # type: ignore[no-any-return]
+
+
+def _without_masks(scoring: Sequence[Any]) -> tuple[Any, ...]:
+    scale, is_causal, block = scoring
+    return [], [], [], scale, is_causal, False, block
+
+
+def _on_xla(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:
+    calls = current_calls()
+    return _reference(q, k, v, *scoring) if calls is None else calls.attention(q, k, v, FlashScoring(*scoring))
+
+
+def _on_xla_train(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tensor, Tensor]:
+    calls = current_calls()
+    if calls is None:
+        return _reference_train(q, k, v, *scoring)
+    return calls.attention_train(q, k, v, FlashScoring(*scoring))
+
+
+def _on_xla_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    calls = current_calls()
+    if calls is None:
+        return _reference_backward(grad, *rest)
+    return calls.attention_backward(grad, rest[:5], FlashScoring(*rest[5:8]), (rest[8], rest[9]))
+
+
+_FORMS = {
+    "flash_attention": (_reference, _on_xla),
+    "flash_attention_train": (_reference_train, _on_xla_train),
+    "flash_attention_backward": (_reference_backward, _on_xla_backward),
+}
+for _name, (_plain, _traced) in _FORMS.items():
+    _library.impl(_name, _plain, "CPU")
+    _library.impl(_name, _traced, "Functionalize")  # where kp::attention is taken apart, see there
+    torch.library.register_fake(f"kp::{_name}", _plain, lib=_library)
+
+# Products are counted as those of kp::attention, whole ones; that a kernel leaves some out is its own estimate's matter.
+for _flash, _whole in (
+    (kp.flash_attention, kp.attention),
+    (kp.flash_attention_train, kp.attention_train),
+    (kp.flash_attention_backward, kp.attention_backward),
+):
+    register_flop_formula(_flash, get_raw=True)(flop_registry[_whole])

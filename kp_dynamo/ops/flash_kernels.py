@@ -1,0 +1,92 @@
+"""What a TPU's kernels of flash attention are asked for, and who calls them: nobody, unless a context says so.
+
+Shapes: N batch x heads, S queries, T keys, D width of a head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Part = Literal["forward", "train", "keys", "queries"]
+"""Forward; the same with the statistics of its rows; gradients of keys and values; gradient of queries."""
+
+
+@dataclass(frozen=True)
+class FlashScoring:
+    """How scores come of q @ k.
+
+    Attributes:
+        scale: Factor of the products.
+        is_causal: Whether query i reads keys 0 to i.
+        block: Queries, and keys, that are in vector memory at a time; divides S and T.
+    """
+
+    scale: float
+    is_causal: bool
+    block: int
+
+
+@dataclass(frozen=True)
+class FlashKernel:
+    """One kernel, for one set of sizes.
+
+    Attributes:
+        part: Which of the four.
+        num_heads: N.
+        num_queries: S.
+        num_keys: T.
+        width: D.
+        dtype: Of operands and results: bfloat16 or float32.
+        scoring: How scores are made.
+        precision: Of float32 products: "default" is one bfloat16 pass, "highest" is float32.
+    """
+
+    part: Part
+    num_heads: int
+    num_queries: int
+    num_keys: int
+    width: int
+    dtype: torch.dtype
+    scoring: FlashScoring
+    precision: Literal["default", "highest"]
+
+
+PayloadOf = Callable[[FlashKernel], str]
+"""Makes what the TPU's compiler is handed for a kernel: the configuration of a `tpu_custom_call`."""
+
+
+class FlashCalls(Protocol):
+    """Calls the kernels, on operands as `kp::attention` has them: q [N, S, D], k [N, D, T], v [N, T, D]."""
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, scoring: FlashScoring) -> Tensor: ...
+
+    def attention_train(self, q: Tensor, k: Tensor, v: Tensor, scoring: FlashScoring) -> tuple[Tensor, Tensor]: ...
+
+    def attention_backward(
+        self, grad: Tensor, saved: tuple[Tensor, ...], scoring: FlashScoring, factors: tuple[float, float]
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+_CALLS: ContextVar[FlashCalls | None] = ContextVar("kernels of the platform that is traced for", default=None)
+
+
+@contextlib.contextmanager
+def flash_calls(calls: FlashCalls | None) -> Iterator[None]:
+    """Trace for a compiler that has the kernels; None for one that has not."""
+    token = _CALLS.set(calls)
+    try:
+        yield
+    finally:
+        _CALLS.reset(token)
+
+
+def current_calls() -> FlashCalls | None:
+    """Who calls the kernels of the platform that is traced for, or None where there are none."""
+    return _CALLS.get()

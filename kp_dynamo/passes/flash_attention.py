@@ -1,0 +1,150 @@
+"""Compute `kp::attention` by a TPU's flash attention kernel: changes numerics, by the order of sums and one rounding.
+
+    before                                                    after
+    attention: bf16[4, 256, 64] = kp.attention.default(       flash_attention: bf16[4, 256, 64] =
+        q, k, v, [], [], [], 0.125, True, False, 512)             kp.flash_attention.default(q, k, v, 0.125, True, 256)
+
+`kp::attention_train` and its `kp::attention_backward` change together, or not at all. On a TPU, and ahead of time for
+one, the kernels are those of JAX (`jax.experimental.pallas.ops.tpu.flash_attention`, Dao et al., arXiv:2205.14135); on
+XLA:CPU the operators are `kp::attention` as it was. Never on by itself: no compiler has an estimate for a kernel.
+
+    options={"extra_passes": [FlashAttention()]}
+
+1. Fires on attention without a mask, and on causal attention: query i reads keys 0 to i, whatever S and T are.
+
+Refuses, with the reason
+
+2. masks that are operands, and rows that may be left without a key;
+3. sizes that are symbols: a kernel is made for sizes;
+4. a number of queries or keys that is no multiple of 128;
+5. values of another width than keys, and widths that the kernel has no layout for;
+6. operands of another dtype than bfloat16 or float32;
+7. a scale of 0, by which the kernel's gradients could not be divided again.
+
+The gradients of queries and keys come rounded and multiplied by the scale, and are multiplied to what the graph asks for
+behind that: one rounding more, in bfloat16. Float32 products are of one bfloat16 pass at matmul precision "default", as
+those outside are, and exact at the two others.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo.ops import flash_attention as _ops  # noqa: F401  # registers the operators
+from kp_dynamo.passes.base import PassReport, calls, tensor_of
+from kp_dynamo.passes.insertion import insert_call, replace_node
+
+kp = torch.ops.kp
+
+_LANES = 128
+_WIDEST = 256
+"""Past it the blocks of the backward leave no room in vector memory."""
+_DTYPES = (torch.bfloat16, torch.float32)
+_FLASH = {
+    kp.attention.default: kp.flash_attention.default,
+    kp.attention_train.default: kp.flash_attention_train.default,
+    kp.attention_backward.default: kp.flash_attention_backward.default,
+}
+
+
+@dataclass(frozen=True)
+class FlashAttention:
+    """The pass.
+
+    Attributes:
+        block: The most queries, and keys, that a kernel has in vector memory at a time: a multiple of 128.
+    """
+
+    block: int = 512
+
+    def __post_init__(self) -> None:
+        if self.block < _LANES or self.block % _LANES:
+            raise ValueError(f"FlashAttention: block={self.block!r} must be a multiple of {_LANES}, such as 512")
+
+    @property
+    def name(self) -> str:
+        return "flash_attention"
+
+    def __call__(self, gm: fx.GraphModule) -> PassReport:
+        rewritten, refused = 0, []
+        for node in calls(gm.graph, kp.attention.default, kp.attention_train.default):
+            backwards = _backwards_of(node)
+            reason = _refusal(node)
+            if reason is not None:
+                refused.append((node.name, reason))
+                continue
+            for one in (*backwards, node):
+                self._put(gm.graph, one)
+            rewritten += 1
+        return PassReport(self.name, rewritten, tuple(refused))
+
+    def _put(self, graph: fx.Graph, node: fx.Node) -> None:
+        operands, (scale, is_causal), factors = _taken_apart(node)
+        num_queries, num_keys = _sizes(node)[:2]
+        block = next(b for b in range(self.block, 0, -_LANES) if num_queries % b == 0 and num_keys % b == 0)
+        with graph.inserting_before(node):
+            made = insert_call(
+                graph, _FLASH[node.target], (*operands, scale, is_causal, block, *factors), {}, like=node
+            )
+        replace_node(node, made)
+
+
+def _taken_apart(node: fx.Node) -> tuple[tuple[Any, ...], tuple[float, bool], tuple[Any, ...]]:
+    """Operands, scale and whether it is causal, and the factors of a backward."""
+    first = _first_of_scoring(node)
+    _, _, _, scale, is_causal, _, _, *factors = node.args[first:]
+    return node.args[:first], (scale, is_causal), tuple(factors)  # type: ignore[return-value]
+
+
+def _first_of_scoring(node: fx.Node) -> int:
+    return 6 if node.target is kp.attention_backward.default else 3
+
+
+def _backwards_of(node: fx.Node) -> list[fx.Node]:
+    """Who computes gradients from the statistics of an attention."""
+    if node.target is not kp.attention_train.default:
+        return []
+    statistics = [user for user in node.users if user.target is operator.getitem and user.args[1] == 1]
+    readers = dict.fromkeys(reader for value in statistics for reader in value.users)
+    return [reader for reader in readers if reader.target is kp.attention_backward.default]
+
+
+def _sizes(node: fx.Node) -> tuple[Any, ...]:
+    """S, T, the width of queries and keys, and that of values; of an attention or of its backward."""
+    first = _first_of_scoring(node)
+    q, _, v = (tensor_of(x) for x in (node.args[:3] if first == 3 else node.args[1:4]))
+    assert q is not None and v is not None, "operands of an attention are tensors"
+    return q.shape[1], v.shape[1], q.shape[2], v.shape[2]
+
+
+def _refusal(node: fx.Node) -> str | None:
+    """Why the kernel cannot compute an attention, or None."""
+    masks, _, _, scale, _, zero_rows = node.args[3:9]
+    dtype = tensor_of(node.args[0]).dtype  # type: ignore[union-attr]
+    sizes = (*_sizes(node), tensor_of(node.args[0]).shape[0])  # type: ignore[union-attr]
+    if masks:
+        return f"{len(masks)} mask(s) among its operands; the kernel takes none, but for a causal one"  # type: ignore[arg-type]
+    if zero_rows:
+        return "rows that may be left without a key"
+    if any(isinstance(size, torch.SymInt) for size in sizes):
+        return f"sizes that are symbols: {', '.join(map(str, sizes))}"
+    if dtype not in _DTYPES:
+        return f"operands of {dtype}; the kernel takes bfloat16 and float32"
+    if scale == 0:
+        return "a scale of 0"
+    return _refusal_of_sizes(*sizes[:4])
+
+
+def _refusal_of_sizes(num_queries: int, num_keys: int, width: int, value_width: int) -> str | None:
+    if num_queries % _LANES or num_keys % _LANES:
+        return f"{num_queries} queries and {num_keys} keys; the kernel takes multiples of {_LANES}"
+    if width != value_width:
+        return f"queries of width {width} and values of width {value_width}; the kernel takes equal ones"
+    if width > _WIDEST or (width > _LANES and width % _LANES):
+        return f"a head of width {width}; the kernel takes {_LANES}, {_WIDEST}, and what is narrower than {_LANES}"
+    return None
