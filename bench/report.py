@@ -66,10 +66,10 @@ def write(report: Report) -> None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows as Markdown: text to the left, numbers to the right."""
-    columns = list(rows[0])
-    cells = [[_text(row[column]) for column in columns] for row in rows]
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    cells = [[_text(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(line[i]) for line in [columns, *cells]) for i in range(len(columns))]
-    is_number = [isinstance(rows[0][column], float | int) for column in columns]
+    is_number = [any(isinstance(row.get(column), float | int) for row in rows) for column in columns]
 
     def line(texts: list[str]) -> str:
         padded = (t.rjust(w) if n else t.ljust(w) for t, w, n in zip(texts, widths, is_number, strict=True))

@@ -16,12 +16,18 @@ from tqdm import tqdm
 
 import kp_dynamo
 from bench import report
-from bench.v5e_workloads import MODELS, WITH_LENGTHS, workload
+from bench.v5e_workloads import CAUSAL, MODELS, WITH_LENGTHS, workload
 from kp_dynamo.exceptions import XLACompilationError
 
 LENGTHS = (512, 2048)
 OPENXLA = "openxla"
 LEVELS = ("conservative", "balanced", "aggressive")
+PALLAS = "balanced + Pallas"
+"""For models whose attention the kernel takes; its cycles are those of all but the kernel, which has a roofline."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{level: {"level": level} for level in LEVELS},
+    PALLAS: {"level": "balanced", "extra_passes": [kp_dynamo.FlashAttention()]},
+}
 COMPARED = ("cycles ms", "modelled ms", "peak MiB")
 FIGURES = (
     *COMPARED, "over the floors", "GB touched", "TPU compile s", "our s", "unknown", "programs",
@@ -37,15 +43,22 @@ def cases(models: list[str], lengths: tuple[int, ...] = LENGTHS) -> Iterator[tup
                 yield model, length, True
 
 
+def variants(model: str) -> tuple[str, ...]:
+    """What a model is compiled through, openxla first."""
+    return (OPENXLA, *LEVELS, *([PALLAS] if model in CAUSAL else []))
+
+
 def measure(model: str, length: int, train: bool, variant: str) -> dict[str, Any]:
     """One row: a model through a level or through openxla."""
     made = workload(model, length)
-    how: dict[str, Any] = {"backend": OPENXLA} if variant == OPENXLA else {"options": {"level": variant}}
+    how: dict[str, Any] = {"backend": OPENXLA} if variant == OPENXLA else {"options": OPTIONS[variant]}
     row = {"model": model, "S": length, "mode": "train" if train else "infer", "variant": variant}
     try:
         found = kp_dynamo.aot_compile(made.model, made.inputs, target="v5e", train=train, **how)
     except XLACompilationError as error:  # libtpu's own failures are a result as well
         return {**row, **dict.fromkeys(FIGURES), "failed": str(error).splitlines()[0][:200]}
+    if variant == PALLAS:
+        row["roofline of calls ms"] = found.custom_call_ms
     return {
         **row,
         "cycles ms": found.estimated_ms,
@@ -97,7 +110,11 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of: {', '.join(MODELS)}; all by default")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), metavar="S")
     parser.add_argument(
-        "--keep", nargs="+", default=[], choices=(OPENXLA, *LEVELS), help="take these rows from the last time, if there"
+        "--keep",
+        nargs="+",
+        default=[],
+        choices=(OPENXLA, *LEVELS, PALLAS),
+        help="take these rows from the last time, if there",
     )
     args = parser.parse_args()
     unknown = sorted(set(args.models) - set(MODELS))
@@ -106,7 +123,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for model, length, train in tqdm(list(cases(args.models or list(MODELS), tuple(args.lengths))), unit="case"):
         kept = {variant: _kept(model, length, train, variant) for variant in args.keep}
-        found = [kept.get(variant) or measure(model, length, train, variant) for variant in (OPENXLA, *LEVELS)]
+        found = [kept.get(variant) or measure(model, length, train, variant) for variant in variants(model)]
         rows += with_ratios(found)
         _keep(rows)
     print(f"\n{TITLE}\n\n{report.table(rows)}\n")

@@ -103,6 +103,7 @@ MODELS: dict[str, Callable[[int], Workload]] = {
     "mlp": _mlp, "gpt": _gpt, "llama": _llama, "bert": _bert, "vit": _vit, "conv": _conv, "t5": _t5,
 }  # fmt: skip
 WITH_LENGTHS = ("gpt", "llama", "bert", "t5")
+CAUSAL = ("gpt", "llama")
 
 
 def workload(name: str, length: int) -> Workload:

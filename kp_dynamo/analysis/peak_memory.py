@@ -38,7 +38,10 @@ _MAX_OPERANDS = 6  # of a fusion that is made again in each of its readers
 _PRODUCTS = (
     aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, kp.linear_act, kp.linear_act_train, kp.contract,
 )  # fmt: skip
-_PRODUCTS_OF_ATTENTION = {kp.attention: 2, kp.attention_train: 2, kp.attention_backward: 5}
+_PRODUCTS_OF_ATTENTION = {
+    kp.attention: 2, kp.attention_train: 2, kp.attention_backward: 5,
+    kp.flash_attention: 1, kp.flash_attention_train: 1, kp.flash_attention_backward: 2,  # kernels
+}  # fmt: skip
 _MOST_CODE = 3 << 18  # of a product
 _REDUCTIONS = (
     aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean, aten.argmax, aten.any, aten.all, aten.prod,

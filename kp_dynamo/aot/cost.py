@@ -37,6 +37,7 @@ class OpCost:
         seconds: The modelled time of one run.
         hbm_bytes: Bytes that one run moves to and from the chip's memory.
         op_names: What the traced program called the operations in it.
+        flops: Of a custom call, what it declares for one run; None where it does not, and of all else.
     """
 
     name: str
@@ -46,6 +47,12 @@ class OpCost:
     seconds: float
     hbm_bytes: int
     op_names: tuple[str, ...]
+    flops: int | None = None
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether it is a custom call of which the compiler knows no cycles: its seconds are a roofline."""
+        return self.kind == "custom call" and self.cycles is None
 
     @property
     def total_seconds(self) -> float:
@@ -61,7 +68,8 @@ class ProgramCost:
         unknown: Names of operations for which the compiler gives no cycles, and loops without a trip count.
         cycles: The compiler's cycles in all, loop bodies times their trips.
         hbm_bytes: What all runs move to and from the chip's memory.
-        modelled_s: Matmul fusions by their cycles, the rest by its bytes; never less than all traffic needs.
+        modelled_s: Matmul fusions by their cycles, custom calls by their rooflines, the rest by its bytes; never less
+            than all traffic needs.
     """
 
     ops: tuple[OpCost, ...]
@@ -121,7 +129,7 @@ class _Walk:
         if kind == "gather":
             hbm = 2 * op.shape.num_bytes
         seconds = self._seconds(op, kind, hbm, vmem)
-        return OpCost(op.name, kind, times, op.cycles, seconds, hbm, self._op_names(op))
+        return OpCost(op.name, kind, times, op.cycles, seconds, hbm, self._op_names(op), op.declared_flops)
 
     def _seconds(self, op: Instruction, kind: Kind, hbm: int, vmem: int) -> float:
         by_hbm = hbm / self.chip.hbm_bytes_per_s
@@ -132,7 +140,9 @@ class _Walk:
             for size in op.shape.dims[:-1]:
                 rows *= size
             return max(rows * GATHER_S_PER_ROW, by_hbm)
-        return max(by_hbm, vmem / VMEM_BYTES_PER_S)
+        # A custom call has no cycles: no faster than its work at the peak, and than its operands and results once.
+        by_work = (op.declared_flops or 0) / self.chip.bf16_flops if kind == "custom call" else 0.0
+        return max(by_work, by_hbm, vmem / VMEM_BYTES_PER_S)
 
     def _kind(self, op: Instruction) -> Kind:
         if self.module.has_product(op) or op.opcode in ("convolution", "dot"):

@@ -71,6 +71,11 @@ def _remarks(before: AotReport, after: AotReport) -> Iterator[str]:
         one, other = getattr(before, name), getattr(after, name)
         if one != other:
             yield f"{name}: {one} -> {other}"
+    if before.custom_call_ms != after.custom_call_ms:
+        yield (
+            f"rooflines of custom calls: {before.custom_call_ms:.3f} -> {after.custom_call_ms:.3f} ms of modelled_ms; "
+            "they take at least that"
+        )
     if len(before.unknown) != len(after.unknown):
         yield (
             f"operations without an estimate: {len(before.unknown)} -> {len(after.unknown)}; "

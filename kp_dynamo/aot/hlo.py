@@ -18,6 +18,7 @@ _START = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = ")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"\b(pred|token|[subfc]\w*?\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_DECLARED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _OP_NAME = re.compile(r'metadata=\{op_name="([^"]*)"')
 
@@ -75,6 +76,12 @@ class Instruction:
     def cycles(self) -> int | None:
         """The compiler's estimate, where it gives one."""
         found = _CYCLES.search(self.attributes)
+        return int(found[1]) if found else None
+
+    @property
+    def declared_flops(self) -> int | None:
+        """What whoever made a custom call says that it computes, where they do."""
+        found = _DECLARED.search(self.attributes)
         return int(found[1]) if found else None
 
     @property

@@ -16,6 +16,7 @@ _STYLE = (
     "pre{background:#f6f6f4;padding:1rem;overflow-x:auto;font-size:13px;line-height:1.4}"
     "figure{margin:2rem 0}figcaption{color:#555;font-size:14px}svg{max-width:100%;height:auto}"
 )
+_LABELS = {"custom call": "custom call (roofline)"}
 _COLORS = ("#3366aa", "#dd8833", "#55aa77", "#aa4455", "#8866aa", "#999999")
 
 
@@ -27,7 +28,7 @@ def page_of(report: AotReport) -> str:
             "Roofline: work per byte to and from the chip's memory against speed. Each point is a program.",
             _roofline(report),
         ),
-        ("Where the modelled time goes, by kind of operation.", _bars(report)),
+        ("Where the modelled time goes, by kind of operation. Custom calls take at least that long.", _bars(report)),
         ("Memory of each program against the chip's.", _memory(report)),
     ]
     figures = "".join(f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for text, svg in pictures)
@@ -86,7 +87,7 @@ def _bars(report: AotReport) -> str:
     left = [0.0] * len(report.programs)
     for kind, color in zip(kinds, _COLORS, strict=False):
         values = [p.runs * p.ms_by_kind.get(kind, 0.0) for p in report.programs]
-        axes.barh([p.name for p in report.programs], values, left=left, label=kind, color=color)
+        axes.barh([p.name for p in report.programs], values, left=left, label=_LABELS.get(kind, kind), color=color)
         left = [start + value for start, value in zip(left, values, strict=True)]
     axes.invert_yaxis()
     axes.set(xlabel="modelled ms of a step")

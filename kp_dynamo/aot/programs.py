@@ -8,7 +8,7 @@ from kp_dynamo.analysis.flops import model_flops
 from kp_dynamo.aot.compiler import Compiled
 from kp_dynamo.aot.cost import OpCost, cost_of
 from kp_dynamo.aot.hlo import Module
-from kp_dynamo.aot.report import FusionReport, Origin, ProgramReport
+from kp_dynamo.aot.report import CustomCallReport, FusionReport, Origin, ProgramReport
 from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering.export import ExportedProgram, node_of
 
@@ -43,12 +43,22 @@ def program_report(name: str, program: ExportedProgram, made: Compiled, chip: Ch
         ms_by_kind=dict(by_kind),
         dearest=tuple(_fusion(op, program) for op in dearest if op.total_seconds > 0),
         num_copies=sum(op.times for op in cost.ops if op.kind == "copy" and op.seconds > 0),
+        custom_calls=tuple(_custom_call(op, program) for op in cost.ops if op.is_opaque),
+    )
+
+
+def _custom_call(op: OpCost, program: ExportedProgram) -> CustomCallReport:
+    return CustomCallReport(
+        name=op.name,
+        times=op.times,
+        flops=None if op.flops is None else op.flops * op.times,
+        hbm_bytes=op.hbm_bytes * op.times,
+        roofline_ms=op.total_seconds * 1e3,
+        origins=_origins(op, program),
     )
 
 
 def _fusion(op: OpCost, program: ExportedProgram) -> FusionReport:
-    nodes = dict.fromkeys(node_of(name) for name in op.op_names)
-    origins = dict.fromkeys(Origin(*program.origins[node]) for node in nodes if node in program.origins)
     return FusionReport(
         name=op.name,
         kind=op.kind,
@@ -56,5 +66,11 @@ def _fusion(op: OpCost, program: ExportedProgram) -> FusionReport:
         cycles=None if op.cycles is None else op.cycles * op.times,
         modelled_ms=op.total_seconds * 1e3,
         hbm_bytes=op.hbm_bytes * op.times,
-        origins=tuple(origins)[:_MAX_ORIGINS],
+        origins=_origins(op, program),
     )
+
+
+def _origins(op: OpCost, program: ExportedProgram) -> tuple[Origin, ...]:
+    nodes = dict.fromkeys(node_of(name) for name in op.op_names)
+    found = dict.fromkeys(Origin(*program.origins[node]) for node in nodes if node in program.origins)
+    return tuple(found)[:_MAX_ORIGINS]

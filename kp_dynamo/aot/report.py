@@ -9,7 +9,7 @@ from typing import Any
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.hardware import CHIPS
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the JSON form; one that is read must have this one."""
 
 DISCLAIMER = (
@@ -49,6 +49,27 @@ class FusionReport:
 
 
 @dataclass(frozen=True)
+class CustomCallReport:
+    """A program of somebody else's inside a program, which the compiler takes as it is and has no cycles for.
+
+    Attributes:
+        name: In the compiled program.
+        times: How often it runs in a step.
+        flops: What it declares for all its runs; None where it declares nothing, and its bytes are all that is known.
+        hbm_bytes: Its operands and results in the chip's memory, each once a run.
+        roofline_ms: What all its runs take at least: FLOPs at the bfloat16 peak, or bytes at the memory's speed.
+        origins: What it is made of.
+    """
+
+    name: str
+    times: int
+    flops: int | None
+    hbm_bytes: int
+    roofline_ms: float
+    origins: tuple[Origin, ...]
+
+
+@dataclass(frozen=True)
 class ProgramReport:
     """One program, as the TPU compiler made it.
 
@@ -67,11 +88,13 @@ class ProgramReport:
         model_flops: Operations of the products that the graph asks for.
         cycles: The compiler's cycles in all.
         estimated_ms: These by the chip's clock.
-        modelled_ms: Matmul fusions by their cycles, all else by its bytes; see the documentation of the calibration.
+        modelled_ms: Matmul fusions by their cycles, custom calls by their rooflines, all else by its bytes; see the
+            documentation of the calibration.
         unknown: Operations for which the compiler gives no cycles, which therefore count as none.
         ms_by_kind: Modelled milliseconds by kind of operation.
         dearest: The operations with the highest modelled time.
         num_copies: Copies and relayouts in the schedule.
+        custom_calls: What the compiler has no cycles for, in order.
     """
 
     name: str
@@ -93,6 +116,12 @@ class ProgramReport:
     ms_by_kind: dict[str, float]
     dearest: tuple[FusionReport, ...]
     num_copies: int
+    custom_calls: tuple[CustomCallReport, ...] = ()
+
+    @property
+    def custom_call_ms(self) -> float:
+        """The part of `modelled_ms` that is rooflines of custom calls: at least that long, and in no cycles."""
+        return sum(call.roofline_ms for call in self.custom_calls)
 
     @property
     def peak_bytes(self) -> int:
@@ -159,6 +188,11 @@ class AotReport:
     def modelled_ms(self) -> float:
         """Milliseconds of a step, modelled."""
         return sum(p.runs * p.modelled_ms for p in self.programs)
+
+    @property
+    def custom_call_ms(self) -> float:
+        """Milliseconds of these that are rooflines of custom calls, of which the cycles have nothing."""
+        return sum(p.runs * p.custom_call_ms for p in self.programs)
 
     @property
     def flops(self) -> float:
@@ -230,15 +264,16 @@ class AotReport:
     def totals(self) -> dict[str, Any]:
         """The figures of a step, by name."""
         names = (
-            "cycles", "estimated_ms", "modelled_ms", "flops", "bytes", "model_flops", "peak_bytes", "fits",
-            "tpu_compile_s", "flops_floor_ms", "bytes_floor_ms", "over_floor", "mfu", "usd_per_million_steps",
+            "cycles", "estimated_ms", "modelled_ms", "custom_call_ms", "flops", "bytes", "model_flops", "peak_bytes",
+            "fits", "tpu_compile_s", "flops_floor_ms", "bytes_floor_ms", "over_floor", "mfu", "usd_per_million_steps",
             "usd_per_million_tokens",
         )  # fmt: skip
         return {**{name: getattr(self, name) for name in names}, "unknown": len(self.unknown)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
-        peaks = [{**asdict(p), "peak_bytes": p.peak_bytes} for p in self.programs]
+        derived = ("peak_bytes", "custom_call_ms")
+        peaks = [{**asdict(p), **{name: getattr(p, name) for name in derived}} for p in self.programs]
         content = {**asdict(self), "programs": peaks, "totals": self.totals()}
         return {"schema": SCHEMA, "note": DISCLAIMER, **content}
 
@@ -281,8 +316,10 @@ class AotReport:
 
 def _program(content: Mapping[str, Any]) -> ProgramReport:
     known = {f.name: content[f.name] for f in fields(ProgramReport)}
-    dearest = tuple(
-        FusionReport(**{**fusion, "origins": tuple(Origin(**origin) for origin in fusion["origins"])})
-        for fusion in content["dearest"]
-    )
-    return ProgramReport(**{**known, "unknown": tuple(known["unknown"]), "dearest": dearest})
+    dearest = tuple(FusionReport(**{**fusion, "origins": _origins(fusion)}) for fusion in content["dearest"])
+    calls = tuple(CustomCallReport(**{**call, "origins": _origins(call)}) for call in content["custom_calls"])
+    return ProgramReport(**{**known, "unknown": tuple(known["unknown"]), "dearest": dearest, "custom_calls": calls})
+
+
+def _origins(content: Mapping[str, Any]) -> tuple[Origin, ...]:
+    return tuple(Origin(**origin) for origin in content["origins"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kp_dynamo.aot.report import DISCLAIMER, AotReport, FusionReport, ProgramReport
+from kp_dynamo.aot.report import DISCLAIMER, AotReport, FusionReport, Origin, ProgramReport
 from kp_dynamo.hardware import CHIPS, GB
 
 _MIB = 2**20
@@ -22,6 +22,7 @@ def text_of(report: AotReport) -> str:
             *_programs(report),
             "",
             *_dearest(report),
+            *_custom_calls(report),
             *_listed("no estimate from the compiler, counted as no cycles", report.unknown),
             *_listed("graph breaks", report.graph_breaks),
             *_listed("on the CPU in between, in no figure here", report.fallbacks),
@@ -41,6 +42,11 @@ def _headline(report: AotReport) -> Iterator[str]:
     options = ", ".join(f"{k}={v!r}" for k, v in report.options.items()) or "default options"
     yield f"{mode} on one {report.target} through {report.backend}, {options}"
     yield f"  modelled        {report.modelled_ms:.3f} ms    (by the compiler's cycles {report.estimated_ms:.3f} ms)"
+    if report.custom_call_ms:
+        yield (
+            f"  custom calls    {report.custom_call_ms:.3f} ms of the modelled time, by their rooflines: they take at "
+            "least that, and the cycles have nothing of it"
+        )
     yield (
         f"  floors          {report.flops_floor_ms:.3f} ms for the products at {chip.bf16_flops / 1e12:.0f} TFLOP/s, "
         f"{report.bytes_floor_ms:.3f} ms for arguments and results at {chip.hbm_bytes_per_s / 1e9:.0f} GB/s"
@@ -71,6 +77,7 @@ def _programs(report: AotReport) -> Iterator[str]:
         "program",
         "runs",
         "modelled ms",
+        "calls ms",
         "cycles ms",
         "peak MiB",
         "arguments",
@@ -88,7 +95,8 @@ def _programs(report: AotReport) -> Iterator[str]:
 
 def _row(p: ProgramReport) -> tuple[str, ...]:
     sizes = (p.peak_bytes, p.argument_bytes, p.output_bytes, p.temp_bytes, p.generated_code_bytes)
-    times = (f"{p.modelled_ms:.3f}", f"{p.estimated_ms:.3f}")
+    calls = f"{p.custom_call_ms:.3f}" if p.custom_calls else "-"
+    times = (f"{p.modelled_ms:.3f}", calls, f"{p.estimated_ms:.3f}")
     return (p.name, str(p.runs), *times, *(f"{size / _MIB:.1f}" for size in sizes), f"{p.compile_s:.1f}")
 
 
@@ -97,10 +105,22 @@ def _dearest(report: AotReport) -> Iterator[str]:
     yield "dearest operations"
     for fusion, program in found:
         share = program.runs * fusion.modelled_ms / report.modelled_ms if report.modelled_ms else 0
-        cycles = "no cycles" if fusion.cycles is None else f"{fusion.cycles} cycles"
+        opaque = "no cycles: its roofline" if fusion.kind == "custom call" else "no cycles"
+        cycles = opaque if fusion.cycles is None else f"{fusion.cycles} cycles"
         place = f"{program.name} {fusion.name}{_times(program)}"
         yield f"  {fusion.modelled_ms:.4f} ms {share:4.0%}  {fusion.kind}, {cycles}, {place}"
-        yield from (f"      {line}" for line in _origin_lines(fusion))
+        yield from (f"      {line}" for line in _origin_lines(fusion.origins))
+
+
+def _custom_calls(report: AotReport) -> Iterator[str]:
+    found = [(call, p) for p in report.programs for call in p.custom_calls]
+    if found:
+        yield f"custom calls, without cycles; at least, by FLOPs at the bfloat16 peak or bytes once: {len(found)}"
+    for call, program in found[:20]:
+        work = "declares no FLOPs" if call.flops is None else f"{call.flops / 1e9:.2f} GFLOP"
+        moved = f"{call.hbm_bytes / _MIB:.1f} MiB to and from the chip's memory"
+        yield f"  {call.roofline_ms:.4f} ms  {work}, {moved}, {program.name} {call.name}{_times(program)}"
+        yield from (f"      {line}" for line in _origin_lines(call.origins))
 
 
 def _times(program: ProgramReport) -> str:
@@ -113,11 +133,11 @@ def _of_a_step(pair: tuple[FusionReport, ProgramReport]) -> float:
     return -program.runs * fusion.modelled_ms
 
 
-def _origin_lines(fusion: FusionReport) -> Iterator[str]:
-    for origin in fusion.origins[:_NUM_ORIGINS]:
+def _origin_lines(origins: tuple[Origin, ...]) -> Iterator[str]:
+    for origin in origins[:_NUM_ORIGINS]:
         yield f"{origin.op}{f' at {origin.line}' if origin.line else ''}"
-    if len(fusion.origins) > _NUM_ORIGINS:
-        yield f"and {len(fusion.origins) - _NUM_ORIGINS} more"
+    if len(origins) > _NUM_ORIGINS:
+        yield f"and {len(origins) - _NUM_ORIGINS} more"
 
 
 def _listed(title: str, lines: tuple[str, ...]) -> Iterator[str]:

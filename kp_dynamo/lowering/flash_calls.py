@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -47,10 +48,10 @@ class CustomCalls:
         k = k.transpose(1, 2)
         delta = (grad.to(torch.float32) * result.to(torch.float32)).sum(-1)
         largest, sums = (_wide(x, _LANES) for x in statistics.unbind(0))
-        operands = (q, k, v, sums, largest, grad)
-        d_k, d_v = self._call(self._kernel("keys", q, v, scoring), (*operands, _wide(delta, _LANES)), [k, v])
-        # As wide as a block: so the kernel declares it.
-        (d_q,) = self._call(self._kernel("queries", q, v, scoring), (*operands, _wide(delta, scoring.block)), [q])
+        # For queries JAX would hand the last one over as wide as a block: the kernel reads windows of 128 of it.
+        operands = (q, k, v, sums, largest, grad, _wide(delta, _LANES))
+        d_k, d_v = self._call(self._kernel("keys", q, v, scoring), operands, [k, v])
+        (d_q,) = self._call(self._kernel("queries", q, v, scoring), operands, [q])
         # The kernels multiply both by the scale of the scores.
         q_factor, k_factor = (factor / scoring.scale for factor in factors)
         return _scaled(d_q, q_factor), _scaled(d_k, k_factor).transpose(1, 2), d_v
@@ -59,8 +60,9 @@ class CustomCalls:
         asked = compat.xlac()._xla_get_mat_mul_precision()
         # Products of bfloat16 operands are exact as they are. The kernels have no "high" of three passes.
         exact = q.dtype == torch.float32 and asked != "default"
-        sizes = (*q.shape[:2], v.shape[1], q.shape[2])
-        return FlashKernel(part, *sizes, q.dtype, scoring, "highest" if exact else "default")
+        num_heads, num_queries, width = q.shape
+        precision: Literal["default", "highest"] = "highest" if exact else "default"
+        return FlashKernel(part, num_heads, num_queries, v.shape[1], width, q.dtype, scoring, precision)
 
     def _call(self, kernel: FlashKernel, operands: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
         """Results of the shapes and dtypes of `like`."""

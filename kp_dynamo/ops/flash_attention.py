@@ -14,7 +14,7 @@ the operators themselves have no derivatives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ _OPERANDS = f"(Tensor q, Tensor k, Tensor v, {_SCORING})"
 _library.define(f"flash_attention{_OPERANDS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.define(f"flash_attention_train{_OPERANDS} -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 _library.define(
-    f"flash_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor result, Tensor statistics, {_SCORING}, "
-    "float q_factor, float k_factor) -> (Tensor, Tensor, Tensor)",
+    f"flash_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor result, Tensor statistics, {_SCORING}"
+    ", float q_factor, float k_factor) -> (Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
@@ -48,7 +48,10 @@ def _reference_train(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Te
 
 def _reference_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     saved, scoring, factors = rest[:5], rest[5:8], rest[8:]
-    return kp.attention_backward.default(grad, *saved, *_without_masks(scoring), *factors)  # type: ignore[no-any-return]
+    found: tuple[Tensor, Tensor, Tensor] = kp.attention_backward.default(
+        grad, *saved, *_without_masks(scoring), *factors
+    )
+    return found
 
 
 def _without_masks(scoring: Sequence[Any]) -> tuple[Any, ...]:
@@ -75,7 +78,7 @@ def _on_xla_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return calls.attention_backward(grad, rest[:5], FlashScoring(*rest[5:8]), (rest[8], rest[9]))
 
 
-_FORMS = {
+_FORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "flash_attention": (_reference, _on_xla),
     "flash_attention_train": (_reference_train, _on_xla_train),
     "flash_attention_backward": (_reference_backward, _on_xla_backward),
@@ -85,7 +88,7 @@ for _name, (_plain, _traced) in _FORMS.items():
     _library.impl(_name, _traced, "Functionalize")  # where kp::attention is taken apart, see there
     torch.library.register_fake(f"kp::{_name}", _plain, lib=_library)
 
-# Products are counted as those of kp::attention, whole ones; that a kernel leaves some out is its own estimate's matter.
+# Products are counted as those of kp::attention, whole ones; what a kernel leaves out is in its own estimate.
 for _flash, _whole in (
     (kp.flash_attention, kp.attention),
     (kp.flash_attention_train, kp.attention_train),

@@ -43,9 +43,9 @@ kp = torch.ops.kp
 
 _LANES = 128
 _WIDEST = 256
-"""Past it the blocks of the backward leave no room in vector memory."""
+"""A v5e has no vector memory for the backward at 512, in float32 and blocks of 512; what lies between is not tried."""
 _DTYPES = (torch.bfloat16, torch.float32)
-_FLASH = {
+_FLASH: dict[Any, Any] = {
     kp.attention.default: kp.flash_attention.default,
     kp.attention_train.default: kp.flash_attention_train.default,
     kp.attention_backward.default: kp.flash_attention_backward.default,
