@@ -21,9 +21,9 @@ Refuses, with the reason
 6. operands of another dtype than bfloat16 or float32;
 7. a scale of 0, by which the kernel's gradients could not be divided again.
 
-The gradients of queries and keys come rounded and multiplied by the scale, and are multiplied to what the graph asks for
-behind that: one rounding more, in bfloat16. Float32 products are of one bfloat16 pass at matmul precision "default", as
-those outside are, and exact at the two others.
+The gradients of queries and keys come multiplied by the scale and rounded, and are multiplied to what the graph asks
+for behind that: one rounding more, in bfloat16. Float32 products are one bfloat16 pass at matmul precision "default",
+as those outside are, and float32 at the two others. Programs that several devices share take `kp::attention`'s form.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def _sizes(node: fx.Node) -> tuple[Any, ...]:
     """S, T, the width of queries and keys, and that of values; of an attention or of its backward."""
     first = _first_of_scoring(node)
     q, _, v = (tensor_of(x) for x in (node.args[:3] if first == 3 else node.args[1:4]))
-    assert q is not None and v is not None, "operands of an attention are tensors"
+    assert q is not None, "queries are a tensor"
+    assert v is not None, "values are a tensor"
     return q.shape[1], v.shape[1], q.shape[2], v.shape[2]
 
 

@@ -81,6 +81,20 @@ def test_the_model_keeps_cycles_for_products_and_takes_bytes_for_the_rest():
     assert cost.modelled_s == max(sum(op.total_seconds for op in cost.ops), traffic)
 
 
+def test_a_custom_call_takes_its_roofline():
+    by_bytes = (2 * 512 * 128 * 4 + 4) / V5E.hbm_bytes_per_s  # the loop counts in an integer
+    (silent,) = (op for op in cost_of(Module(PROGRAM), V5E).ops if op.is_opaque)
+    assert (silent.flops, silent.seconds) == (None, by_bytes)
+    for flops, seconds in ((1, by_bytes), (10**12, 10**12 / V5E.bf16_flops)):
+        declared = (
+            f'"tpu_custom_call", backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"{flops}"}}}}}}'
+        )
+        cost = cost_of(Module(PROGRAM.replace('"tpu_custom_call"', declared)), V5E)
+        (call,) = (op for op in cost.ops if op.is_opaque)
+        assert (call.flops, call.seconds) == (flops, seconds)
+        assert cost.cycles == 1500 + 3 * 100 + 700  # as without it
+
+
 def test_kinds_tell_where_the_time_goes():
     kinds = {op.name: op.kind for op in cost_of(Module(PROGRAM), V5E).ops}
     assert kinds["fusion.1"] == "matmul"

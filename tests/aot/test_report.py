@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kp_dynamo.aot.difference import compare, read_report
-from kp_dynamo.aot.report import SCHEMA, AotReport, FusionReport, Origin, ProgramReport
+from kp_dynamo.aot.report import SCHEMA, AotReport, CustomCallReport, FusionReport, Origin, ProgramReport
 from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError
 
 FUSION = FusionReport("fusion.1", "matmul", 1, 1500, 0.001, 4096, (Origin("aten.mm.default", "model.py:3 in forward"),))
@@ -38,6 +38,30 @@ def test_the_text_says_what_is_known_and_what_is_not():
     assert "aten.mm.default at model.py:3 in forward" in text
     assert "no estimate from the compiler, counted as no cycles: 1\n  1.inference custom-call.1" in text
     assert "no chip ran this program" in text.splitlines()[-1]
+
+
+CALL = CustomCallReport("custom-call.1", 1, 2_000_000_000, 2**20, 0.0102, (Origin("kp.flash_attention.default", ""),))
+WITH_CALL = replace(REPORT, programs=(replace(PROGRAM, runs=2, custom_calls=(CALL,)),))
+
+
+def test_what_custom_calls_take_at_least_is_said_in_every_form():
+    text = str(WITH_CALL)
+    assert "custom calls    0.020 ms of the modelled time, by their rooflines: they take at least that" in text
+    assert (
+        "0.0102 ms  2.00 GFLOP, 1.0 MiB to and from the chip's memory, 1.inference custom-call.1, 2 times a step"
+        in text
+    )
+    content = json.loads(json.dumps(WITH_CALL.to_dict()))
+    assert content["totals"]["custom_call_ms"] == 2 * content["programs"][0]["custom_call_ms"] == 0.0204
+    assert AotReport.from_dict(content) == WITH_CALL
+    assert "Custom calls take at least that long" in WITH_CALL.to_html()
+    assert "rooflines of custom calls: 0.000 -> 0.020 ms of modelled_ms" in str(compare(REPORT, WITH_CALL))
+
+
+def test_a_custom_call_that_declares_nothing_says_so():
+    silent = replace(PROGRAM, custom_calls=(replace(CALL, flops=None),))
+    assert "0.0102 ms  declares no FLOPs, 1.0 MiB" in str(replace(REPORT, programs=(silent,)))
+    assert "custom calls  " not in str(REPORT)
 
 
 def test_totals_count_every_run_of_a_program():
