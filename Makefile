@@ -1,5 +1,5 @@
 # Every target sets itself up: the virtual environment is made once, and again when its inputs change.
-# One recipe at a time: the tests start an XLA client that takes all cores.
+# One recipe at a time: each takes all cores.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
