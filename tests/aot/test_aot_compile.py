@@ -104,6 +104,11 @@ def test_cast_bf16_lowers_the_bytes_that_are_touched():
     assert mlp_report().bytes < 0.6 * mlp_report(options=(("precision", "float32"),)).bytes
 
 
+def test_operations_of_torch_s_own_modules_are_told_by_their_paths():
+    lines = {origin.line for f in mlp_report().programs[0].dearest for origin in f.origins}
+    assert {"module 0 (Linear)", "module 2 (Linear)"} <= lines
+
+
 def test_arguments_are_not_cast_anew_for_each_tile():
     with_casts = mlp_report(options=(("disable_passes", ("fold_casts",)),))
     assert mlp_report().estimated_ms < with_casts.estimated_ms
