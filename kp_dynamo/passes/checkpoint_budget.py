@@ -61,8 +61,8 @@ def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
     least = attempt.find(before, room)
     if least > room and budget.must_do:
         raise BudgetError(
-            f"the smallest programs that computing activations again gives take {least / _MIB:.1f} MiB by estimate, and "
-            f"{given}. The smallest budget that does is {_rounded_up_gb(least / (1 - MARGIN) + state):.3f} GB"
+            f"the smallest programs that computing activations again gives take {least / _MIB:.1f} MiB by estimate, "
+            f"and {given}. The smallest budget that does is {_rounded_up_gb(least / (1 - MARGIN) + state):.3f} GB"
         )
     note = (
         f"{attempt.freed_bytes / _MIB:.1f} MiB are computed again, {attempt.flops / 1e9:.2f} GFLOP: by estimate "

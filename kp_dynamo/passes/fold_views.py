@@ -4,28 +4,28 @@
     view: bf16[8, 6] = aten.view(x, [8, 6])                          contract: bf16[2, 6, 4] = kp.contract(
     addmm: bf16[8, 6] = aten.addmm(bias, view, t)                        x, weight, bias_, "abc,dc->adb")
     view_1: bf16[2, 4, 6] = aten.view(addmm, [2, 4, 6])              view: bf16[2, 2, 3, 4] = aten.view(contract, ...)
-    view_2: bf16[2, 4, 2, 3] = aten.view(view_1, [2, 4, 2, 3])       transpose: bf16[2, 2, 4, 3] = aten.transpose(view, 2, 3)
+    view_2: bf16[2, 4, 2, 3] = aten.view(view_1, [2, 4, 2, 3])       transpose: bf16[2, 2, 4, 3] = aten.transpose(...)
     transpose: bf16[2, 2, 4, 3] = aten.transpose(view_2, 1, 2)
 
-ATen makes one matrix [B * S, K] of the rows of a Linear, and so does what XLA makes of it: heads behind it lie with B and
-S as one innermost dimension, and every reader of [B, H, S, D] pays for a copy. A product over [B, S, K] writes them as
-[B, H, D, S], S innermost, where narrow heads leave no lane empty, and a residual sum and the norm behind it become part of
-the product.
+ATen makes one matrix [B * S, K] of the rows of a Linear, and so does what XLA makes of it: heads behind it lie with B
+and S as one innermost dimension, and every reader of [B, H, S, D] pays for a copy. A product over [B, S, K] writes
+them as [B, H, D, S], S innermost, where narrow heads leave no lane empty, and a residual sum and the norm behind it
+become part of the product.
 
 Fires on
 
-1. aten.mm, and aten.addmm with a bias, forward and backward, of which an operand or the result is viewed in more than two
-   dimensions: both operands are followed back through views, permutations, copies and widening casts, the result forward as
-   far as it has one reader;
+1. aten.mm, and aten.addmm with a bias, forward and backward, of which an operand or the result is viewed in more than
+   two dimensions: both operands are followed back through views, permutations, copies and widening casts, the result
+   forward as far as it has one reader;
 2. widened operands are read as they were, and the result is float32.
 
-Where the result ends in an axis of less than 128 elements behind one of at least 128, as heads do, the two change places
-in memory. Nodes behind it get their new strides.
+Where the result ends in an axis of less than 128 elements behind one of at least 128, as heads do, the two change
+places in memory. Nodes behind it get their new strides.
 
 Leaves alone
 
-3. a product that reads an incoming gradient of the graph: a v5e's compiler then multiplies [4, 512, 8192] by its head's weight
-   in 0.49 ms, and in 0.19 with the cast to bfloat16 before it, as a matrix;
+3. a product that reads an incoming gradient of the graph: a v5e's compiler then multiplies [4, 512, 8192] by its
+   head's weight in 0.49 ms, and in 0.19 with the cast to bfloat16 before it, as a matrix;
 4. the result's views where its new strides would be those of a result of the graph, which a caller can see;
 5. sizes that are symbols, or 0; views that cut a dimension into no whole parts; kp::linear_act.
 
@@ -120,7 +120,9 @@ def _contraction_of(product: fx.Node) -> Contraction | None:
     return None
 
 
-def _found(product: fx.Node, operands: tuple[fx.Node, fx.Node], bias: fx.Node | None, behind: bool) -> Contraction | None:
+def _found(
+    product: fx.Node, operands: tuple[fx.Node, fx.Node], bias: fx.Node | None, behind: bool
+) -> Contraction | None:
     axes = Axes()
     (rows, inner), columns = map(axes.new, operands[0].meta["val"].shape), axes.new(operands[1].meta["val"].shape[1])
     sources = source_of(operands[0], (rows, inner), axes), source_of(operands[1], (inner, columns), axes)
@@ -166,7 +168,8 @@ def _put(graph: fx.Graph, found: Contraction) -> None:
     with graph.inserting_before(like):
         a, b = (_operand(found, number) for number in (0, 1))
         dtype = like.meta["val"].dtype
-        a, b = (_cast(x, dtype) if not found.operands[0].widenings or not found.operands[1].widenings else x for x in (a, b))
+        if not all(operand.widenings for operand in found.operands):
+            a, b = _cast(a, dtype), _cast(b, dtype)
         options = {} if a.meta["val"].dtype == dtype else {"out_dtype": dtype}
         bias = None if found.bias is None else _viewed(found.bias, _bias_shape(found), like)
         made = insert_call(graph, kp.contract.default, (a, b, bias, found.equation), options, like=like)

@@ -38,8 +38,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.padding.atoms import Padded, Refused, plain
 from kp_dynamo.passes.padding.interpreter import PaddingInterpreter, RefusedNode
-from kp_dynamo.passes.padding.masks import Masks
 from kp_dynamo.passes.padding.layout import with_one_atom
+from kp_dynamo.passes.padding.masks import Masks
 
 _DONE = "kp_mask_padding"
 

@@ -13,9 +13,9 @@ of a GPU's library would need it in memory; XLA reads operands through casts and
 Tagged are, in the forward part of a joint graph,
 1. a cast from bfloat16 to float32 and nothing else;
 2. a view whose value is bfloat16;
-3. a cast of an input, or of views of one, to bfloat16.
-Left alone is what carries a tag already: a region of the user's own checkpoints. Float32 views stay as well: recomputing
-them makes the v5e compiler's programs slower (gpt training in float32: modelled 3.23 ms against 2.97).
+3. a cast of an input, or of views of one, to bfloat16. Left alone is what carries a tag already: a region of the
+   user's own checkpoints. Float32 views stay as well: recomputing them makes the v5e compiler's programs slower (gpt
+   training in float32: modelled 3.23 ms against 2.97).
 
 A saved widened value also costs two more passes over the matrix unit: behind an argument of the program the compiler
 cannot see that bfloat16 holds it. On the v5e compiler (one block and head, D 1024, B 4, S 512, training at level

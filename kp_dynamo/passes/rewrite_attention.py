@@ -1,15 +1,15 @@
 """Replace attention by `kp::attention`: changes numerics, by rounding less often.
 
     before                                                    after
-    mul: f32[2, 2, 8, 4] = aten.mul.Scalar(q, 0.70)           attention: f32[4, 8, 4] = kp.attention.default(q_, k_, v_, [], [], [],
-    ...                                                           0.5, True, False, 512)
+    mul: f32[2, 2, 8, 4] = aten.mul.Scalar(q, 0.70)           attention: f32[4, 8, 4] = kp.attention.default(q_, k_,
+    ...                                                           v_, [], [], [], 0.5, True, False, 512)
     bmm: f32[4, 8, 8] = aten.bmm.default(view, view_1)
     add: f32[2, 2, 8, 8] = aten.add.Tensor(view_2, where)
     _softmax: ...
     bmm_1: f32[4, 8, 4] = aten.bmm.default(view_3, view_4)
 
-In a joint graph it is `kp::attention_train`, and the backward becomes `kp::attention_backward`, which reads q, k, v, the
-result and two numbers a row, [2, N, S]: nothing of [S, S] is saved.
+In a joint graph it is `kp::attention_train`, and the backward becomes `kp::attention_backward`, which reads q, k, v,
+the result and two numbers a row, [2, N, S]: nothing of [S, S] is saved.
 
 Fires on what scaled_dot_product_attention consists of, and on the same written out by hand, in any model:
 
@@ -27,8 +27,8 @@ Refuses, with the reason
 7. a mask that learns: its gradient is the size of the scores;
 8. operands of several dtypes.
 
-Keys stay [N, D, T], as the product has them. A mask that is not computed away is an operand of both operators, and may be
-saved in its own size. What all this is worth: docs/passes.md.
+Keys stay [N, D, T], as the product has them. A mask that is not computed away is an operand of both operators, and
+may be saved in its own size. What all this is worth: docs/passes.md.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def is_seen(node: fx.Node) -> bool:
 
 
 def _may_take_strides(node: fx.Node) -> bool:
-    return node.target not in PRODUCTS and tensor_of(node) is not None or node.target in VIEWS + PARTS
+    return (node.target not in PRODUCTS and tensor_of(node) is not None) or node.target in VIEWS + PARTS
 
 
 def update_strides(node: fx.Node) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from kp_dynamo.passes.axes import Axes, Dim, Dims
+from kp_dynamo.passes.axes import Axes, Dims
 from kp_dynamo.passes.base import tensor_of
 from kp_dynamo.passes.casts import is_widening
 

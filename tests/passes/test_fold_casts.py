@@ -42,7 +42,9 @@ def test_arguments_are_read_as_they_are():
     x, weight, bias = tensors((8, 6), (4, 6), (4,))
     gm = cast(trace_inference(lambda x, w, b: F.linear(x, w, b).tanh(), x, weight, bias))
     assert folded(gm).rewritten == 1
-    assert_expected_inline(graph_text(gm), """\
+    assert_expected_inline(
+        graph_text(gm),
+        """\
 arg0_1: f32[8, 6] = input
 arg1_1: f32[4, 6] = input
 arg2_1: f32[4] = input
@@ -51,13 +53,16 @@ addmm_default: f32[8, 4] = aten.addmm.default(arg2_1, arg0_1, t_default_1)
 _to_copy_default_4: bf16[8, 4] = aten._to_copy.default(addmm_default, dtype=torch.bfloat16)
 _to_copy_default_3: f32[8, 4] = aten._to_copy.default(_to_copy_default_4, dtype=torch.float32)
 tanh: f32[8, 4] = aten.tanh.default(_to_copy_default_3)
-return (tanh,)""")
+return (tanh,)""",
+    )
 
 
 def test_the_second_product_keeps_the_cast_of_its_weight():
     gm = cast(trace_joint(lambda x, v, w: F.gelu(x @ v) @ w, *tensors((8, 6), (6, 4), (4, 2))), FuseLinearActivation())
     assert folded(gm).rewritten == 1
-    assert_expected_inline(graph_text(gm), """\
+    assert_expected_inline(
+        graph_text(gm),
+        """\
 primals_1: f32[8, 6] = input
 primals_2: f32[6, 4] = input
 primals_3: f32[4, 2] = input
@@ -91,7 +96,8 @@ mm_4: f32[6, 4] = aten.mm.default(_to_copy_default_11, _to_copy_default_13)
 t_default_3: bf16[4, 6] = aten.t.default(_to_copy_default_1)
 _to_copy_default_14: f32[4, 6] = aten._to_copy.default(t_default_3, dtype=torch.float32)
 mm_5: f32[8, 6] = aten.mm.default(_to_copy_default_13, _to_copy_default_14)
-return [mm_1, mm_5, mm_4, mm_2]""")
+return [mm_1, mm_5, mm_4, mm_2]""",
+    )
 
 
 MODELS = {

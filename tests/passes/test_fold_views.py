@@ -38,7 +38,9 @@ def test_heads_are_written_where_they_are_read():
     args = [t.detach() for t in tensors((2, 128, 6), (8, 6), (8,), (4, 4, 3), dtype=torch.float32)]
     gm = trace_inference(lambda x, w, b, y: heads(x, w, b).exp().flatten(0, 1) @ y, *args)
     assert folded(gm).rewritten == 1
-    assert_expected_inline(graph_text(gm), """\
+    assert_expected_inline(
+        graph_text(gm),
+        """\
 arg0_1: f32[2, 128, 6] = input
 arg1_1: f32[8, 6] = input
 arg2_1: f32[8] = input
@@ -56,7 +58,8 @@ expand_1: f32[4, 4, 3] = aten.expand.default(arg3_1, [4, 4, 3])
 view_4: f32[4, 4, 3] = aten.view.default(expand_1, [4, 4, 3])
 bmm: f32[4, 128, 3] = aten.bmm.default(view_3, view_4)
 view_5: f32[4, 128, 3] = aten.view.default(bmm, [4, 128, 3])
-return (view_5,)""")
+return (view_5,)""",
+    )
 
 
 def attend(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:

@@ -38,7 +38,9 @@ def test_a_segment_waits_for_the_gradient_of_its_first_reader():
     backward = backward_of(trace_joint(two_layers, *args), CheckpointShare(0.0))
     report = GateRecomputation()(backward)
     assert report.rewritten == 1
-    assert_expected_inline(graph_text(backward), """\
+    assert_expected_inline(
+        graph_text(backward),
+        """\
 primals_1: f32[64, 64] = input
 primals_2: f32[64, 64] = input
 primals_3: f32[64, 64] = input
@@ -65,7 +67,8 @@ t_2: f32[64, 64] = aten.t.default(primals_1)
 mm_4: f32[64, 64] = aten.mm.default(t_2, mul_1)
 t_3: f32[64, 64] = aten.t.default(primals_2)
 mm_5: f32[64, 64] = aten.mm.default(mul_1, t_3)
-return (mm_5, mm_4, mm_2)""")
+return (mm_5, mm_4, mm_2)""",
+    )
 
 
 def test_every_half_block_is_a_segment_and_the_mask_is_in_none():

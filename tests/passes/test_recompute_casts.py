@@ -43,14 +43,17 @@ def test_casts_and_views_of_the_forward_are_tagged():
     report = RecomputeCasts()(gm)
     assert graph_text(gm) == before
     assert report.rewritten == len(tagged(gm))
-    assert_expected_inline("\n".join(line for line in before.splitlines() if line.split(":")[0] in tagged(gm)), """\
+    assert_expected_inline(
+        "\n".join(line for line in before.splitlines() if line.split(":")[0] in tagged(gm)),
+        """\
 _to_copy_default: bf16[4, 4] = aten._to_copy.default(primals_1, dtype=torch.bfloat16)
 t_default: bf16[4, 4] = aten.t.default(_to_copy_default)
 _to_copy_default_1: bf16[4, 4] = aten._to_copy.default(primals_2, dtype=torch.bfloat16)
 _to_copy_default_2: f32[4, 4] = aten._to_copy.default(mm, dtype=torch.float32)
 t_default_1: bf16[4, 4] = aten.t.default(t_default)
 _to_copy_default_3: f32[4, 4] = aten._to_copy.default(t_default_1, dtype=torch.float32)
-_to_copy_default_6: f32[4, 4] = aten._to_copy.default(_to_copy_default_1, dtype=torch.float32)""")
+_to_copy_default_6: f32[4, 4] = aten._to_copy.default(_to_copy_default_1, dtype=torch.float32)""",
+    )
 
 
 def test_a_second_run_tags_nothing():

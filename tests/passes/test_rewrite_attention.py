@@ -141,7 +141,9 @@ def test_rows_without_keys_are_what_they_were():
 def test_a_graph_of_causal_attention():
     gm = traced(trace_joint, sdpa(is_causal=True), *qkv(dtype=torch.float32))
     rewritten(gm)
-    assert_expected_inline(graph_text(gm), """\
+    assert_expected_inline(
+        graph_text(gm),
+        """\
 primals_1: f32[2, 2, 6, 4] = input
 primals_2: f32[2, 2, 6, 4] = input
 primals_3: f32[2, 2, 6, 4] = input
@@ -168,7 +170,8 @@ view_11: f32[2, 2, 6, 4] = aten.view.default(getitem_2, [2, 2, 6, 4])
 mul_2: f32[2, 2, 4, 6] = aten.mul.Scalar(view_10, 0.7071067811865476)
 transpose_5: f32[2, 2, 6, 4] = aten.transpose.int(mul_2, -2, -1)
 mul_3: f32[2, 2, 6, 4] = aten.mul.Scalar(view_11, 0.7071067811865476)
-return [view_5, mul_3, transpose_5, view_7]""")
+return [view_5, mul_3, transpose_5, view_7]""",  # noqa: E501
+    )
 
 
 def is_called_causal(fn: Callable, *args: Tensor) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, Size, has_tail, is_padded, plain
+from kp_dynamo.passes.padding.layout import gathered, with_one_atom
 from kp_dynamo.passes.padding.masks import Masks, Number
 from kp_dynamo.passes.padding.rules import Call, aten, rule
-from kp_dynamo.passes.padding.layout import gathered, with_one_atom
 
 _END = 2**63 - 1
 

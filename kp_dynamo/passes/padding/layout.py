@@ -7,7 +7,18 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.passes.padding.atoms import Atoms, Dims, Padded, Size, broadcast, is_prefix, plain, product, regrouped, same
+from kp_dynamo.passes.padding.atoms import (
+    Atoms,
+    Dims,
+    Padded,
+    Size,
+    broadcast,
+    is_prefix,
+    plain,
+    product,
+    regrouped,
+    same,
+)
 from kp_dynamo.passes.padding.masks import Masks, Number
 
 

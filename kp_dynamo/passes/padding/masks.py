@@ -98,7 +98,9 @@ class Masks:
         for d in sorted({d % len(x.dims) for d in dims} if x.dims else ()):
             if has_tail(x.dims[d]):
                 mask = self.is_true(x.dims[d]).view([-1 if i == d else 1 for i in range(len(x.dims))])
-                tensor = torch.where(mask, tensor, torch.full((), _representable(value, tensor.dtype), dtype=tensor.dtype))
+                tensor = torch.where(
+                    mask, tensor, torch.full((), _representable(value, tensor.dtype), dtype=tensor.dtype)
+                )
                 self.num_masked += 1
         return tensor
 

@@ -58,7 +58,7 @@ def _topk(call: Call) -> Any:
 
 @rule(aten.kthvalue.default)
 def _kth_value(call: Call) -> Any:
-    x, number = call.args[:2]
+    _, number = call.args[:2]
     if is_padded(number):
         raise Refused("as many elements of an order as the length says")
     return _picked(call, call.own("dim", 2, -1), call.own("keepdim", 3, False), number - 1)

@@ -39,7 +39,7 @@ def _keeps(call: Call, position: int) -> bool:
 
 @rule(*_IDENTITIES)
 def _reduce(call: Call) -> Padded:
-    has_dims = "default" != call.target._overloadname or call.target in _WITH_DIMS
+    has_dims = call.target._overloadname != "default" or call.target in _WITH_DIMS
     dims = _reduced(call) if has_dims else list(range(len(call.args[0].dims)))
     filled = call.masks.filled(call.args[0], dims, _IDENTITIES[call.target])
     return Padded(call.run(filled, *call.args[1:], **call.kwargs), _left(call, dims, has_dims and _keeps(call, 2)))

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, has_tail, plain
-from kp_dynamo.passes.padding.rules import Call, aten, rule
 from kp_dynamo.passes.padding.layout import with_one_atom
+from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 
 def _with_single_atoms(call: Call, x: Padded, dims: Iterable[int]) -> Padded:
@@ -50,7 +50,7 @@ def _convolution_backward(call: Call) -> tuple[Padded | None, ...]:
 def _max_pool(call: Call) -> tuple[Padded, Padded]:
     x, ceil_mode = call.args[0], call.arg(5, False)
     first = len(x.dims) - 2
-    if ceil_mode or has_tail(x.dims[-1]) and x.dims[-2]:
+    if ceil_mode or (has_tail(x.dims[-1]) and x.dims[-2]):
         raise Refused("a pool with ceil_mode, or indices into rows of a padded width")
     x = _with_single_atoms(call, x, (first, first + 1))
     result = call.run(call.masks.filled(x, (first, first + 1), -math.inf), *call.args[1:])
