@@ -242,8 +242,9 @@ def _zero_rule(softmax: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
         if weights is not softmax or not isinstance(dead, fx.Node) or number_of(zeros) != 0:
             continue
         equal = dead.args[0]
-        is_all_equal = dead.target is aten.all.dim and isinstance(equal, fx.Node) and equal.target is aten.eq.Scalar
-        if is_all_equal and equal.args[0] is scores and equal.args[1] == -math.inf:
+        if dead.target is not aten.all.dim or not isinstance(equal, fx.Node) or equal.target is not aten.eq.Scalar:
+            continue
+        if equal.args[0] is scores and equal.args[1] == -math.inf:
             zero_nodes = [zeros] if isinstance(zeros, fx.Node) and softmax in zeros.all_input_nodes else []
             return [equal, dead, *zero_nodes, where]
     return []
