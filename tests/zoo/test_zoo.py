@@ -82,7 +82,7 @@ def test_levels_err_no_more_than_autocast(name: str, level_name: str, run: str) 
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("name", ["llama", "resnet18"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_float32_on_xla_tensors(name: str, run: str) -> None:
     setting = Setting(backend="kp_tpu", options=(("precision", "float32"),), device="xla")
     result, _ = counted(lambda: RUNS[run](BY_NAME[name], setting))
