@@ -79,7 +79,8 @@ def checked_mesh(mesh_shape: Sequence[int]) -> tuple[int, ...]:
     if not shape or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape) or prod(shape) != count:
         raise TPUDistributedError(
             f"mesh_shape is {mesh_shape!r}, and there are {count} devices; allowed: ints >= 1 whose product is "
-            f"{count}, such as ({count},), of which the first is the axis of the batch"
+            f"{count}, such as ({count},), of which the first is the axis of the batch. A model that was wrapped for "
+            "other devices is to be given to wrap_model again."
         )
     return shape
 
@@ -156,8 +157,12 @@ def _mesh(shape: tuple[int, ...]) -> Any:
 
 
 def batch_sharding(mesh_shape: Sequence[int], rank: int) -> Any:
-    """XLA's sharding of a tensor of `rank` dimensions, the first of them along the first axis of a mesh."""
-    return _mesh(tuple(mesh_shape)).get_op_sharding((0, *[None] * (rank - 1)))
+    """XLA's sharding of a tensor of `rank` dimensions, the first of them along the first axis of a mesh.
+
+    Raises:
+        TPUDistributedError: The mesh is one of more or fewer devices, as of a model that was wrapped elsewhere.
+    """
+    return _mesh(checked_mesh(mesh_shape)).get_op_sharding((0, *[None] * (rank - 1)))
 
 
 def shard_batch(tensor: torch.Tensor, mesh_shape: Sequence[int]) -> torch.Tensor:

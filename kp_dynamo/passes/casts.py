@@ -17,6 +17,9 @@ from kp_dynamo.passes.sensitive_ops import PARTS, VIEWS, users_behind
 
 aten = torch.ops.aten
 
+ADDED = "added_by_cast_bf16"
+"""In the meta of a cast: it is none of the user's."""
+
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 _QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 
@@ -172,7 +175,9 @@ class Casts:
         return source is None or source.is_contiguous() or self.is_exact(node) or is_non_overlapping_and_dense(source)
 
     def _cast(self, node: fx.Node, dtype: torch.dtype, like: fx.Node) -> fx.Node:
-        return self._insert(aten._to_copy.default, (node,), {"dtype": dtype}, like=like)
+        cast = self._insert(aten._to_copy.default, (node,), {"dtype": dtype}, like=like)
+        cast.meta[ADDED] = True
+        return cast
 
     def _insert(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, like: fx.Node) -> fx.Node:
         node = insert_untyped(self.graph, target, args, kwargs, like=like)

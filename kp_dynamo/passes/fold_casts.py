@@ -16,7 +16,8 @@ Fires on mm, addmm, kp::linear_act and kp::contract whose operands both are floa
 viewed; results keep their dtypes. Behind a norm or another product casts stay: one operand alone without its cast
 makes a GPT slower (0.681 -> 0.702), and a convolution without them too (0.196 -> 0.238).
 
-Leaves alone a graph that has another float32 product: its precision, which is the program's, may be higher.
+Leaves alone what the user has cast, and a graph that has another float32 product: its precision, which is the
+program's, may be higher.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torch import fx
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.passes.base import PassReport, calls
-from kp_dynamo.passes.casts import is_bfloat16, is_float32, is_narrowing, is_widening
+from kp_dynamo.passes.casts import ADDED, is_bfloat16, is_float32, is_narrowing, is_widening
 from kp_dynamo.passes.insertion import erase_unused, insert_call
 from kp_dynamo.passes.product_rules import ONE_PASS, has_float32_product
 from kp_dynamo.passes.sensitive_ops import BIASES, LINEAR_ACTS, PRODUCTS, VIEWS
@@ -65,7 +66,7 @@ def _operands(product: fx.Node) -> list[Any]:
 def _is_cast_argument(node: Any) -> bool:
     """Whether a value is a float32 argument behind views and casts, and the casts round."""
     is_rounded = False
-    while node.target in VIEWS or is_narrowing(node) or is_widening(node):
+    while node.target in VIEWS or (node.meta.get(ADDED) and (is_narrowing(node) or is_widening(node))):
         is_rounded |= is_narrowing(node)
         node = node.args[0]
     return is_rounded and node.op == "placeholder" and not str(node.target).startswith("tangents_")
@@ -94,7 +95,9 @@ def _uncast(node: Any, like: fx.Node) -> fx.Node:
     source = _uncast(node.args[0], like)
     if node.target not in VIEWS:
         return source
-    return insert_call(node.graph, node.target, (source, *node.args[1:]), node.kwargs, like=like)
+    # The cast has made the argument dense, which what it is a cast of need not be.
+    target = aten.reshape.default if node.target is aten.view.default else node.target
+    return insert_call(node.graph, target, (source, *node.args[1:]), node.kwargs, like=like)
 
 
 def _wide(node: Any, like: fx.Node) -> fx.Node:

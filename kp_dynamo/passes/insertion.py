@@ -12,7 +12,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import extract_tensor_metadata
 from torch.utils import _pytree as pytree
 
-_OF_ONE_NODE = ("val", "tensor_meta", "original_aten", "from_node")
+_OF_ONE_NODE = ("val", "tensor_meta", "original_aten", "from_node", "added_by_cast_bf16", "one_pass")
 
 
 def insert_call(

@@ -78,7 +78,8 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], di
 
 
 def _require_path(path: object) -> None:
-    if not isinstance(path, str | os.PathLike) or "\0" in str(path) or not str(path):
+    name = path.__fspath__() if isinstance(path, os.PathLike) else path
+    if not isinstance(name, str) or not name or "\0" in name:
         raise TPUCheckpointError(f"the path is {path!r}; give the name of a file as str or os.PathLike")
 
 

@@ -90,5 +90,6 @@ class OptimizerWrite:
 
 
 def _in_saved_dtype(own: Any, saved: Any) -> Any:
-    is_cast = isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor) and own.dtype != saved.dtype
-    return saved.to(own.device) if is_cast else own
+    if not isinstance(saved, torch.Tensor):
+        return saved  # of a text torch makes the name of a generator
+    return saved.to(own.device) if own.dtype != saved.dtype else own

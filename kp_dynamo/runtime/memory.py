@@ -109,6 +109,7 @@ class TPUMemoryManager:
         behind = [amount for size in reversed(missing) for amount in (0, size)]
         if tensor.device.type != self.device.type:
             return torch.nn.functional.pad(tensor, behind)  # none of the memory that is managed here
+        require_enabled(self.config)
         with self._lock:
             self._require_room(math.prod(tiled) * tensor.element_size(), f"a tensor padded to {list(tiled)}")
             padded = torch.nn.functional.pad(tensor, behind)
@@ -127,6 +128,7 @@ class TPUMemoryManager:
             TPUMemoryPoolError: The size is no int >= 1.
             TPUOutOfMemoryError: All buffers together are more than what is available now.
         """
+        require_enabled(self.config)
         if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
             raise TPUMemoryPoolError(f"the pool's size is {pool_size!r}; allowed: an int >= 1")
         kind = BufferKind(checked_shape(tensor_size), checked_dtype(dtype))

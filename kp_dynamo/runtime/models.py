@@ -141,8 +141,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     its old values would take as much memory again; a warning in the log names it.
     """
     held_before = [(held, dict(held)) for held in _held_tensors(model)]
-    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    versions = [(name, p, p._version) for name, p in model.named_parameters() if not p.is_inference()]
+    values = [(buffer, buffer.clone(), _version(buffer)) for buffer in model.buffers()]
+    versions = [(name, p, _version(p)) for name, p in model.named_parameters()]
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -150,11 +150,25 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         for held, before in held_before:
             held.clear()
             held.update(before)
-        with torch.no_grad():
-            for buffer, value in values:
-                buffer.copy_(value)
-        if written := [name for name, parameter, version in versions if parameter._version != version]:
+        for buffer, value, version in values:
+            _give_back(buffer, value, version)
+        if written := [name for name, parameter, version in versions if _version(parameter) != version]:
             logger.warning(
                 "calling the model once has changed it: its forward writes to %s in place. Register it as a buffer, "
                 "which is given back, or keep the values from before.", ", ".join(written)
             )  # fmt: skip
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often it was written to; one made in inference mode does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _give_back(buffer: torch.Tensor, value: torch.Tensor, version: int) -> None:
+    """Write the old value, where there is another one: a buffer that repeats its elements takes none."""
+    # To compare on the device would be a program of its own.
+    is_on_cpu = buffer.device.type == "cpu" and buffer.layout is torch.strided
+    is_there = torch.equal(buffer, value) if is_on_cpu else _version(buffer) == version
+    if not is_there:
+        with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+            buffer.copy_(value)

@@ -15,7 +15,7 @@ from kp_dynamo.backend import cache_stats
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.config import TPUConfig
 from kp_dynamo.config_options import compile_arguments
-from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, XLACompilationError
+from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, TPUDeviceError, XLACompilationError
 from kp_dynamo.one_run import run_backward
 from kp_dynamo.runtime.environment import checked_config, start_device
 from kp_dynamo.runtime.hints import with_hints
@@ -124,6 +124,7 @@ class XLACompiler:
     def _compiled(
         self, module: nn.Module, sample_inputs: Any, use_cache: bool, level: str | None, is_inference: bool
     ) -> nn.Module:
+        _require_values(module)
         arguments = self._arguments(module, level)
         inputs = None if sample_inputs is None else _inputs_on_device(module, sample_inputs)
         self._models.resize(self.config.cache_max_size)
@@ -172,6 +173,14 @@ def _call_once(module: nn.Module, compiled: nn.Module, inputs: SampleInputs) -> 
         results = inputs.call(compiled)
         if torch.is_grad_enabled():
             run_backward(results)
+
+
+def _require_values(module: nn.Module) -> None:
+    if device_of(module).type == "meta":
+        raise TPUDeviceError(
+            "the model is on the meta device and has no values to run with. Allowed: the CPU, the XLA device. Call "
+            "model.to_empty(device=...) and load them, or ask kp_dynamo.aot_compile what a TPU makes of it."
+        )
 
 
 def _inputs_on_device(module: nn.Module, sample_inputs: Any) -> SampleInputs:

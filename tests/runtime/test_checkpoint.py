@@ -135,10 +135,10 @@ def test_state_in_lists_keeps_its_dtype_too(tmp_path):
     model = nn.Linear(3, 2).bfloat16()
     optimizer = trained(model, torch.optim.SGD, momentum=0.9)
     factors = [torch.linspace(0, 1, 4), {"inverse": torch.linspace(1, 2, 3)}]
-    optimizer.state[model.weight] = {"factors": factors}
+    optimizer.state[model.weight] = {"factors": factors, "kind": "abc", "of": ("def", 1)}
     save_checkpoint(tmp_path / "a", model, optimizer)
     load_checkpoint(tmp_path / "a", model, optimizer)
-    assert_equal(optimizer.state[model.weight], {"factors": factors})
+    assert_equal(optimizer.state[model.weight], {"factors": factors, "kind": "abc", "of": ("def", 1)})
 
 
 def test_tied_weights_are_stored_once_and_tied_again(tmp_path):
@@ -425,7 +425,15 @@ def test_a_file_that_is_not_there(tmp_path):
     refused("No such file", tmp_path / "none", nn.Linear(1, 1))
 
 
-@pytest.mark.parametrize("path", ["a\0b", "", None, 3])
+class _Path:
+    def __init__(self, name):
+        self.name = name
+
+    def __fspath__(self):
+        return self.name
+
+
+@pytest.mark.parametrize("path", ["a\0b", "", None, 3, b"a", _Path(b"a"), _Path("a\0b"), _Path(""), _Path(3)])
 def test_what_is_no_path(path):
     with pytest.raises(TPUCheckpointError, match="give the name of a file"):
         save_checkpoint(path, nn.Linear(1, 1))

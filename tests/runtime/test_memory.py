@@ -53,6 +53,10 @@ def test_a_tpu_that_is_switched_off_later_has_none_either():
     config.enabled = False
     with pytest.raises(TPUNotAvailableError):
         manager.allocate_tensor((2, 2))
+    with pytest.raises(TPUNotAvailableError):
+        manager.create_memory_pool(2, (2, 2))
+    with pytest.raises(TPUNotAvailableError):
+        manager.optimize_tensor_layout(torch.ones(3, 3, device="xla"))
 
 
 def test_what_is_no_configuration_of_a_tpu_is_refused():

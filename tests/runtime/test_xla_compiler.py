@@ -7,6 +7,7 @@ from torch import nn
 from kp_dynamo import (
     TPUConfig,
     TPUConfigurationError,
+    TPUDeviceError,
     TPUModelPreparationError,
     TPUNotAvailableError,
     TPUOptimizationError,
@@ -164,6 +165,30 @@ def test_a_tensor_that_the_model_assigns_is_given_back():
     assert model.steps is steps
     assert steps.item() == 0
     torch.testing.assert_close(compiled(X), X)
+
+
+def test_buffers_that_take_no_writes_are_left():
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            with torch.inference_mode():
+                self.register_buffer("scale", torch.ones(16))
+            self.register_buffer("shift", torch.zeros(1).expand(16))
+            self.norm = nn.BatchNorm1d(16)
+
+        def forward(self, x):
+            return self.norm(x) * self.scale + self.shift
+
+    model = Frozen()
+    with torch.no_grad():
+        compiler().compile_model(model, X)
+    assert model.norm.num_batches_tracked.item() == 0
+    assert not model.norm.running_mean.any()
+
+
+def test_a_model_without_values_is_refused():
+    with pytest.raises(TPUDeviceError, match="meta device and has no values"):
+        compiler().compile_model(nn.Linear(4, 4, device="meta"))
 
 
 def test_a_parameter_that_the_model_writes_to_is_named(caplog):

@@ -126,6 +126,10 @@ def test_a_tensor_lies_as_it_lies_whatever_its_mark(answers):
 @pytest.mark.parametrize(
     ("question", "words"),
     [
+        (
+            "a_model_that_was_wrapped_for_other_devices",
+            "TPUDistributedError: mesh_shape is (8,), and there are 4 devices",
+        ),
         ("a_mesh_that_is_a_number", "TPUDistributedError: mesh_shape is 4, and there are 4 devices; allowed: ints"),
         ("a_mesh_that_does_not_fit", "TPUDistributedError: mesh_shape is (3,), and there are 4 devices; allowed: ints"),
         ("single_is_asked_for", "TPUDistributedError: topology=SINGLE in a job of 1 process(es) with 4 device(s)"),

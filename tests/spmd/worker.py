@@ -348,6 +348,14 @@ def a_mesh_that_does_not_fit() -> Any:
 
 
 @check
+def a_model_that_was_wrapped_for_other_devices() -> Any:
+    mine = devices().wrap_model(Block())
+    (number,) = mine._forward_pre_hooks
+    mine._forward_pre_hooks[number] = type(mine._forward_pre_hooks[number])((8,))
+    return mine(batches()[0][0].to("xla"))
+
+
+@check
 def a_mesh_that_is_a_number() -> Any:
     return XLADistributedTraining(create_xla_integration(TPUConfig())[0], mesh_shape=4)
 
