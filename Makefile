@@ -8,7 +8,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 V7     := .venv-v7
-STEPS  ?= 300
+STEPS  ?= 200
 VERSION ?= 2.8.0
 TARGET ?= v5e
 # Two processes of tests, which share no state; each takes up to 4 GB. Neighbours stay together, for what they share.
