@@ -17,7 +17,7 @@ from demo.text import Corpus, read_corpus
 from demo.training import CONTEXT, NUM_ROWS, Training
 from kp_dynamo import telemetry
 
-DEFAULT_STEPS, NUM_COMPARED, NUM_WRITTEN, NUM_UNEVEN = 300, 10, 400, 40
+DEFAULT_STEPS, NUM_COMPARED, NUM_WRITTEN, NUM_UNEVEN = 200, 10, 400, 40
 PICTURE = Path("out/loss.png")
 
 
