@@ -8,14 +8,12 @@ import re
 import torch
 from torch import fx
 
+from kp_dynamo.analysis.module_paths import innermost_module
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 # Dynamo compiles what follows a graph break as a function of its own.
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
-
-
-# Words of Dynamo's `L['self']._modules['layers']._modules['0']` that are no part of a module's path.
-_NOT_IN_PATHS = ("L", "G", "self", "fn", "_modules", "_orig_mod")
 
 
 def source_line(node: fx.Node) -> str:
@@ -31,14 +29,11 @@ def source_line(node: fx.Node) -> str:
 
 
 def _module(node: fx.Node) -> str:
-    """The innermost module that a node, or the forward of a node of a backward, was traced in."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
+    found = innermost_module(node)
+    if found is None:
         return ""
-    source, kind = list(stack.values())[-1]
-    path = ".".join(word for word in re.findall(r"\w+", source) if word not in _NOT_IN_PATHS)
-    name = kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
-    return f"module {path} ({name})" if path else f"module {name}"
+    path, kind = found
+    return f"module {path} ({kind})" if path else f"module {kind}"
 
 
 def frame_line(filename: str, line: object, function: str) -> str:

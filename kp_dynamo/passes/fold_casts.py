@@ -10,7 +10,7 @@
 A float32 product at XLA's precision "default" rounds its operands to bfloat16 on their way into the unit, and sums in
 float32. A cast before it is the same to the bit, and dear where the operand is an argument of the program: the v5e's
 compiler makes it part of the product, and casts anew for each tile. Its figures for an MLP (2048 x 1024 -> 4096 ->
-1024, cycles ms): inference 0.317 with the casts, 0.199 without, 0.188 by openxla; training 0.820, 0.705 and 0.78.
+1024, cycles ms): inference 0.317 with the casts, 0.199 without, 0.188 by openxla; training 0.820, 0.696 and 0.78.
 
 Fires on mm, addmm, kp::linear_act and kp::contract whose operands both are float32 arguments of the graph, cast and
 viewed; results keep their dtypes. Behind a norm or another product casts stay: one operand alone without its cast

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -12,6 +11,7 @@ import torch
 from torch import fx
 
 import kp_dynamo.ops  # noqa: F401  # registers kp::linear_act and others, names like any other
+from kp_dynamo.analysis.module_paths import module_paths
 
 _NAMESPACES = ("aten", "kp", "prims")
 _ATTENTION = ("attention", "attention_train", "attention_backward")
@@ -29,8 +29,6 @@ _FORMS: dict[str, tuple[str, ...]] = {
     "convolution": ("convolution_backward",),
     **{f"conv{dims}d": ("convolution", "convolution_backward") for dims in (1, 2, 3)},
 }
-# Parts of Dynamo's source expressions that are no part of a module's path.
-_NOT_IN_PATHS = ("_modules", "_orig_mod")
 
 
 @dataclass(frozen=True)
@@ -54,27 +52,6 @@ class KeepFloat32:
 def unknown_op_names(names: Iterable[str]) -> tuple[str, ...]:
     """Those of `names` that are written as an op and name none: "aten.mn", "aten::mm.defualt"."""
     return tuple(name for name in names if _bare(name) != name and not _exists(name))
-
-
-def module_paths(node: fx.Node) -> Iterator[str]:
-    """Paths of the modules that a node was traced in, outermost first: "model", "model.layers.0"."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    for source, _ in stack.values():
-        yield from _paths(source)
-
-
-@lru_cache(maxsize=4096)
-def _paths(source: str) -> tuple[str, ...]:
-    """Of Dynamo's `L['self']._modules['model'].layers[0]`: "model.layers.0".
-
-    With a local name other than self, both with and without it: the user may think of either as the root.
-    """
-    parts = re.sub(r"""\[['"]?([^\]'"]*)['"]?\]""", r".\1", source).split(".")
-    parts = [part for part in parts if part not in _NOT_IN_PATHS]
-    if parts[0] not in ("L", "G") or len(parts) < 2:
-        return (".".join(parts),)
-    inside = ".".join(parts[2:])
-    return (inside,) if parts[1] == "self" else (inside, ".".join(parts[1:]))
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,47 @@
+"""The modules that a node was traced in, by their paths in the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from torch import fx
+
+# Parts of Dynamo's source expressions that are no part of a module's path.
+_NOT_IN_PATHS = ("_modules", "_orig_mod")
+
+
+def module_paths(node: fx.Node) -> Iterator[str]:
+    """Paths of the modules that a node was traced in, outermost first: "model", "model.layers.0"."""
+    for source, _ in _stack(node):
+        yield from _paths(source)
+
+
+def innermost_module(node: fx.Node) -> tuple[str, str] | None:
+    """Path and class of the innermost module: ("layers.0", "Linear"), the path "" where it is the model itself."""
+    stack = _stack(node)
+    if not stack:
+        return None
+    source, kind = stack[-1]
+    return _paths(source)[0], kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
+
+
+def _stack(node: fx.Node) -> list[tuple[str, object]]:
+    """Source and class of each module, outermost first; of a node of a backward those of its forward."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return list(stack.values())
+
+
+@lru_cache(maxsize=4096)
+def _paths(source: str) -> tuple[str, ...]:
+    """Of Dynamo's `L['self']._modules['model'].layers[0]`: "model.layers.0".
+
+    With a local name other than self, both without and with it: the user may think of either as the root.
+    """
+    parts = re.sub(r"""\[['"]?([^\]'"]*)['"]?\]""", r".\1", source).split(".")
+    parts = [part for part in parts if part not in _NOT_IN_PATHS]
+    if parts[0] not in ("L", "G") or len(parts) < 2:
+        return (".".join(parts),)
+    inside = ".".join(parts[2:])
+    return (inside,) if parts[1] == "self" else (inside, ".".join(parts[1:]))
