@@ -14,8 +14,9 @@ import torch
 from kp_dynamo import compat
 from kp_dynamo.aot.compiler import TpuCompiler
 from kp_dynamo.aot.plan import Plan, plan_of
+from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.aot.programs import program_report
-from kp_dynamo.aot.report import AotReport, ProgramReport
+from kp_dynamo.aot.report import AotReport
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.hardware import CHIPS, memory_budget_bytes
 from kp_dynamo.one_run import dynamo_seconds, graph_breaks

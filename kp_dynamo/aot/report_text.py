@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kp_dynamo.aot.report import DISCLAIMER, AotReport, FusionReport, Origin, ProgramReport
+from kp_dynamo.aot.program_report import FusionReport, Origin, ProgramReport
+from kp_dynamo.aot.report import DISCLAIMER, AotReport
 from kp_dynamo.hardware import CHIPS, GB
 
 _MIB = 2**20

@@ -13,7 +13,8 @@ from torch import nn
 
 import kp_dynamo
 from kp_dynamo import compat
-from kp_dynamo.aot.report import AotReport, ProgramReport
+from kp_dynamo.aot.program_report import ProgramReport
+from kp_dynamo.aot.report import AotReport
 from kp_dynamo.exceptions import TPUValidationError
 from kp_dynamo.lowering.watch import watch_programs
 

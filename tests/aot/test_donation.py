@@ -6,7 +6,7 @@ import torch
 from torch.optim._functional import adamw
 
 import kp_dynamo
-from kp_dynamo.aot.report import ProgramReport
+from kp_dynamo.aot.program_report import ProgramReport
 
 
 def adamw_step(parameters, gradients, exp_avgs, exp_avg_sqs, steps):

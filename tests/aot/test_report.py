@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from kp_dynamo.aot.difference import compare, read_report
-from kp_dynamo.aot.report import SCHEMA, AotReport, CustomCallReport, FusionReport, Origin, ProgramReport
+from kp_dynamo.aot.program_report import CustomCallReport, FusionReport, Origin, ProgramReport
+from kp_dynamo.aot.report import SCHEMA, AotReport
 from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError
 
 FUSION = FusionReport("fusion.1", "matmul", 1, 1500, 0.001, 4096, (Origin("aten.mm.default", "model.py:3 in forward"),))
