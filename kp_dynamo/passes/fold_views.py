@@ -35,6 +35,7 @@ What it is worth: docs/passes.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,15 +43,16 @@ from torch import fx
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.passes.axes import Axes, Dim, Dims, merged
-from kp_dynamo.passes.base import PassReport, calls, tensor_of
-from kp_dynamo.passes.insertion import erase_unused, insert_call
+from kp_dynamo.passes.base import PassReport, tensor_of
+from kp_dynamo.passes.insertion import FakeRuns, erase_unused, insert_call
 from kp_dynamo.passes.sensitive_ops import VIEWS
-from kp_dynamo.passes.strides import is_seen, update_strides
+from kp_dynamo.passes.strides import Strides, is_seen
 from kp_dynamo.passes.view_chains import End, destination_of, has_static_size, source_of
 
 aten, kp = torch.ops.aten, torch.ops.kp
 
 _LANES = 128
+_MATRICES = (aten.mm.default, aten.addmm.default)
 _CASTS = (aten._to_copy.default,)
 
 
@@ -63,11 +65,14 @@ class FoldViews:
         return "fold_views"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
-        rewritten = 0
-        for product in calls(gm.graph, aten.mm.default, aten.addmm.default):
-            found = _contraction_of(product)
+        rewritten, strides = 0, Strides()
+        for node in list(gm.graph.nodes):
+            if node._erased:  # with a product before it
+                continue
+            strides.update(node)
+            found = _contraction_of(node) if node.target in _MATRICES else None
             if found is not None:
-                _put(gm.graph, found)
+                _put(found, strides)
                 rewritten += 1
         return PassReport(self.name, rewritten)
 
@@ -161,45 +166,50 @@ def _may_change(found: Contraction) -> bool:
     return value is None or (value.is_contiguous() and not found.is_turned) or not is_seen(found.result.node)
 
 
-def _put(graph: fx.Graph, found: Contraction) -> None:
+def _put(found: Contraction, strides: Strides) -> None:
     """Put the new product and its views in the place of the old one and its own."""
-    end = found.result.node
-    like = found.product
-    with graph.inserting_before(like):
-        a, b = (_operand(found, number) for number in (0, 1))
-        dtype = like.meta["val"].dtype
-        if not all(operand.widenings for operand in found.operands):
-            a, b = _cast(a, dtype), _cast(b, dtype)
-        options = {} if a.meta["val"].dtype == dtype else {"out_dtype": dtype}
-        bias = None if found.bias is None else _viewed(found.bias, _bias_shape(found), like)
-        made = insert_call(graph, kp.contract.default, (a, b, bias, found.equation), options, like=like)
+    end, insert = found.result.node, _Insertion(found.product.graph, strides.runs)
+    before = end.meta["val"]
+    with found.product.graph.inserting_before(found.product):
+        made = insert.product(found)
         for widening in found.result.widenings:
-            made = insert_call(graph, widening.target, (made,), widening.kwargs, like=widening)
-        shape = list(end.meta["val"].shape)
+            made = insert.call(widening.target, (made,), widening.kwargs, like=widening)
+        shape = list(before.shape)
         if found.is_turned:
-            made = _viewed(made, [*shape[:-2], shape[-1], shape[-2]], end)
-            made = insert_call(graph, aten.transpose.int, (made, -2, -1), {}, like=end)
-        made = _viewed(made, shape, end)
+            made = insert.view(made, [*shape[:-2], shape[-1], shape[-2]], end)
+            made = insert.call(aten.transpose.int, (made, -2, -1), {}, like=end)
+        made = insert.view(made, shape, end)
     end.replace_all_uses_with(made)
     erase_unused(end)
-    update_strides(made)
+    strides.changed(made, before)
 
 
-def _operand(found: Contraction, number: int) -> fx.Node:
-    return _viewed(found.operands[number].node, found.shape_of(number), found.product)
+class _Insertion:
+    """Nodes at the insertion point of a graph."""
+
+    def __init__(self, graph: fx.Graph, runs: FakeRuns) -> None:
+        self.call = partial(insert_call, graph, runs=runs)
+
+    def product(self, found: Contraction) -> fx.Node:
+        like = found.product
+        dtype = like.meta["val"].dtype
+        a, b = (self.view(o.node, found.shape_of(number), like) for number, o in enumerate(found.operands))
+        if not all(operand.widenings for operand in found.operands):
+            a, b = self.cast(a, dtype, like), self.cast(b, dtype, like)
+        options = {} if a.meta["val"].dtype == dtype else {"out_dtype": dtype}
+        bias = None if found.bias is None else self.view(found.bias, _bias_shape(found), like)
+        return self.call(kp.contract.default, (a, b, bias, found.equation), options, like=like)
+
+    def view(self, node: fx.Node, shape: list[int], like: fx.Node) -> fx.Node:
+        if list(node.meta["val"].shape) == shape:
+            return node
+        return self.call(aten.reshape.default, (node, shape), {}, like=like)
+
+    def cast(self, node: fx.Node, dtype: torch.dtype, like: fx.Node) -> fx.Node:
+        if node.meta["val"].dtype == dtype:
+            return node
+        return self.call(aten._to_copy.default, (node,), {"dtype": dtype}, like=like)
 
 
 def _bias_shape(found: Contraction) -> list[int]:
     return [found.axes.size_of(group) if group in found.columns else 1 for group in found.terms[2]]
-
-
-def _viewed(node: fx.Node, shape: list[int], like: fx.Node) -> fx.Node:
-    if list(node.meta["val"].shape) == shape:
-        return node
-    return insert_call(node.graph, aten.reshape.default, (node, shape), {}, like=like)
-
-
-def _cast(node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    if node.meta["val"].dtype == dtype:
-        return node
-    return insert_call(node.graph, aten._to_copy.default, (node,), {"dtype": dtype}, like=node)

@@ -16,17 +16,23 @@ _OF_ONE_NODE = ("val", "tensor_meta", "original_aten", "from_node", "added_by_ca
 
 
 def insert_call(
-    graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, like: fx.Node | None
+    graph: fx.Graph,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    like: fx.Node | None,
+    runs: FakeRuns | None = None,
 ) -> fx.Node:
     """Add a call at the graph's insertion point.
 
     Its origin (stack trace, module stack, partitioner tag) is that of `like`, its `meta["val"]` what `target` makes
-    of the fake tensors of its arguments. A call without tensor arguments has no fake mode to run in: whoever
-    inserts one sets its value.
+    of the fake tensors of its arguments; `runs` knows what equal calls made. A call without tensor arguments has no
+    fake mode to run in: whoever inserts one sets its value.
     """
     node = insert_untyped(graph, target, args, kwargs, like=like)
     if node.all_input_nodes:
-        set_value(node, run_on_fakes(node))
+        (runs or FakeRuns()).set_value(node)
     return node
 
 

@@ -29,20 +29,33 @@ def _may_take_strides(node: fx.Node) -> bool:
     return (node.target not in PRODUCTS and tensor_of(node) is not None) or node.target in VIEWS + PARTS
 
 
-def update_strides(node: fx.Node) -> None:
-    """Give those behind a value the strides that they have now; a view that fails on them becomes a reshape."""
-    runs, changed = FakeRuns(), {node}
-    follower = node.next
-    while follower.op != "root":
-        if follower.op == "call_function" and changed.intersection(follower.all_input_nodes):
-            before = tensor_of(follower)
-            if follower.target in (aten.view.default, aten._unsafe_view.default):
-                _make_possible(follower)
-            runs.set_value(follower)
-            after = tensor_of(follower)
-            if before is None or after is None or before.stride() != after.stride():
-                changed.add(follower)
-        follower = follower.next
+class Strides:
+    """Keeps strides true while a pass goes through a graph in its order and gives values other ones.
+
+    In one sweep: from each changed value on its own, a model of many blocks would be walked through as often as it has
+    products.
+    """
+
+    def __init__(self) -> None:
+        self.runs = FakeRuns()
+        self._changed: set[fx.Node] = set()
+
+    def changed(self, node: fx.Node, before: torch.Tensor) -> None:
+        """`node` is now read where `before` was."""
+        if node.meta["val"].stride() != before.stride():
+            self._changed.add(node)
+
+    def update(self, node: fx.Node) -> None:
+        """Give a node the strides it has behind those that changed; a view that fails on them becomes a reshape."""
+        if node.op != "call_function" or self._changed.isdisjoint(node.all_input_nodes):
+            return
+        before = tensor_of(node)
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            _make_possible(node)
+        self.runs.set_value(node)
+        after = tensor_of(node)
+        if before is None or after is None or before.stride() != after.stride():
+            self._changed.add(node)
 
 
 def _make_possible(view: fx.Node) -> None:

@@ -151,3 +151,21 @@ def test_symbolic_sizes_are_left_alone():
     torch._dynamo.mark_dynamic(x, 1)
     torch.compile(F.linear, backend=aot_autograd(fw_compiler=keep))(x, weight)
     assert seen == [0]
+
+
+def test_work_grows_with_the_graph_and_not_with_its_square(monkeypatch):
+    def in_turn(x: Tensor, *weights: Tensor) -> Tensor:
+        for weight in weights:
+            x = x + heads(x, weight).exp().transpose(1, 2).flatten(2)
+        return x.tanh()
+
+    def num_reads(num_blocks: int) -> int:
+        read, inputs = [], fx.Node.all_input_nodes.fget
+        args = tensors((2, 128, 6), *[(6, 6)] * num_blocks, dtype=torch.float32)
+        gm = trace_inference(in_turn, *(t.detach() for t in args))
+        with monkeypatch.context() as patch:
+            patch.setattr(fx.Node, "all_input_nodes", property(lambda node: read.append(node) or inputs(node)))
+            assert FoldViews()(gm).rewritten == num_blocks
+        return len(read)
+
+    assert num_reads(16) <= 2.2 * num_reads(8)
