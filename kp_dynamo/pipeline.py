@@ -32,6 +32,7 @@ from kp_dynamo.passes.insertion import check_values
 from kp_dynamo.passes.keep_float32 import unknown_op_names
 from kp_dynamo.passes.mask_padding import MaskPadding
 from kp_dynamo.passes.product_rules import has_float32_product
+from kp_dynamo.passes.recompute_activations import RecomputeActivations
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
 from kp_dynamo.telemetry import TELEMETRY
@@ -40,8 +41,8 @@ Pipeline = tuple[GraphPass, ...]
 
 OUR_PASSES = (
     "fold_constants", "rewrite_attention", "mask_padding", "fuse_linear_activation", "cast_bf16", "fold_views",
-    "fold_casts", "recompute_casts", "checkpoint_attention", "checkpoint_blocks", "checkpoint_share", "checkpoint_auto",
-    "gate_recomputation",
+    "fold_casts", "recompute_activations", "recompute_casts", "checkpoint_attention", "checkpoint_blocks",
+    "checkpoint_share", "checkpoint_auto", "gate_recomputation",
 )  # fmt: skip
 
 
@@ -65,6 +66,8 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = ()) -> Pi
         *([FoldViews()] if options.fuse else []),
         # After what decides how products are written.
         *([FoldCasts()] if options.precision == "bfloat16" else []),
+        # After what decides which views and casts of an activation are read.
+        *([RecomputeActivations()] if options.fuse else []),
         # After the casts, which it tags; also those of a model that is in bfloat16 by itself.
         RecomputeCasts(),
         # After the casts, whose results are what would be saved.
