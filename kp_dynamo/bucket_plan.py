@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -85,14 +87,15 @@ def plan_buckets(
             elements.
 
     Raises:
-        TPUValidationError: No lengths, a length below 1, a count below 0, or no programs allowed.
+        TPUValidationError: No lengths, a length below 1, a count below 0, no programs allowed, or a cost that is none.
     """
     sizes, counts = _histogram(lengths)
-    if max_programs < 1 or compile_s < 0:
-        raise TPUValidationError(
-            f"max_programs is {max_programs} and compile_s {compile_s}; allowed: at least 1, and at least 0"
-        )
-    cost_of = np.array([float(size if step_cost is None else step_cost(size)) for size in sizes.tolist()])
+    if isinstance(max_programs, bool) or not isinstance(max_programs, int) or max_programs < 1:
+        raise TPUValidationError(f"max_programs is {max_programs!r}; allowed: an int of at least 1")
+    compile_s = _checked_cost("compile_s is", compile_s)
+    if not (step_cost is None or callable(step_cost)):
+        raise TPUValidationError(f"step_cost is {step_cost!r}; allowed: None, or a function of the padded length")
+    cost_of = np.array([float(size) if step_cost is None else _cost_at(step_cost, size) for size in sizes.tolist()])
     ends = _best_ends(cost_of, counts, min(max_programs, len(sizes)), compile_s)
     starts = [0, *(end + 1 for end in ends[:-1])]
     steps = [int(counts[a : b + 1].sum()) for a, b in zip(starts, ends, strict=True)]
@@ -106,8 +109,20 @@ def plan_buckets(
     )
 
 
+def _cost_at(step_cost: Callable[[int], float], size: int) -> float:
+    return _checked_cost(f"step_cost({size}) gives", step_cost(size))
+
+
+def _checked_cost(what: str, cost: object) -> float:
+    if isinstance(cost, numbers.Real) and 0 <= float(cost) < math.inf:
+        return float(cost)
+    raise TPUValidationError(f"{what} {cost!r}; allowed: a number of at least 0")
+
+
 def _histogram(lengths: Iterable[int] | Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Distinct lengths, rising, and how often each comes."""
+    if not isinstance(lengths, Iterable):
+        raise TPUValidationError(f"lengths is {lengths!r}; allowed: the lengths that come, or length -> how often")
     found = dict(lengths) if isinstance(lengths, Mapping) else Counter(lengths)
     wrong = [n for n in found if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1]
     if wrong:

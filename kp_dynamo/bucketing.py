@@ -53,11 +53,11 @@ class Bucketing:
         is_refused: Whether its graph could not be made right at padded sizes: then nothing is padded.
     """
 
-    def __init__(self, gm: fx.GraphModule, buckets: Buckets, *, poisons: bool) -> None:
+    def __init__(self, gm: fx.GraphModule, buckets: Buckets, *, poisons: bool, strict: bool) -> None:
         self._inputs = [_example(n) for n in gm.graph.nodes if n.op == "placeholder"]
         output = next(n for n in gm.graph.nodes if n.op == "output")
         self._results = [_example(n) for n in output.args[0]]
-        self._buckets, self._poisons = buckets, poisons
+        self._buckets, self._poisons, self._strict = buckets, poisons, strict
         self._where = _first_places(self._inputs)
         self.symbols = tuple(map(str, self._where))
         self.is_refused = False
@@ -141,10 +141,25 @@ class Bucketing:
     def _padded(self, true: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, int]:
         environment = self._shape_env()
         padded = {s: self._buckets.size_for(n, _cap(environment, s)) for s, n in true.items()}
-        if all(_holds(guard.expr, padded) for guard in environment.guards):
+        broken = next((guard.expr for guard in environment.guards if not _holds(guard.expr, padded)), None)
+        if broken is None:
             return padded
-        TELEMETRY.count("exact_lengths")
+        self._tell_of_exact_lengths(true, padded, broken)
         return true
+
+    def _tell_of_exact_lengths(
+        self, true: dict[sympy.Symbol, int], padded: dict[sympy.Symbol, int], broken: sympy.Basic
+    ) -> None:
+        names = {s: sympy.Symbol(f"size {d} of input {i}") for s, (i, d) in self._where.items()}
+        reason = (
+            f"sizes {list(true.values())} cannot be padded to {list(padded.values())}: the model has been captured for "
+            f"{broken.xreplace(names)}. Mark the sizes that vary with kp_dynamo.mark_sequence and leave dynamic=True "
+            "out, or choose buckets that agree with it"
+        )
+        if self._strict:
+            raise TPUOptimizationError(f"strict=True and {reason}.")
+        TELEMETRY.count("exact_lengths")
+        _warn_once(f"a length is compiled as it is: {reason}.")
 
     def _shape_env(self) -> Any:
         position, d = next(iter(self._where.values()))
@@ -156,9 +171,9 @@ class Bucketing:
         return resized(tensor, shape, poisons=self._poisons)
 
 
-def bucketed(capture: Capture, buckets: Buckets, *, poisons: bool) -> tuple[Capture, Bucketing | None]:
+def bucketed(capture: Capture, buckets: Buckets, *, poisons: bool, strict: bool) -> tuple[Capture, Bucketing | None]:
     """The capture with the true lengths as further inputs; itself and None where none of its sizes is symbolic."""
-    bucketing = Bucketing(capture.gm, buckets, poisons=poisons)
+    bucketing = Bucketing(capture.gm, buckets, poisons=poisons, strict=strict)
     _tell_of_fixed_sizes(capture.gm, capture.inputs)
     if not bucketing.symbols:
         return capture, None

@@ -55,7 +55,7 @@ def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser("doctor", help="versions, device, a self-test, and what is known wrong")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="seconds for the device (default: 300)"
+        "--timeout", type=_seconds, default=300.0, metavar="S", help="seconds for the device (default: 300)"
     )
     doctor.set_defaults(run=_doctor)
 
@@ -82,7 +82,7 @@ def _add_aot(commands: Any) -> None:
     aot.add_argument("--html", metavar="FILE", help="write the report as a page with pictures")
     aot.add_argument("--diff", nargs=2, metavar=("A", "B"), help="compare two JSON reports; exit code 1 if B is worse")
     aot.add_argument(
-        "--threshold", type=float, default=1.02, metavar="R", help="growth past which B is worse (default: 1.02)"
+        "--threshold", type=_ratio, default=1.02, metavar="R", help="growth past which B is worse (default: 1.02)"
     )
     aot.set_defaults(run=_aot)
 
@@ -105,8 +105,16 @@ def _without_limit(argv: Sequence[str]) -> list[str]:
 
 
 def _seconds(text: str) -> float:
+    return _positive(text, "number of seconds")
+
+
+def _ratio(text: str) -> float:
+    return _positive(text, "ratio")
+
+
+def _positive(text: str, what: str) -> float:
     if not text.replace(".", "", 1).isdigit() or float(text) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds > 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what} > 0")
     return float(text)
 
 

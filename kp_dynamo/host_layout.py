@@ -18,7 +18,7 @@ class Layout:
 
     Attributes:
         stride: Its strides; None where they depend on the shapes of the call.
-        order: Then: its dimensions from the outermost to the innermost.
+        order: Then: its dimensions from the outermost to the innermost, but for expanded ones.
     """
 
     stride: tuple[int, ...] | None
@@ -32,7 +32,8 @@ class Layout:
         if not any(isinstance(s, torch.SymInt) for s in value.stride()):
             return cls(value.stride(), ())
         hints = [hint_int(s, fallback=0) for s in value.stride()]
-        return cls(None, tuple(sorted(range(value.dim()), key=lambda dim: -hints[dim])))
+        laid = [dim for dim, step in enumerate(value.stride()) if isinstance(step, torch.SymInt) or step != 0]
+        return cls(None, tuple(sorted(laid, key=lambda dim: -hints[dim])))
 
     def strides_for(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The strides of a result of this shape."""

@@ -35,6 +35,7 @@ from kp_dynamo.passes.product_rules import has_float32_product
 from kp_dynamo.passes.recompute_activations import RecomputeActivations
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
+from kp_dynamo.passes.strides import keep_strides, result_values
 from kp_dynamo.telemetry import TELEMETRY
 
 Pipeline = tuple[GraphPass, ...]
@@ -137,10 +138,12 @@ def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions
     start = time.perf_counter()
     _dump(gm, options, f"{graph_name}.0.captured")
     log.trace_graph(gm, f"{graph_name}.before_passes")
+    seen = result_values(gm.graph)
     for number, graph_pass in enumerate(pipeline, start=1):
         reports.append(_run_pass(gm, graph_pass, [r.name for r in reports]))
         _dump(gm, options, f"{graph_name}.{number}.{graph_pass.name}")
         TELEMETRY.passed(graph_name, reports[-1])
+    keep_strides(gm.graph, seen)
     TELEMETRY.spent("passes", time.perf_counter() - start)
     log.trace_graph(gm, f"{graph_name}.after_passes")
     _dump_reports(reports, options, graph_name)

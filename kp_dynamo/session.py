@@ -166,7 +166,8 @@ def _bucketing(capture: Capture, options: CompileOptions) -> tuple[Capture, Buck
     if options.buckets is None:
         return capture, None
     buckets = Buckets(options.buckets, options.over_bucket)
-    return bucketed(capture, buckets, poisons=is_poisoned() or (options.strict and options.dump_dir is not None))
+    poisons = is_poisoned() or (options.strict and options.dump_dir is not None)
+    return bucketed(capture, buckets, poisons=poisons, strict=options.strict)
 
 
 def _settled(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -132,6 +132,12 @@ def test_options_must_be_a_json_object(capsys, options, message):
     assert message in bad_usage(capsys, "explain", "a:b", "--options", options)
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "0", "soon"])
+def test_a_limit_is_a_number_above_0(capsys, value):
+    assert f"'{value}' is no ratio > 0" in bad_usage(capsys, "aot", "--diff", "a", "b", f"--threshold={value}")
+    assert f"'{value}' is no number of seconds > 0" in bad_usage(capsys, "doctor", f"--timeout={value}")
+
+
 def test_usage_is_shown_for_what_is_not_known(capsys):
     assert "COMMAND" in bad_usage(capsys)
     assert "invalid choice: 'cure'" in bad_usage(capsys, "cure")

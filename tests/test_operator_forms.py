@@ -64,6 +64,23 @@ def test_float64_is_float64(fn):
     torch.testing.assert_close(compiled(lambda x: fn(x))(x), fn(x), rtol=1e-14, atol=1e-15)
 
 
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_float64_is_float64_behind_a_linear(approximate):
+    """Fused into one operator, too, and in its gradient."""
+    generator = torch.Generator().manual_seed(0)
+    args = [torch.randn(8, 8, dtype=torch.float64, generator=generator) for _ in range(3)]
+
+    def fn(x, w, v):
+        return F.linear(F.gelu(F.linear(x, w), approximate=approximate), v)
+
+    def both(run):
+        leaves = [t.clone().requires_grad_() for t in args]
+        result = run(*leaves)
+        return result, *torch.autograd.grad(result.sum(), leaves)
+
+    torch.testing.assert_close(both(compiled(fn)), both(fn), rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 2.0])
 def test_gradients_of_elu_know_alpha(alpha):
     x = torch.tensor([-2.0, -0.5, 0.5, 2.0], requires_grad=True)

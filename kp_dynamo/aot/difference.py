@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,13 @@ class Comparison:
 
 
 def compare(before: AotReport, after: AotReport, threshold: float = 1.02) -> Comparison:
-    """The figures of a step of two reports, and which of the second are worse."""
+    """The figures of a step of two reports, and which of the second are worse.
+
+    Raises:
+        TPUConfigurationError: A threshold that is no ratio.
+    """
+    if not 0 < threshold < math.inf:
+        raise TPUConfigurationError(f"threshold is {threshold}; allowed: a ratio above 0, such as 1.02")
     differences = tuple(Difference(f, getattr(before, f), getattr(after, f)) for f in _COMPARED)
     return Comparison(differences, threshold, tuple(_remarks(before, after)))
 

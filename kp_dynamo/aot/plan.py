@@ -15,6 +15,7 @@ from kp_dynamo.hardware import CHIPS
 from kp_dynamo.options import CompileOptions
 
 BACKENDS = ("kp_tpu", "openxla")
+_OF_EVERY_BACKEND = ("target", "memory_fraction", "memory_budget_gb", "compile_timeout_s")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ def plan_of(model: Any, args: Any, target: str, options: Any, backend: str, trai
             f"args is {type(args).__name__}; allowed: a tuple of what the model is called with, such as (tokens,)"
         )
     given = CompileOptions.from_dict(options).given_values()
+    ours = [name for name in given if name not in _OF_EVERY_BACKEND]
+    if backend == "openxla" and ours:
+        raise TPUConfigurationError(
+            f"backend='openxla' has no option {ours[0]!r}; allowed: {', '.join(_OF_EVERY_BACKEND)}, or backend='kp_tpu'"
+        )
     if given.get("target", target) not in ("auto", target):
         raise TPUConfigurationError(f"target={target!r}, but options say {given['target']!r}; give one of them")
     _require_shapes(model, args)

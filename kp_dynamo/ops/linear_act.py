@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import get_decompositions
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
@@ -48,11 +49,26 @@ def _silu_backward(grad: Tensor, pre: Tensor) -> Tensor:
     return grad * sigmoid * (1 + pre * (1 - sigmoid))
 
 
+def _gelu(pre: Tensor) -> Tensor:
+    return _in_full(_aten.gelu.default, pre)
+
+
+def _gelu_tanh(pre: Tensor) -> Tensor:
+    return _in_full(_aten.gelu.default, pre, approximate="tanh")
+
+
+def _in_full(op: Any, pre: Tensor, **options: str) -> Tensor:
+    """torch_xla 2.9 writes the constants of its own GELU as float32; torch's decomposition has them as they are."""
+    form = get_decompositions([op])[op] if pre.dtype == torch.float64 else op
+    result: Tensor = form(pre, **options)
+    return result
+
+
 ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(torch.relu, lambda grad, pre: _aten.threshold_backward(grad, pre, 0)),
-    "gelu": Activation(F.gelu, _aten.gelu_backward),
+    "gelu": Activation(_gelu, _aten.gelu_backward),
     "gelu_tanh": Activation(
-        lambda pre: F.gelu(pre, approximate="tanh"),
+        _gelu_tanh,
         lambda grad, pre: _aten.gelu_backward(grad, pre, approximate="tanh"),
     ),
     "silu": Activation(F.silu, _silu_backward),

@@ -1,15 +1,41 @@
-"""What else lies otherwise in memory where one value of a graph does."""
+"""How values of a graph lie in memory: what else lies otherwise where one does, and what callers see."""
 
 from __future__ import annotations
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from kp_dynamo.passes.base import tensor_of
 from kp_dynamo.passes.insertion import FakeRuns
-from kp_dynamo.passes.sensitive_ops import PARTS, PRODUCTS, VIEWS
+from kp_dynamo.passes.sensitive_ops import PRODUCTS
 
 aten = torch.ops.aten
+
+# A convolution takes its memory format from its operands.
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+
+
+def result_values(graph: fx.Graph) -> list[torch.Tensor | None]:
+    """The fake tensors of a graph's results."""
+    return [tensor_of(result) for result in _results(graph)]
+
+
+def keep_strides(graph: fx.Graph, before: list[torch.Tensor | None]) -> None:
+    """Give results the strides that they had before passes ran: those of eager, which a caller can see.
+
+    A program has no strides. A result gets its own when it is brought to the host.
+    """
+    for node, value in zip(_results(graph), before, strict=True):
+        now = tensor_of(node)
+        if value is None or now is None or (now.shape, now.dtype) != (value.shape, value.dtype):
+            continue
+        if now.stride() != value.stride():
+            node.meta["val"] = value
+
+
+def _results(graph: fx.Graph) -> list[fx.Node]:
+    return pytree.tree_leaves(graph.output_node().args[0], is_leaf=lambda x: x is None)
 
 
 def is_seen(node: fx.Node) -> bool:
@@ -26,7 +52,7 @@ def is_seen(node: fx.Node) -> bool:
 
 
 def _may_take_strides(node: fx.Node) -> bool:
-    return (node.target not in PRODUCTS and tensor_of(node) is not None) or node.target in VIEWS + PARTS
+    return node.target not in PRODUCTS or node.target in _CONVOLUTIONS
 
 
 class Strides:

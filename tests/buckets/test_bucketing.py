@@ -288,3 +288,40 @@ def test_marks_on_what_has_no_such_dimension(what, dim, says):
 def test_buckets_that_are_none(buckets):
     with pytest.raises(Exception, match="option 'buckets' is"):
         compiled(softmax, buckets=buckets)(rows(5))
+
+
+def scores(x, w):
+    q = F.linear(x, w).view(2, -1, 4, 4).transpose(1, 2)
+    return (q @ q.transpose(-1, -2)).softmax(-1)
+
+
+def test_lengths_that_break_a_guard_are_told(caplog):
+    """With dynamic=True the width varies as well: its bucket, 20, is no 4 heads of 4."""
+    run, w = compiled(scores, dynamic=True, buckets=[20, 40]), torch.randn(16, 16)
+    before = snapshot()["exact_lengths"]
+    with caplog.at_level(logging.WARNING, "kp_dynamo"):
+        for length in (5, 33, 7):
+            x = torch.randn(2, length, 16)
+            assert_same(run(x, w), scores(x, w))
+    assert snapshot()["exact_lengths"] > before
+    assert "cannot be padded to" in caplog.text
+    assert "Mark the sizes that vary" in caplog.text
+
+
+def test_lengths_that_break_a_guard_are_an_error_under_strict():
+    run = compiled(scores, dynamic=True, buckets=[20, 40], strict=True)
+    with pytest.raises(Exception, match=r"strict=True and sizes .* cannot be padded to"):
+        run(torch.randn(2, 5, 16), torch.randn(16, 16))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.repeat(1, 2, 1),
+        lambda x: torch.stack([x, x * 2], 1).flatten(1, 2),
+        lambda x: (x[:, :, None, :1] * x[:, None, :, :1]).flatten(1, 2),
+    ],
+)
+def test_results_lie_in_memory_as_in_eager(fn):
+    for length in (3, 5, 8):
+        assert compiled(fn, buckets=[8])(rows(length)).stride() == fn(rows(length)).stride()

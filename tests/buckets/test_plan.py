@@ -62,7 +62,14 @@ def test_text_and_picture(tmp_path):
         ([2.5], {}, "a length is 2.5"),
         ({3: -1}, {}, "less than 0 times"),
         ([3], {"max_programs": 0}, "max_programs is 0"),
-        ([3], {"compile_s": -1.0}, "compile_s -1.0"),
+        ([3], {"max_programs": 1.5}, "max_programs is 1.5; allowed: an int"),
+        ([3], {"max_programs": True}, "max_programs is True"),
+        ([3], {"compile_s": -1.0}, "compile_s is -1.0"),
+        ([3], {"compile_s": float("nan")}, "compile_s is nan; allowed: a number of at least 0"),
+        ([3], {"step_cost": 5}, "step_cost is 5; allowed: None, or a function"),
+        ([3], {"step_cost": lambda n: "x"}, r"step_cost\(3\) gives 'x'"),
+        ([3], {"step_cost": lambda n: -1}, r"step_cost\(3\) gives -1"),
+        (5, {}, "lengths is 5; allowed: the lengths that come"),
     ],
 )
 def test_bad_input(lengths, how, says):
