@@ -35,7 +35,8 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kp_dynamo.passes.base import PassReport
+from kp_dynamo.passes.base import PassReport, calls
+from kp_dynamo.passes.insertion import replace_node
 from kp_dynamo.passes.padding.atoms import Padded, Refused, plain
 from kp_dynamo.passes.padding.interpreter import PaddingInterpreter, RefusedNode
 from kp_dynamo.passes.padding.layout import with_one_atom
@@ -64,6 +65,7 @@ class MaskPadding:
         except RefusedNode as refused:
             return PassReport(self.name, 0, ((refused.node.name, refused.reason),))
         _take_over(gm, traced)
+        _read_constants(gm.graph)
         gm.meta[_DONE] = self.symbols
         return PassReport(self.name, max(1, masks.num_masked), notes=(f"{masks.num_masked} tails masked",))
 
@@ -138,6 +140,15 @@ def _in_order(masks: Masks, result: Any, output: fx.Node) -> Any:
     except Refused as refused:
         raise RefusedNode(output, str(refused)) from None
     return result.tensor
+
+
+def _read_constants(graph: fx.Graph) -> None:
+    """Read tensors that the graph holds themselves, as `fold_constants` has left them, and no copies of them."""
+    for copy in calls(graph, torch.ops.aten.lift_fresh_copy.default):
+        source = copy.args[0]
+        if isinstance(source, fx.Node) and source.op == "get_attr":
+            source.meta = dict(copy.meta)
+            replace_node(copy, by=source)
 
 
 def _take_over(gm: fx.GraphModule, traced: fx.GraphModule) -> None:

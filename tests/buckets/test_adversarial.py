@@ -7,6 +7,9 @@ import pytest
 from tests.buckets.functions import QUICK, SLOW
 from tests.buckets.harness import refused
 
+# torch advises against the mean of F.kl_div, and computes it.
+pytestmark = pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss:UserWarning")
+
 # What has no rule, and why: compiled for each length, with a warning. Whoever adds a rule takes the name out.
 REFUSED = {
     "adaptive_max_pool": "a pool whose windows depend on the length",

@@ -23,6 +23,7 @@ BUCKETS = [8, 16]
 @pytest.fixture(autouse=True)
 def poison(monkeypatch):
     monkeypatch.setenv("KP_TPU_POISON", "1")
+    monkeypatch.setattr("kp_dynamo.bucketing._told", set())  # what an earlier test was told of is told again
     torch._dynamo.reset()
 
 

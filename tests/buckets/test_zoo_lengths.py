@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kp_dynamo import mark_sequence
+from kp_dynamo import clear_cache, mark_sequence
 from kp_dynamo.telemetry import snapshot
 from tests.spine import compiled, counted
 from tests.zoo.models import BY_NAME
@@ -22,6 +22,7 @@ REFUSED: dict[str, str] = {}
 def poison(monkeypatch):
     monkeypatch.setenv("KP_TPU_POISON", "1")
     torch._dynamo.reset()
+    clear_cache()  # programs are counted, and an earlier test's may be the same
 
 
 def at_length(inputs, length, *, with_mask):

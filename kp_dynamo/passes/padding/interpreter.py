@@ -39,6 +39,9 @@ from kp_dynamo.passes.padding.rules import RULES, Call, Like, elementwise, is_el
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+aten = torch.ops.aten
+
+
 class RefusedNode(Exception):
     """A node that no rule makes right: the node, and which rule is missing."""
 
@@ -73,7 +76,10 @@ class PaddingInterpreter(fx.Interpreter):
             return fx.map_arg(node.args[0], self.env.__getitem__)
         if node.op == "get_attr":
             value = super().run_node(node)
-            return Padded(value, plain(value.shape)) if isinstance(value, torch.Tensor) else value
+            if not isinstance(value, torch.Tensor):
+                return value
+            # As torch does it where a graph holds a tensor: a copy of it can be traced beside fake ones.
+            return Padded(aten.lift_fresh_copy.default(value), plain(value.shape))
         args: Any
         kwargs: Any
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.env.__getitem__)
