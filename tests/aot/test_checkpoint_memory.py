@@ -44,10 +44,11 @@ def test_a_gate_lowers_the_peak_and_not_just_what_is_saved():
 
 @pytest.mark.slow
 def test_auto_fits_a_budget():
-    budget = 0.6 * report("off").peak_bytes
-    fitted = report("auto", budget=budget / 1e9)
+    off = report("off", "rewrite_attention")  # with it, 60% is less than what computing everything again takes
+    budget = 0.6 * off.peak_bytes
+    fitted = report("auto", "rewrite_attention", budget=budget / 1e9)
     assert fitted.peak_bytes <= budget
-    assert fitted.model_flops <= 1.2 * report("off").model_flops
+    assert fitted.model_flops <= 1.2 * off.model_flops
 
 
 @pytest.mark.slow
