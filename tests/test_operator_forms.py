@@ -64,6 +64,23 @@ def test_float64_is_float64(fn):
     torch.testing.assert_close(compiled(lambda x: fn(x))(x), fn(x), rtol=1e-14, atol=1e-15)
 
 
+@pytest.mark.parametrize(
+    ("shape", "how"),
+    [
+        ((3, 4), {}),
+        ((3, 3, 1), {}),
+        ((3, 4, 2), {"offset": 1}),
+        ((3, 4, 2), {"offset": -1, "dim1": 2, "dim2": 0}),
+        ((2, 3, 4, 5), {"dim1": -3, "dim2": -1}),
+    ],
+)
+def test_diagonals_lie_in_the_last_dimension(shape, how):
+    """torch_xla 2.9 says so and puts them first."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    check_like_eager(lambda x: torch.diagonal(x, **how) + 1, x)
+    check_gradients_like_eager(lambda x: torch.diagonal(x, **how) * 2, x.requires_grad_())
+
+
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_float64_is_float64_behind_a_linear(approximate):
     """Fused into one operator, too, and in its gradient."""

@@ -111,7 +111,7 @@ def _check(graph: RandomGraph) -> None:
     for options, unit in _SETTINGS:
         torch._dynamo.reset()
         got = _run(graph, torch.compile(graph.gm, backend="kp_tpu", options=options, dynamic=False))
-        assert [(g.dtype, g.shape) for g in got] == [(e.dtype, e.shape) for e in eager], options
+        assert [(g.dtype, g.shape) for g in got] == [(e.dtype, e.shape) for e in eager], (options, graph.gm.code)
         distances = _distances(got, exact)
         assert all(d <= a for d, a in zip(distances, allowed[unit], strict=True)), (options, distances, allowed[unit])
 
