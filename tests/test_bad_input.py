@@ -309,3 +309,28 @@ def test_a_pass_that_leaves_a_wrong_graph_is_named(spoil, message):
 def _returns_twice(graph):
     output = next(n for n in graph.nodes if n.op == "output")
     output.args = ((*output.args[0], *output.args[0]),)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'torch.compile(refused, backend="kp_tpu")(torch.ones(4))',
+        'torch.compile(torch.cummax, backend="kp_tpu")(torch.ones(31), 0)',  # XLA:CPU fails to compile it
+        "kp_dynamo.aot_compile(refused, (torch.ones(4),))",
+    ],
+)
+def test_an_error_that_is_kept_ends_no_later_work(call):
+    """It holds the frames it came through, and torch_xla's sync() ends a process in which a placeholder is alive."""
+    source = f"""
+import torch, torch_xla, kp_dynamo
+def refused(x):
+    return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+try:
+    {call}
+except Exception as error:
+    kept = error
+y = torch.ones(2, device="xla") + 1
+torch_xla.sync()
+print(type(kept).__name__, y.tolist())
+"""
+    assert run_script(source).endswith("[2.0, 2.0]\n")

@@ -23,7 +23,7 @@ from kp_dynamo.lowering.cut import Conductor, is_xla_piece, spec_of_pieces, spli
 from kp_dynamo.lowering.flash_calls import calls_with
 from kp_dynamo.lowering.program import LOCK, settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
-from kp_dynamo.lowering.trace import Trace, trace
+from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.flash_kernels import flash_calls
 from kp_dynamo.ops.wait_for import barriers
 from kp_dynamo.source_lines import source_line
@@ -97,6 +97,7 @@ class Export:
         Conductor(whole, run_piece).run(*args)
         return sum(is_xla_piece(node) for node in whole.graph.nodes)
 
+    @without_placeholders_in_errors()
     def _export(
         self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec, programs: list[ExportedProgram]
     ) -> list[fx.Node]:

@@ -20,7 +20,7 @@ from kp_dynamo.lowering.donation import DONORS, Donation
 from kp_dynamo.lowering.flash_calls import calls_with
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.spmd import is_spmd
-from kp_dynamo.lowering.trace import Slot, Trace, trace
+from kp_dynamo.lowering.trace import Slot, Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.flash_kernels import flash_calls
 from kp_dynamo.ops.wait_for import barriers
 
@@ -52,6 +52,7 @@ class CompiledProgram(NamedTuple):
     donation: Donation
 
 
+@without_placeholders_in_errors()
 def compile_program(
     gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], spec: LoweringSpec
 ) -> CompiledProgram:

@@ -7,7 +7,10 @@ read again after the trace, and an input that is none of argument, seed or const
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -51,6 +54,24 @@ class Trace:
     fallbacks: list[fx.Node]
     donation: Donation
     keep_alive: list[Any] = field(repr=False)
+
+
+@contextlib.contextmanager
+def without_placeholders_in_errors() -> Iterator[None]:
+    """Empty the frames of an error that leaves what traces: with them it would keep placeholders alive.
+
+    torch_xla 2.9 ends the process in `sync()`, in stock openxla too, while one is: and an error is kept by whoever
+    caught it, by an interactive session (`sys.last_value`) or by a logger.
+    """
+    outer = sys.exc_info()[1]
+    try:
+        yield
+    except BaseException as error:
+        link: BaseException | None = error
+        while link is not None and link is not outer:
+            traceback.clear_frames(link.__traceback__)
+            link = link.__cause__ or link.__context__
+        raise
 
 
 def trace(
