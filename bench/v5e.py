@@ -129,7 +129,7 @@ def main() -> None:
     print(f"\n{TITLE}\n\n{report.table(rows)}\n")
 
 
-TITLE = "What a v5e's compiler makes of one block and head of width 1024 (estimates; no chip ran this)"
+TITLE = "What a v5e's compiler makes of one block (gpt4: four) and head of width 1024 (estimates; no chip ran this)"
 
 
 def _keep(rows: list[dict[str, Any]]) -> None:

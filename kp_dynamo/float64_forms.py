@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from torch._decomp import get_decompositions
 aten = torch.ops.aten
 
 
+@functools.cache
 def float64_decompositions() -> dict[Any, Callable[..., Any]]:
     """Forms of these operators that hold for float64 tensors; others keep torch_xla's."""
     gelu = get_decompositions([aten.gelu, aten.gelu_backward])

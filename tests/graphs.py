@@ -9,6 +9,9 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
 
+from kp_dynamo.passes.base import GraphPass, PassReport
+from kp_dynamo.passes.insertion import check_values
+
 _DTYPES = {
     torch.float32: "f32", torch.bfloat16: "bf16", torch.float64: "f64", torch.float16: "f16",
     torch.int64: "i64", torch.int32: "i32", torch.bool: "b8", torch.complex64: "c64",
@@ -40,6 +43,15 @@ def trace_joint(fn: Callable[..., object], *args: torch.Tensor, decompositions: 
 
     aot_function(fn, fw_compiler=lambda gm, _: gm, partition_fn=partition, decompositions=decompositions)(*args)
     return captured[0]
+
+
+def applied(graph_pass: GraphPass, gm: fx.GraphModule) -> PassReport:
+    """Run a pass; the graph is then well formed, says the values that it computes, and runs."""
+    report = graph_pass(gm)
+    gm.graph.lint()
+    check_values(gm.graph)
+    gm.recompile()
+    return report
 
 
 def graph_text(gm: fx.GraphModule) -> str:

@@ -53,17 +53,21 @@ def plan_of(model: Any, args: Any, target: str, options: Any, backend: str, trai
             f"args is {type(args).__name__}; allowed: a tuple of what the model is called with, such as (tokens,)"
         )
     given = CompileOptions.from_dict(options).given_values()
-    ours = [name for name in given if name not in _OF_EVERY_BACKEND]
-    if backend == "openxla" and ours:
-        raise TPUConfigurationError(
-            f"backend='openxla' has no option {ours[0]!r}; allowed: {', '.join(_OF_EVERY_BACKEND)}, or backend='kp_tpu'"
-        )
+    _require_options_of(backend, given)
     if given.get("target", target) not in ("auto", target):
         raise TPUConfigurationError(f"target={target!r}, but options say {given['target']!r}; give one of them")
     _require_shapes(model, args)
     return Plan(
         model, tuple(args), target, given, CompileOptions.from_dict({**given, "target": target}), backend, train
     )
+
+
+def _require_options_of(backend: str, given: dict[str, Any]) -> None:
+    ours = [name for name in given if name not in _OF_EVERY_BACKEND]
+    if backend == "openxla" and ours:
+        raise TPUConfigurationError(
+            f"backend='openxla' has no option {ours[0]!r}; allowed: {', '.join(_OF_EVERY_BACKEND)}, or backend='kp_tpu'"
+        )
 
 
 def _require_shapes(model: Any, args: Any) -> None:

@@ -17,7 +17,6 @@ from torch import fx
 from kp_dynamo.exceptions import TPUBackendError, XLACompilationError
 from kp_dynamo.lowering.fallback import values_forbidden
 from kp_dynamo.lowering.sharded_forms import form_of
-from kp_dynamo.lowering.view_forms import VIEW_FORMS
 from kp_dynamo.source_lines import user_line
 
 logger = logging.getLogger(__name__)
@@ -71,8 +70,7 @@ class XlaInterpreter(fx.Interpreter):
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self._higher_order(node, args, kwargs)
         args, kwargs = fx.node.map_aggregate((args, kwargs), self._on_device)
-        form = VIEW_FORMS.get(node.target) or form_of(node.target, self.is_sharded)
-        if form is not None:
+        if (form := form_of(node.target, self.is_sharded)) is not None:
             return form(*args, **kwargs)
         if _is_opaque(node.target) or _decomposes_nothing(node.target, args):
             return self._on_fallback(node, args, kwargs)

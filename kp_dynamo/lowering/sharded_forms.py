@@ -10,6 +10,7 @@ import torch
 from torch._decomp import decomposition_table
 
 from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd
+from kp_dynamo.lowering.view_forms import VIEW_FORMS
 
 aten = torch.ops.aten
 
@@ -27,10 +28,12 @@ def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
 
     Args:
         target: The operator.
-        is_sharded: Whether several devices run the program. To one alone, all of these are what they compute.
+        is_sharded: Whether several devices run the program. To one alone, all but views are what they compute.
     """
     if not isinstance(target, torch._ops.OpOverload):
         return None
+    if target in VIEW_FORMS:
+        return VIEW_FORMS[target]
     if target in _IN_PARTS:
         return decomposition_table[target] if is_sharded else None
     if (sharding_of := _SHARDING_OF.get(target.name())) is None:

@@ -22,25 +22,37 @@ the MXU with a float32 result, at torch_xla's matmul precision "highest" too (th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import get_decompositions
-from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
+
+from kp_dynamo.float64_forms import float64_decompositions
 
 _aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation and its derivative: `backward(gradient, preactivation)`."""
+    """An activation and its derivative.
 
-    forward: Callable[[Tensor], Tensor]
+    Attributes:
+        op: Of ATen, which takes the pre-activation.
+        backward: (gradient, pre-activation) -> gradient of the pre-activation.
+        options: Of `op`.
+    """
+
+    op: Callable[..., Tensor]
     backward: Callable[[Tensor, Tensor], Tensor]
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def forward(self, pre: Tensor) -> Tensor:
+        # Inside of an operator of ours no decomposition applies, and torch_xla's GELU is of float32's accuracy.
+        form = float64_decompositions().get(self.op) if pre.dtype == torch.float64 else None
+        return (form or self.op)(pre, **self.options)
 
 
 def _silu_backward(grad: Tensor, pre: Tensor) -> Tensor:
@@ -49,31 +61,17 @@ def _silu_backward(grad: Tensor, pre: Tensor) -> Tensor:
     return grad * sigmoid * (1 + pre * (1 - sigmoid))
 
 
-def _gelu(pre: Tensor) -> Tensor:
-    return _in_full(_aten.gelu.default, pre)
-
-
-def _gelu_tanh(pre: Tensor) -> Tensor:
-    return _in_full(_aten.gelu.default, pre, approximate="tanh")
-
-
-def _in_full(op: Any, pre: Tensor, **options: str) -> Tensor:
-    """torch_xla 2.9 writes the constants of its own GELU as float32; torch's decomposition has them as they are."""
-    form = get_decompositions([op])[op] if pre.dtype == torch.float64 else op
-    result: Tensor = form(pre, **options)
-    return result
-
-
 ACTIVATIONS: dict[str, Activation] = {
-    "relu": Activation(torch.relu, lambda grad, pre: _aten.threshold_backward(grad, pre, 0)),
-    "gelu": Activation(_gelu, _aten.gelu_backward),
+    "relu": Activation(_aten.relu.default, lambda grad, pre: _aten.threshold_backward(grad, pre, 0)),
+    "gelu": Activation(_aten.gelu.default, _aten.gelu_backward),
     "gelu_tanh": Activation(
-        _gelu_tanh,
+        _aten.gelu.default,
         lambda grad, pre: _aten.gelu_backward(grad, pre, approximate="tanh"),
+        {"approximate": "tanh"},
     ),
-    "silu": Activation(F.silu, _silu_backward),
-    "tanh": Activation(torch.tanh, lambda grad, pre: _aten.tanh_backward(grad, torch.tanh(pre))),
-    "sigmoid": Activation(torch.sigmoid, lambda grad, pre: _aten.sigmoid_backward(grad, torch.sigmoid(pre))),
+    "silu": Activation(_aten.silu.default, _silu_backward),
+    "tanh": Activation(_aten.tanh.default, lambda grad, pre: _aten.tanh_backward(grad, torch.tanh(pre))),
+    "sigmoid": Activation(_aten.sigmoid.default, lambda grad, pre: _aten.sigmoid_backward(grad, torch.sigmoid(pre))),
 }
 
 _library = torch.library.Library("kp", "FRAGMENT")

@@ -31,8 +31,8 @@ from torch import fx
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.passes.base import PassReport, calls
-from kp_dynamo.passes.casts import ADDED, is_bfloat16, is_float32, is_narrowing, is_widening
-from kp_dynamo.passes.insertion import erase_unused, insert_call
+from kp_dynamo.passes.casts import ADDED, is_bfloat16, is_narrowing, is_widening
+from kp_dynamo.passes.insertion import cast_to, erase_unused, insert_call
 from kp_dynamo.passes.product_rules import ONE_PASS, has_float32_product
 from kp_dynamo.passes.sensitive_ops import BIASES, LINEAR_ACTS, PRODUCTS, VIEWS
 
@@ -104,9 +104,7 @@ def _wide(node: Any, like: fx.Node) -> fx.Node:
     """A float32 form of an addend: what was rounded, where there is one."""
     if is_narrowing(node):
         return node.args[0]  # type: ignore[no-any-return]
-    if is_float32(node):
-        return node  # type: ignore[no-any-return]
-    return insert_call(node.graph, aten._to_copy.default, (node,), {"dtype": torch.float32}, like=like)
+    return cast_to(node, torch.float32, like=like)
 
 
 def _first(value: Any) -> torch.Tensor:
@@ -120,7 +118,7 @@ def _replace(product: fx.Node, made: fx.Node) -> None:
     pairs = [(part, insert_call(made.graph, operator.getitem, (made, part.args[1]), {}, like=part)) for part in parts]
     for old, new in pairs or [(product, made)]:
         if is_bfloat16(old) and not is_bfloat16(new):
-            new = insert_call(made.graph, aten._to_copy.default, (new,), {"dtype": torch.bfloat16}, like=old)
+            new = cast_to(new, torch.bfloat16, like=old)
         old.replace_all_uses_with(new)
         erase_unused(old)
     erase_unused(product)

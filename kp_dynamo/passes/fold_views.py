@@ -26,7 +26,7 @@ Leaves alone
 
 3. a product that reads an incoming gradient of the graph: a v5e's compiler then multiplies [4, 512, 8192] by its
    head's weight in 0.49 ms, and in 0.19 with the cast to bfloat16 before it, as a matrix;
-4. the result's views where its new strides would be those of a result of the graph, which a caller can see;
+4. the result's views where its new strides would be those of a result of the graph, which lies as its caller sees it;
 5. sizes that are symbols, or 0; views that cut a dimension into no whole parts; kp::linear_act.
 
 What it is worth: docs/passes.md.
@@ -44,7 +44,7 @@ from torch import fx
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.passes.axes import Axes, Dim, Dims, merged
 from kp_dynamo.passes.base import PassReport, tensor_of
-from kp_dynamo.passes.insertion import FakeRuns, erase_unused, insert_call
+from kp_dynamo.passes.insertion import FakeRuns, cast_to, erase_unused, insert_call
 from kp_dynamo.passes.sensitive_ops import VIEWS
 from kp_dynamo.passes.strides import Strides, is_seen
 from kp_dynamo.passes.view_chains import End, destination_of, has_static_size, source_of
@@ -188,6 +188,7 @@ class _Insertion:
     """Nodes at the insertion point of a graph."""
 
     def __init__(self, graph: fx.Graph, runs: FakeRuns) -> None:
+        self._runs = runs
         self.call = partial(insert_call, graph, runs=runs)
 
     def product(self, found: Contraction) -> fx.Node:
@@ -195,7 +196,7 @@ class _Insertion:
         dtype = like.meta["val"].dtype
         a, b = (self.view(o.node, found.shape_of(number), like) for number, o in enumerate(found.operands))
         if not all(operand.widenings for operand in found.operands):
-            a, b = self.cast(a, dtype, like), self.cast(b, dtype, like)
+            a, b = (cast_to(operand, dtype, like=like, runs=self._runs) for operand in (a, b))
         options = {} if a.meta["val"].dtype == dtype else {"out_dtype": dtype}
         bias = None if found.bias is None else self.view(found.bias, _bias_shape(found), like)
         return self.call(kp.contract.default, (a, b, bias, found.equation), options, like=like)
@@ -204,11 +205,6 @@ class _Insertion:
         if list(node.meta["val"].shape) == shape:
             return node
         return self.call(aten.reshape.default, (node, shape), {}, like=like)
-
-    def cast(self, node: fx.Node, dtype: torch.dtype, like: fx.Node) -> fx.Node:
-        if node.meta["val"].dtype == dtype:
-            return node
-        return self.call(aten._to_copy.default, (node,), {"dtype": dtype}, like=like)
 
 
 def _bias_shape(found: Contraction) -> list[int]:

@@ -32,8 +32,15 @@ def insert_call(
     """
     node = insert_untyped(graph, target, args, kwargs, like=like)
     if node.all_input_nodes:
-        (runs or FakeRuns()).set_value(node)
+        set_value(node, run_on_fakes(node) if runs is None else runs.value_of(node))
     return node
+
+
+def cast_to(node: fx.Node, dtype: torch.dtype, *, like: fx.Node | None, runs: FakeRuns | None = None) -> fx.Node:
+    """`node` where it has that dtype, else a cast of it at the graph's insertion point."""
+    if node.meta["val"].dtype == dtype:
+        return node
+    return insert_call(node.graph, torch.ops.aten._to_copy.default, (node,), {"dtype": dtype}, like=like, runs=runs)
 
 
 def insert_untyped(

@@ -38,22 +38,13 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from kp_dynamo.ops.linear_act import compute_dtype
+from kp_dynamo.ops.linear_act import ACTIVATIONS, compute_dtype
 from kp_dynamo.passes.base import PassReport, backward_nodes, calls
 from kp_dynamo.passes.checkpoint_tags import tag
-from kp_dynamo.passes.insertion import FakeRuns, insert_call
+from kp_dynamo.passes.insertion import FakeRuns, cast_to, insert_call
 from kp_dynamo.passes.sensitive_ops import VIEWS
 
 aten, kp = torch.ops.aten, torch.ops.kp
-
-_CALLS: dict[object, tuple[Any, dict[str, str]]] = {
-    "relu": (aten.relu.default, {}),
-    "gelu": (aten.gelu.default, {}),
-    "gelu_tanh": (aten.gelu.default, {"approximate": "tanh"}),
-    "silu": (aten.silu.default, {}),
-    "tanh": (aten.tanh.default, {}),
-    "sigmoid": (aten.sigmoid.default, {}),
-}
 
 
 @dataclass(frozen=True)
@@ -113,15 +104,17 @@ class _Again:
 
     def _activated(self) -> fx.Node:
         wide = compute_dtype(self._pre.meta["val"].dtype)
-        activation, options = _CALLS[self._product.args[3]]
-        value = self._call(activation, (self._cast(self._pre, wide),), options)
+        activation = ACTIVATIONS[str(self._product.args[3])]
+        value = self._call(activation.op, (self._cast(self._pre, wide),), activation.options)
         return self._cast(value, self.result.meta["val"].dtype)
 
     def _moved(self, value: fx.Node) -> fx.Node:
         return self._call(value.target, (self.of(value.args[0]), *value.args[1:]), value.kwargs)  # type: ignore[arg-type]  # a view of a tensor
 
     def _cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-        return node if node.meta["val"].dtype == dtype else self._call(aten._to_copy.default, (node,), {"dtype": dtype})
+        made = cast_to(node, dtype, like=self._pre, runs=self._runs)
+        self.made += [made] if made is not node else []
+        return made
 
     def _call(self, target: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> fx.Node:
         node = insert_call(self._product.graph, target, args, options, like=self._pre, runs=self._runs)

@@ -7,13 +7,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.passes.base import tensor_of
-from kp_dynamo.passes.insertion import FakeRuns
+from kp_dynamo.passes.insertion import FakeRuns, set_value
 from kp_dynamo.passes.sensitive_ops import PRODUCTS
 
 aten = torch.ops.aten
-
-# A convolution takes its memory format from its operands.
-_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
 def result_values(graph: fx.Graph) -> list[torch.Tensor | None]:
@@ -31,7 +28,7 @@ def keep_strides(graph: fx.Graph, before: list[torch.Tensor | None]) -> None:
         if value is None or now is None or (now.shape, now.dtype) != (value.shape, value.dtype):
             continue
         if now.stride() != value.stride():
-            node.meta["val"] = value
+            set_value(node, value)
 
 
 def _results(graph: fx.Graph) -> list[fx.Node]:
@@ -39,7 +36,10 @@ def _results(graph: fx.Graph) -> list[fx.Node]:
 
 
 def is_seen(node: fx.Node) -> bool:
-    """Whether a value, or one that may take its strides from it, is a result of the graph."""
+    """Whether a value, or one that may take its strides from it, is a result of the graph: written as it is returned.
+
+    Results keep their strides in any case, see `keep_strides`; other ones would be a copy on the way to the caller.
+    """
     found, stack = {node}, [node]
     while stack:
         for user in stack.pop().users:
@@ -52,7 +52,7 @@ def is_seen(node: fx.Node) -> bool:
 
 
 def _may_take_strides(node: fx.Node) -> bool:
-    return node.target not in PRODUCTS or node.target in _CONVOLUTIONS
+    return node.target not in PRODUCTS
 
 
 class Strides:

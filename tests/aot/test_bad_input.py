@@ -46,6 +46,8 @@ def test_two_targets():
 
 def test_an_unknown_backend():
     refused(TPUConfigurationError, "allowed: kp_tpu, openxla", torch.sin, ROW, backend="inductor")
+    says = "backend='openxla' has no option 'level'; allowed: target, memory_fraction"
+    refused(TPUConfigurationError, says, torch.sin, ROW, backend="openxla", options={"level": "aggressive"})
 
 
 def test_an_unknown_option():

@@ -128,6 +128,12 @@ def test_growth_past_the_threshold_is_worse_and_other_options_are_remarked():
     assert compare(REPORT, slower, threshold=1.3).worse == ()
 
 
+@pytest.mark.parametrize("threshold", [float("nan"), float("inf"), 0, -1])
+def test_a_threshold_that_lets_all_or_nothing_pass_is_refused(threshold):
+    with pytest.raises(TPUConfigurationError, match=r"threshold is .*; allowed: a ratio above 0"):
+        compare(REPORT, REPORT, threshold=threshold)
+
+
 def test_a_file_that_is_no_report(tmp_path):
     with pytest.raises(TPUConfigurationError, match="cannot be read as JSON"):
         read_report(str(tmp_path / "none.json"))

@@ -12,9 +12,8 @@ from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_views import FoldViews
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
-from kp_dynamo.passes.insertion import check_values
 from kp_dynamo.pipeline import build_pipeline, product_precision
-from tests.graphs import graph_text, trace_inference, trace_joint
+from tests.graphs import applied, graph_text, trace_inference, trace_joint
 
 U = 2**-8
 
@@ -31,11 +30,7 @@ def cast(gm: fx.GraphModule, *before: object, scope: str = "matmul") -> fx.Graph
 
 
 def folded(gm: fx.GraphModule) -> PassReport:
-    report = FoldCasts()(gm)
-    gm.graph.lint()
-    check_values(gm.graph)
-    gm.recompile()
-    return report
+    return applied(FoldCasts(), gm)
 
 
 def test_arguments_are_read_as_they_are():

@@ -11,8 +11,7 @@ from torch import Tensor, fx
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_views import FoldViews
-from kp_dynamo.passes.insertion import check_values
-from tests.graphs import graph_text, trace_inference, trace_joint
+from tests.graphs import applied, graph_text, trace_inference, trace_joint
 
 F64 = torch.float64
 
@@ -23,11 +22,7 @@ def tensors(*sizes: tuple[int, ...], dtype: torch.dtype = F64) -> list[Tensor]:
 
 
 def folded(gm: fx.GraphModule) -> PassReport:
-    report = FoldViews()(gm)
-    gm.graph.lint()
-    check_values(gm.graph)
-    gm.recompile()
-    return report
+    return applied(FoldViews(), gm)
 
 
 def heads(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

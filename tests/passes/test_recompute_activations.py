@@ -17,9 +17,8 @@ from kp_dynamo.passes.base import backward_nodes, calls
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_views import FoldViews
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
-from kp_dynamo.passes.insertion import check_values
 from kp_dynamo.passes.recompute_activations import RecomputeActivations
-from tests.graphs import graph_text, trace_inference, trace_joint
+from tests.graphs import applied, graph_text, trace_inference, trace_joint
 from tests.spine import check_gradients_like_eager
 
 ROWS, WIDTH, HIDDEN = 6, 4, 8
@@ -54,11 +53,7 @@ def fused(fn: Callable[..., Tensor], *shape: int, casts: bool = True) -> fx.Grap
 
 
 def recomputed(gm: fx.GraphModule) -> int:
-    report = RecomputeActivations()(gm)
-    gm.graph.lint()
-    check_values(gm.graph)
-    gm.recompile()
-    return report.rewritten
+    return applied(RecomputeActivations(), gm).rewritten
 
 
 def saved(gm: fx.GraphModule) -> list[tuple[torch.dtype, tuple[int, ...]]]:

@@ -36,10 +36,9 @@ from kp_dynamo.passes.padding.atoms import (
 from kp_dynamo.passes.padding.masks import Masks
 from kp_dynamo.passes.padding.rules import RULES, Call, Like, elementwise, is_elementwise, unwrapped
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
 aten = torch.ops.aten
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class RefusedNode(Exception):
