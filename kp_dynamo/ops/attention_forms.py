@@ -13,6 +13,7 @@ a row, and nothing of S x T outlives a program.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -55,9 +56,7 @@ class Scoring:
 
     def scores(self, q: Tensor, k: Tensor, first: int) -> Tensor:
         """[N, s, D], [N, D, t] -> [N, s, t]: scores of the queries from `first` on, and the first t keys."""
-        scores = _product(q, k)
-        if self.scale != 1:
-            scores = scores * self.scale
+        scores = _scaled_product(q, k, self.scale)
         rows, columns = scores.shape[1:]
         for mask, fill in zip(self.masks, self.fills, strict=True):
             part = self._flat(mask, first, rows, columns)
@@ -218,6 +217,18 @@ def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the scores of operands of `dtype`."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _scaled_product(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """q @ k times `scale`, which queries are multiplied by where that rounds nothing: by 1/8, for heads of 64.
+
+    A v6e's compiler then keeps scores in the product that reads them: a BERT with a mask takes 0.281 / 0.253 ms and
+    83 MiB in inference, and 0.330 / 0.302 and 148 where the scores are scaled. float16 has too few exponents.
+    """
+    if scale == 1:
+        return _product(q, k)
+    is_exact = abs(math.frexp(scale)[0]) == 0.5 and q.dtype != torch.float16
+    return _product(q * scale, k) if is_exact else _product(q, k) * scale
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

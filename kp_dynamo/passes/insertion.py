@@ -32,7 +32,7 @@ def insert_call(
     """
     node = insert_untyped(graph, target, args, kwargs, like=like)
     if node.all_input_nodes:
-        set_value(node, run_on_fakes(node) if runs is None else runs.value_of(node))
+        (runs or FakeRuns()).set_value(node)
     return node
 
 
@@ -71,25 +71,28 @@ def _has_symbolic_size(arguments: Any) -> bool:
 class FakeRuns:
     """Runs calls on fake tensors, equal ones of static shapes once: a model's blocks are alike, and a run is slow.
 
-    Nodes of equal calls share one fake tensor.
+    Nodes of equal calls share one fake tensor, and its metadata.
     """
 
     def __init__(self) -> None:
-        self._values: dict[Any, Any] = {}
+        self._values: dict[Any, dict[str, Any]] = {}
 
     def set_value(self, node: fx.Node) -> None:
         """Make the value of `node` what its call makes of its arguments."""
-        set_value(node, self.value_of(node))
+        node.meta.update(self._meta_of(node))
 
     def value_of(self, node: fx.Node) -> Any:
         """What the call of `node` makes of its arguments."""
+        return self._meta_of(node)["val"]
+
+    def _meta_of(self, node: fx.Node) -> dict[str, Any]:
         call = (node.target, _described(node.args), _described(node.kwargs))
         try:
             known = call in self._values
         except TypeError:  # symbolic sizes have no hash
-            return run_on_fakes(node)
+            return _meta(run_on_fakes(node))
         if not known:
-            self._values[call] = run_on_fakes(node)
+            self._values[call] = _meta(run_on_fakes(node))
         return self._values[call]
 
 
@@ -109,9 +112,11 @@ def _described(argument: Any) -> Any:
 
 def set_value(node: fx.Node, value: Any) -> None:
     """Make `value` the value of a node, in both places that torch's partitioners read."""
-    node.meta["val"] = value
-    if isinstance(value, torch.Tensor):
-        node.meta["tensor_meta"] = extract_tensor_metadata(value)
+    node.meta.update(_meta(value))
+
+
+def _meta(value: Any) -> dict[str, Any]:
+    return {"val": value} | ({"tensor_meta": extract_tensor_metadata(value)} if isinstance(value, torch.Tensor) else {})
 
 
 def check_values(graph: fx.Graph) -> None:

@@ -36,6 +36,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ from kp_dynamo.ops import attention as _ops  # noqa: F401  # registers the opera
 from kp_dynamo.passes.attention import Attention, Mask, Refusal, attention_at, number_of
 from kp_dynamo.passes.attention_gradients import Gradients, gradients_of
 from kp_dynamo.passes.base import PassReport, calls, forward_nodes, tensor_of
-from kp_dynamo.passes.insertion import erase_unused, insert_call
+from kp_dynamo.passes.insertion import FakeRuns, erase_unused, insert_call
 from kp_dynamo.passes.known_masks import effect_of
 from kp_dynamo.passes.sensitive_ops import VIEWS
 
@@ -71,7 +72,7 @@ class RewriteAttention:
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         forward = {n for n in forward_nodes(gm.graph) if n.op == "call_function"}
         backward = {n for n in gm.graph.nodes if n.op == "call_function"} - forward
-        rewritten, refused = 0, []
+        rewritten, refused, runs = 0, [], FakeRuns()
         for softmax in calls(gm.graph, *_SOFTMAXES):
             if softmax not in forward:
                 continue
@@ -82,7 +83,7 @@ class RewriteAttention:
                 refused.append((softmax.name, str(reason)))
                 continue
             if found is not None:
-                _Rewriting(gm.graph, found, self.block).run(gradients)
+                _Rewriting(gm.graph, found, self.block, runs).run(gradients)
                 rewritten += 1
         return PassReport(self.name, rewritten, tuple(refused))
 
@@ -90,8 +91,9 @@ class RewriteAttention:
 class _Rewriting:
     """Puts the operators in the place of one attention."""
 
-    def __init__(self, graph: fx.Graph, found: Attention, block: int) -> None:
+    def __init__(self, graph: fx.Graph, found: Attention, block: int, runs: FakeRuns) -> None:
         self.graph, self.found, self.block = graph, found, block
+        self.insert = partial(insert_call, graph, runs=runs)
 
     def run(self, gradients: Gradients | None) -> None:
         found = self.found
@@ -102,7 +104,7 @@ class _Rewriting:
             operands = (q, k, found.second.args[1])
             scoring = self._scoring(scale)
             target = kp.attention.default if gradients is None else kp.attention_train.default
-            made = insert_call(self.graph, target, (*operands, *scoring), {}, like=found.second)
+            made = self.insert(target, (*operands, *scoring), {}, like=found.second)
             result = made if gradients is None else self._part(made, 0)
             found.second.replace_all_uses_with(result)
             if gradients is not None:
@@ -116,7 +118,7 @@ class _Rewriting:
         # The first product behind the gradient; d_w is one of them, where nobody asks for d_v.
         first = min(n for n in (*replaced, *gradients.inside) if gradients.grad in n.all_input_nodes)
         with self.graph.inserting_before(first):
-            all_three = insert_call(self.graph, kp.attention_backward.default, arguments, {}, like=first)
+            all_three = self.insert(kp.attention_backward.default, arguments, {}, like=first)
             parts = [self._part(all_three, i) if node else None for i, node in enumerate(gradients.results)]
         for node, part in zip(gradients.results, parts, strict=True):
             if node is not None and part is not None:
@@ -124,7 +126,7 @@ class _Rewriting:
                 erase_unused(node)
 
     def _part(self, node: fx.Node, index: int) -> fx.Node:
-        return insert_call(self.graph, operator.getitem, (node, index), {}, like=node)
+        return self.insert(operator.getitem, (node, index), {}, like=node)
 
     def _unscaled(self, node: Any) -> tuple[fx.Node, float]:
         """What an operand is a multiple of, in its shape, and the factor."""
@@ -137,7 +139,7 @@ class _Rewriting:
             return node, 1.0
         made = scaled.args[0]
         for view in reversed(views):
-            made = insert_call(self.graph, view.target, (made, *view.args[1:]), view.kwargs, like=view)
+            made = self.insert(view.target, (made, *view.args[1:]), view.kwargs, like=view)
         return made, factor
 
     def _scoring(self, scale: float) -> tuple[Any, ...]:
@@ -161,7 +163,7 @@ class _Rewriting:
 
     def _as_kept(self, mask: Mask) -> fx.Node:
         if mask.is_boolean and not mask.lets_through:
-            return insert_call(self.graph, aten.bitwise_not.default, (mask.node,), {}, like=mask.node)
+            return self.insert(aten.bitwise_not.default, (mask.node,), {}, like=mask.node)
         return mask.node
 
 

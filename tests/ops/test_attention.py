@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch_xla
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
+from kp_dynamo.ops.attention_forms import Scoring
 
 kp = torch.ops.kp
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
@@ -53,6 +55,18 @@ def test_xla_agrees_with_the_cpu(scoring, dtype):
         torch.testing.assert_close(
             mine.cpu(), expected, rtol=8 * torch.finfo(dtype).eps, atol=16 * torch.finfo(dtype).eps
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, BF16, F32])
+@pytest.mark.parametrize("scale", [0.125, 0.3])
+def test_only_a_factor_that_rounds_nothing_goes_before_the_product(scale, dtype):
+    q, k, _, _ = operands(dtype)
+    scoring = Scoring(scale, (), (), (), is_causal=False, zero_rows=False, block=512)
+    graph = make_fx(lambda q, k: scoring.scores(q, k, 0))(q, k).graph
+    factors = next(n for n in graph.nodes if n.target is torch.ops.aten.mul.Tensor)
+    product = next(n for n in graph.nodes if n.target is torch.ops.aten.bmm.default)
+    assert (factors < product) == (scale == 0.125 and dtype != torch.float16)
+    assert torch.equal(scoring.scores(q, k, 0), torch.bmm(q.float(), k.float()) * scale)
 
 
 def test_a_row_without_keys_is_zero_and_gives_no_gradient():

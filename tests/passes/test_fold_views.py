@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, fx
 
+from kp_dynamo.options import CompileOptions
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_views import FoldViews
+from kp_dynamo.pipeline import build_pipeline
 from tests.graphs import applied, graph_text, trace_inference, trace_joint
 
 F64 = torch.float64
@@ -55,6 +57,24 @@ bmm: f32[4, 128, 3] = aten.bmm.default(view_3, view_4)
 view_5: f32[4, 128, 3] = aten.view.default(bmm, [4, 128, 3])
 return (view_5,)""",
     )
+
+
+def test_heads_have_their_weight_first_where_a_chip_wants_it():
+    args = [t.detach() for t in tensors((2, 128, 6), (8, 6), (8,), (4, 4, 3), (3, 6))]
+
+    def both(x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return heads(x, weight, bias).exp().flatten(0, 1) @ y, F.linear(x, other).exp()
+
+    gm = trace_inference(both, *args)
+    applied(FoldViews(weight_first=True), gm)
+    equations = [node.args[3] for node in gm.graph.nodes if node.target is torch.ops.kp.contract.default]
+    assert equations == ["dc,abc->adb", "abc,dc->abd"]
+    torch.testing.assert_close(gm(*args), both(*args))
+
+
+@pytest.mark.parametrize(("target", "is_first"), [("auto", False), ("v5e", False), ("v5p", True), ("v4", True)])
+def test_the_target_decides_whose_heads_have_their_weight_first(target: str, is_first: bool):
+    assert FoldViews(weight_first=is_first) in build_pipeline(CompileOptions.from_dict({"target": target}))
 
 
 def attend(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
