@@ -100,7 +100,7 @@ class _Rewriting:
         with self.graph.inserting_before(found.second):
             q, q_factor = self._unscaled(found.first.args[0])
             k, k_factor = self._unscaled(found.first.args[1])
-            scale = found.scale * q_factor * k_factor
+            scale = _rounded(found.scale * q_factor * k_factor)
             operands = (q, k, found.second.args[1])
             scoring = self._scoring(scale)
             target = kp.attention.default if gradients is None else kp.attention_train.default
@@ -165,6 +165,12 @@ class _Rewriting:
         if mask.is_boolean and not mask.lets_through:
             return self.insert(aten.bitwise_not.default, (mask.node,), {}, like=mask.node)
         return mask.node
+
+
+def _rounded(scale: float) -> float:
+    """A scale, or the power of two that it misses by rounding: 1/8 is, for SDPA, the square of its root."""
+    power = 2.0 ** round(math.log2(abs(scale)))
+    return math.copysign(power, scale) if math.isclose(abs(scale), power, rel_tol=1e-15) else scale
 
 
 def _factor(node: fx.Node) -> float | None:

@@ -56,7 +56,7 @@ def test_inference():
     check_values(gm.graph)
     assert_expected_inline(
         flash_lines(gm),
-        """flash_attention_default: f32[2, 384, 64] = kp.flash_attention.default(view_default, view_default_1, view_4, 0.12500000000000003, True, 128)""",  # noqa: E501
+        """flash_attention_default: f32[2, 384, 64] = kp.flash_attention.default(view_default, view_default_1, view_4, 0.125, True, 128)""",  # noqa: E501
     )
 
 
@@ -68,8 +68,8 @@ def test_training_changes_both():
     assert_expected_inline(
         flash_lines(gm),
         """\
-flash_attention_train_default = kp.flash_attention_train.default(view_default, view_default_1, view_4, 0.12500000000000003, False, 512)
-flash_attention_backward_default = kp.flash_attention_backward.default(view_6, view_default, view_default_1, view_4, getitem, getitem_1, 0.12500000000000003, False, 512, 0.35355339059327384, 0.35355339059327384)""",  # noqa: E501
+flash_attention_train_default = kp.flash_attention_train.default(view_default, view_default_1, view_4, 0.125, False, 512)
+flash_attention_backward_default = kp.flash_attention_backward.default(view_6, view_default, view_default_1, view_4, getitem, getitem_1, 0.125, False, 512, 0.35355339059327373, 0.35355339059327373)""",  # noqa: E501
     )
 
 
