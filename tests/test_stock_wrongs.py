@@ -96,6 +96,20 @@ def test_batch_norm_keeps_the_unbiased_variance():
     assert running_variance(compiled, "cpu") == 1.0
 
 
+def normalized_far_from_zero(compile_with, device):
+    """Deviations of 1 around 3000, in training: their variance by the mean of squares is lost in rounding."""
+    x = torch.randn(16, 8, 12, 12, generator=torch.Generator().manual_seed(0)) + 3000
+    return compile_with(nn.BatchNorm2d(8).to(device))(x.to(device)).cpu(), nn.BatchNorm2d(8).double()(x.double())
+
+
+def test_batch_norm_holds_means_that_are_large_against_the_deviation():
+    assert normalized_far_from_zero(openxla, "xla")[0].isnan().any()
+    for device in ("xla", "cpu"):
+        found, exact = normalized_far_from_zero(compiled, device)
+        # Rounding of the 2304 additions of a mean, as a random walk: sqrt(2304) * 3000 * 2**-24 = 0.0086; five of these.
+        torch.testing.assert_close(found.double(), exact, rtol=0, atol=0.043)
+
+
 def min_cut_on_stock(fn):
     """What stock's bridge does with a partition that recomputes."""
     compile_boxed = partial(xla_backend_helper, boxed=True)
