@@ -106,7 +106,7 @@ def test_batch_norm_holds_means_that_are_large_against_the_deviation():
     assert normalized_far_from_zero(openxla, "xla")[0].isnan().any()
     for device in ("xla", "cpu"):
         found, exact = normalized_far_from_zero(compiled, device)
-        # Rounding of the 2304 additions of a mean, as a random walk: sqrt(2304) * 3000 * 2**-24 = 0.0086; five of these.
+        # Rounding of a mean's 2304 additions, as a random walk: sqrt(2304) * 3000 * 2**-24 = 0.0086; five of these.
         torch.testing.assert_close(found.double(), exact, rtol=0, atol=0.043)
 
 
