@@ -169,8 +169,11 @@ class _Rewriting:
 
 def _rounded(scale: float) -> float:
     """A scale, or the power of two that it misses by rounding: 1/8 is, for SDPA, the square of its root."""
-    power = 2.0 ** round(math.log2(abs(scale)))
-    return math.copysign(power, scale) if math.isclose(abs(scale), power, rel_tol=1e-15) else scale
+    mantissa, exponent = math.frexp(scale)
+    for power in (0.5, 1.0):
+        if math.isclose(abs(mantissa), power, rel_tol=1e-15):
+            return math.copysign(math.ldexp(power, exponent), scale)
+    return scale
 
 
 def _factor(node: fx.Node) -> float | None:
