@@ -22,9 +22,6 @@ from torch import Tensor
 
 from kp_dynamo.ops.wait_for import held
 
-_LEAST = -1e30
-"""Stands for the largest score of a row that has none, so that exp(score - largest) is 0 and not NaN."""
-
 
 @dataclass(frozen=True)
 class Scoring:
@@ -70,8 +67,8 @@ class Scoring:
     def without_masked(self, d_scores: Tensor, first: int) -> Tensor:
         """Gradients of a block's scores, [N, t, s], zero where a number has taken the place of a score."""
         columns, rows = d_scores.shape[1:]
-        for mask, fill in zip(self.masks, self.fills, strict=True):
-            if mask.dtype == torch.bool and fill != -torch.inf:  # the probability of -inf is 0 already
+        for mask in self.masks:
+            if mask.dtype == torch.bool:
                 d_scores = torch.where(self._flat(mask, first, rows, columns).transpose(-2, -1), d_scores, 0.0)
         return d_scores
 
@@ -82,7 +79,7 @@ class Scoring:
         if mask.dim() > 0 and mask.shape[-1] != 1:
             mask = mask[..., :columns]
         if all(size == 1 for size in mask.shape[:-2]):
-            return mask.reshape(mask.shape[-2:])
+            return mask.reshape([1] * (2 - mask.dim()) + [*mask.shape[-2:]])
         return mask.expand(*self.lead, rows, columns).reshape(-1, rows, columns)
 
 
@@ -114,7 +111,8 @@ def _with_statistics(q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scori
     scores = scoring.scores(q, k, first)
     largest = scores.amax(-1, keepdim=True)
     if scoring.zero_rows:
-        largest = largest.clamp(min=_LEAST)
+        # Where a row has no score: exp(score - largest) is 0 then, and not NaN.
+        largest = largest.clamp(min=torch.finfo(largest.dtype).min)
     weights = torch.exp(scores - largest).to(v.dtype)
     # A column of ones gives the sums with the product: heads are narrower than the matrix unit.
     both = _product(weights, torch.cat([v, v.new_ones(()).expand(*v.shape[:2], 1)], -1))
@@ -144,9 +142,9 @@ def attention_backward(
     """
     wide = compute_dtype(grad.dtype)
     # Whoever reads probabilities reads them times this gradient: it is divided by the sums in their place.
-    scaled = grad.to(wide) / saved.statistics[1].unsqueeze(-1)
-    delta = (scaled * saved.result.to(wide)).sum(-1, keepdim=True)
-    scaled = scaled.to(grad.dtype)
+    scaled = (grad.to(wide) / saved.statistics[1].unsqueeze(-1)).to(grad.dtype)
+    # Of what the products read: what is left of d_w - delta is often much less than either.
+    delta = (scaled.to(wide) * saved.result.to(wide)).sum(-1, keepdim=True)
     rows: list[Tensor] = []
     columns: list[tuple[Tensor, Tensor]] = []
     for first, end, keys in scoring.blocks(saved.q.shape[1], saved.k.shape[2]):

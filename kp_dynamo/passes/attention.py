@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.passes.score_layout import layout_problem
 from kp_dynamo.passes.sensitive_ops import VIEWS
 
 aten = torch.ops.aten
@@ -88,6 +89,9 @@ def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | None:
         return None
     if above.problem:
         raise Refusal(above.problem)
+    for node, source in (*above.steps, *below.steps):
+        if problem := layout_problem(node, source, above.first):
+            raise Refusal(problem)
     _check_softmax(softmax)
     inside = above.seen | below.seen
     found = Attention(
@@ -108,6 +112,7 @@ class _Above:
     masks: list[Mask] = field(default_factory=list)
     lead: tuple[Any, ...] = ()
     seen: set[fx.Node] = field(default_factory=set)
+    steps: list[tuple[fx.Node, fx.Node]] = field(default_factory=list)
     problem: str | None = None
 
     def climb(self, node: Any) -> None:
@@ -116,7 +121,9 @@ class _Above:
             if node.target is aten.bmm.default:
                 self.first = node
             else:
-                node = self._step(node)
+                source = self._step(node)
+                self.steps.append((node, source))
+                node = source
 
     def _step(self, node: fx.Node) -> Any:
         """What a node makes its scores of; what it does to them is noted."""
@@ -198,6 +205,7 @@ def _lead(node: fx.Node) -> tuple[Any, ...] | None:
 class _Below:
     second: fx.Node
     weights: fx.Node
+    steps: list[tuple[fx.Node, fx.Node]]
     seen: set[fx.Node]
     zeroes_rows: bool
 
@@ -205,6 +213,7 @@ class _Below:
 def _below(softmax: fx.Node, forward: set[fx.Node]) -> _Below | None:
     """The way down from the softmax to the product with the values."""
     node, seen, zeroes_rows = softmax, {softmax}, softmax.target is aten._safe_softmax.default
+    steps: list[tuple[fx.Node, fx.Node]] = []
     if rule := _zero_rule(softmax, forward):
         seen |= set(rule)
         node, zeroes_rows = rule[-1], True
@@ -212,11 +221,12 @@ def _below(softmax: fx.Node, forward: set[fx.Node]) -> _Below | None:
         readers = [user for user in node.users if user in forward or user.op == "output"]
         products = [user for user in readers if user.target is aten.bmm.default and user.args[0] is node]
         if products:
-            return _Below(products[0], node, seen, zeroes_rows)
+            return _Below(products[0], node, steps, seen, zeroes_rows)
         moves = [user for user in readers if user.target in _MOVES]
         if not moves:
             _refuse_products_behind(readers, forward)
             return None
+        steps.append((moves[0], node))
         node = moves[0]
         seen.add(node)
 

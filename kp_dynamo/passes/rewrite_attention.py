@@ -13,7 +13,7 @@ the result and two numbers a row, [2, N, S]: nothing of [S, S] is saved.
 
 Fires on what scaled_dot_product_attention consists of, and on the same written out by hand, in any model:
 
-1. bmm, softmax over the keys, bmm; views, copies and casts between them;
+1. bmm, softmax over the keys, bmm; copies, casts, and views of N as B and H between them;
 2. factors, booleans that choose between a score and a number, and tensors that are added, in any order in which the
    factors come first; torch's rule that a row of which no score is above -inf is 0, or the NaN of a plain softmax;
 3. factors of q and k (SDPA has the root of its scale on either) become one of the scores;
@@ -25,7 +25,9 @@ Refuses, with the reason
 5. dropout of the probabilities, and whatever else comes between the softmax and its product;
 6. scores, or probabilities, that something else reads: returned attention weights, a soft cap, sinks;
 7. a mask that learns: its gradient is the size of the scores;
-8. operands of several dtypes.
+8. operands of several dtypes;
+9. scores that are transposed, regrouped, repeated or rounded to integers on their way (`score_layout.py`): a softmax
+   over queries, groups of heads in the rows of a product.
 
 Keys stay [N, D, T], as the product has them. A mask that is not computed away is an operand of both operators, and
 may be saved in its own size. What all this is worth: docs/passes.md.
