@@ -54,6 +54,10 @@ from kp_dynamo.passes.sensitive_ops import VIEWS
 
 aten, kp = torch.ops.aten, torch.ops.kp
 
+# XLA computes scores anew where their largest is subtracted, and rounds them otherwise: at a scale of 1e9 by hundreds,
+# of which the exponential is infinite. A factor of queries, or of keys, rounds once.
+_MAX_FACTOR = 1e3
+
 _SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
 
 
@@ -137,7 +141,7 @@ class _Rewriting:
             views.append(scaled)
             scaled = scaled.args[0]
         factor = _factor(scaled)
-        if factor is None or not _has_same_strides(scaled, scaled.args[0]):
+        if factor is None or abs(factor) > _MAX_FACTOR or not _has_same_strides(scaled, scaled.args[0]):
             return node, 1.0
         made = scaled.args[0]
         for view in reversed(views):

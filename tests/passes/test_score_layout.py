@@ -121,3 +121,11 @@ def test_a_row_without_keys_gives_no_gradient_where_nobody_asks_for_it():
         lambda q, k, v, m: (q @ k.mT).masked_fill(m, -math.inf).softmax(-1) @ v,
         torch.ones(S, S, dtype=torch.bool).triu(),
     )
+
+
+@pytest.mark.parametrize("scale", [1e9 / 3, 3e11])
+def test_a_huge_scale_gives_no_nan(scale):
+    q, k, v = operands()
+    attend = torch.nn.functional.scaled_dot_product_attention
+    found = compiled(lambda q, k, v: attend(q, k, v, scale=scale), precision="float32")(q, k, v)
+    torch.testing.assert_close(found, attend(q, k, v, scale=scale))
