@@ -20,6 +20,7 @@ from kp_dynamo.telemetry import TELEMETRY
 from tests.hunt.compare import References, differences
 from tests.hunt.observe import How, Observation, Seen, observe
 from tests.hunt.program import Input, Program
+from tests.hunt.randomness import Kept, odd_shares
 from tests.hunt.rounding import Jitter, Recorder
 
 
@@ -64,10 +65,13 @@ def _check(program: Program) -> Outcome:
     except Exception as error:  # noqa: BLE001
         return _failed(program, error, refusals)
     recorder = Recorder()
-    references = _references(program, mine, exact, recorder)
+    kept: list[Kept] = []
+    references = _references(program, mine, exact, recorder, kept)
     if references is None:
         return Outcome("invalid", "eager raises in float32 alone")
     found = differences(mine, references)
+    if (odd := odd_shares(kept)) is not None:
+        found.append(odd)
     ops = tuple(sorted(recorder.ops))
     if found:
         status = "torch" if _torch_is_wrong_too(program, found, references) else "wrong"
@@ -113,10 +117,12 @@ def _poisoned(is_poisoned: bool) -> Iterator[None]:
         os.environ["KP_TPU_POISON"] = "0"
 
 
-def _references(program: Program, mine: Observation, exact: Observation, recorder: Recorder) -> References | None:
+def _references(
+    program: Program, mine: Observation, exact: Observation, recorder: Recorder, kept: list[Kept]
+) -> References | None:
     random = _random_results(program, mine)
     if random is not None:
-        exact = observe(program, How(floating=torch.float64, random=random))
+        exact = observe(program, How(floating=torch.float64, random=random, kept=kept))
 
     def eager(**how: Any) -> Observation:
         return observe(program, How(random=random, **how))

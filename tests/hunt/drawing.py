@@ -91,7 +91,12 @@ def _optimizer(draft: Draft) -> str | None:
 
 def program_of(seed: int, index: int) -> Program:
     """One program of a seed: the same in every process, whatever else was drawn."""
-    return draw_program(programs(is_sharded=is_sharded(seed)), 10_000 * seed + index)
+    return draw_program(programs(is_sharded=is_sharded(seed)), number_of(seed, index))
+
+
+def number_of(seed: int, index: int) -> int:
+    """What hypothesis is seeded with."""
+    return 10_000 * seed + index
 
 
 def draw_program(strategy: st.SearchStrategy[Program], seed: int) -> Program:

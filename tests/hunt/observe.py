@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from tests.hunt import values
 from tests.hunt.program import MODES, Input, Program, namespace
-from tests.hunt.randomness import replayed
+from tests.hunt.randomness import Kept, replayed
 
 Compile = Callable[[nn.Module], Callable[..., Any]]
 
@@ -51,6 +51,8 @@ class How:
         device: "cpu" or "xla".
         around: A context for everything that runs.
         random: What random operators returned in the run to be compared with, for each call.
+        kept: Gets what dropout kept.
+        mark: Called with each argument before a call.
     """
 
     compiled: Compile | None = None
@@ -58,6 +60,7 @@ class How:
     device: str = "cpu"
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     random: tuple[tuple[torch.Tensor, ...], ...] | None = None
+    kept: list[Kept] | None = None
     mark: Callable[[Input, torch.Tensor], None] = lambda *_: None
 
 
@@ -126,7 +129,7 @@ class _Run:
         self.model.train(is_training)
         self.arguments = self._arguments(number, grad_mode)
         recorded = None if self.how.random is None else self.how.random[number]
-        with _grad_mode(grad_mode), replayed(recorded):
+        with _grad_mode(grad_mode), replayed(recorded, self.how.kept):
             result = self.run(*self.arguments.values())
         leaves, spec = pytree.tree_flatten(result)
         self.seen[f"call {number} structure"] = str(spec)

@@ -12,7 +12,7 @@ from typing import Any
 from tests.hunt.program import Program
 from tests.hunt.results import Results, commit_now
 from tests.hunt.script import script
-from tests.hunt.shrink import shrunk
+from tests.hunt.shrink import drawn_smaller, shrunk
 from tests.hunt.worker import ROOT, Worker
 
 BATCH = 25
@@ -81,7 +81,9 @@ class Hunt:
             self._kinds.add(kind_of(text))
         _say(f"{name} {status} {'+'.join(program.families)}: {text.splitlines()[0] if text else ''}")
         if self._shrink_s and is_new:
-            program = shrunk(program, _fails_alike(worker, status, text), self._shrink_s)
+            fails = _fails_alike(worker, status, text)
+            program = _drawn_smaller(name, fails, self._shrink_s / 3) or program
+            program = shrunk(program, fails, self._shrink_s * 2 / 3)
             text = worker.ask({"program": program.to_json()})["outcome"]["text"] or text
         OUT.mkdir(parents=True, exist_ok=True)
         write(OUT / f"{name}.py", program, status, text)
@@ -100,6 +102,13 @@ def _fails_alike(worker: Worker, status: str, text: str) -> Callable[[Program], 
         return outcome["status"] == status and (status != "raised" or _head(outcome["text"]) == _head(text))
 
     return fails
+
+
+def _drawn_smaller(name: str, fails: Callable[[Program], bool], seconds: float) -> Program | None:
+    from tests.hunt.drawing import is_sharded, number_of, programs
+
+    seed, index = map(int, name.split("-"))
+    return drawn_smaller(programs(is_sharded=is_sharded(seed)), number_of(seed, index), fails, seconds)
 
 
 def _head(text: str) -> str:

@@ -6,14 +6,41 @@ Each candidate is checked in a worker process, as it may kill it. It is taken wh
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
 from tests.hunt.program import Input, Program
 
 Fails = Callable[[Program], bool]
+
+
+def drawn_smaller(strategy: st.SearchStrategy[Program], seed: int, fails: Fails, seconds: float) -> Program | None:
+    """The smallest program that hypothesis draws around the one of `seed` and that fails, found within the time."""
+    deadline, failing = time.monotonic() + seconds, []
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=2, phases=[Phase.generate, Phase.shrink], database=None, deadline=None, derandomize=False,
+        suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
+    )  # fmt: skip
+    @given(strategy)
+    def attempt(program: Program) -> None:
+        if failing and program == failing[-1]:
+            raise AssertionError
+        if time.monotonic() < deadline and fails(program):
+            failing.append(program)
+            raise AssertionError
+
+    with contextlib.suppress(AssertionError, hypothesis.errors.Flaky):
+        attempt()
+    return failing[-1] if failing else None
 
 
 def shrunk(program: Program, fails: Fails, seconds: float = 120.0) -> Program:

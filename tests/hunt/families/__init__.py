@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.hunt.draft import Draft
-from tests.hunt.families import attention, basics, losses, norms, padding, promotion, state, views
+from tests.hunt.families import (
+    attention,
+    autograd_functions,
+    basics,
+    dropout,
+    indexing,
+    losses,
+    norms,
+    optimizers,
+    padding,
+    promotion,
+    recurrent,
+    state,
+    views,
+)
 
 Step = Callable[[Draft], None]
 
@@ -19,4 +33,9 @@ FAMILIES: dict[str, tuple[Step, ...]] = {
     "losses": losses.STEPS,
     "norms": norms.STEPS,
     "promotion": promotion.STEPS,
+    "dropout": dropout.STEPS,
+    "autograd_functions": autograd_functions.STEPS,
+    "recurrent": recurrent.STEPS,
+    "optimizers": optimizers.STEPS,
+    "indexing": indexing.STEPS,
 }
