@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kp_dynamo.analysis.random_results import save_random_results
 from kp_dynamo.decompositions import decompositions
+from kp_dynamo.result_aliases import ResultAliases
 
 # (graph, number of results that the user sees, name of the graph, see `_overwritten`) -> what runs it.
 CompileGraph = Callable[[fx.GraphModule, int, str, tuple[int | None, ...]], Callable[[list[Any]], list[Any]]]
@@ -33,20 +34,23 @@ class GraphStages:
     """What is done to the graphs that AOTAutograd makes.
 
     Attributes:
-        transform: Edits a joint, inference or partitioned backward graph in place.
+        transform: Edits a joint, inference or partitioned backward graph in place. Takes the graph, its name, and the
+            results that are views at places that the sizes of a call decide.
         compile: Compiles a forward, backward or inference graph.
     """
 
-    transform: Callable[[fx.GraphModule, str], None]
+    transform: Callable[[fx.GraphModule, str, Sequence[int]], None]
     compile: CompileGraph
 
 
 def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphStages) -> Callable[..., Any]:
     """Trace `gm` with AOTAutograd and compile what comes of it; takes and returns what `gm` does."""
     num_returned: list[int] = []
+    aliases: list[ResultAliases] = []
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
-        stages.transform(joint, "joint")
+        aliases.append(ResultAliases(joint, _metadata(), num_fwd_outputs))
+        stages.transform(joint, "joint", aliases[-1].symbolic)
         budget = functorch_config.activation_memory_budget
         # At 0 torch 2.9 recomputes everything, whatever is tagged to be saved; just above, it looks.
         least = _LEAST_BUDGET if save_random_results(joint.graph) else 0.0
@@ -55,12 +59,12 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
             forward, backward = min_cut_rematerialization_partition(
                 joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs
             )
-        stages.transform(backward, "backward")
+        stages.transform(backward, "backward", ())
         return forward, backward
 
     def forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         _donate_nothing()
-        return stages.compile(gm, num_returned[-1], "forward", _overwritten())
+        return aliases[-1].around(stages.compile(gm, num_returned[-1], "forward", _overwritten()))
 
     def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         # Dynamo must not trace what runs a backward, nor the backward itself.
@@ -68,11 +72,12 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
         return _boxed(torch._dynamo.disable(run, reason="a compiled backward"))
 
     def inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        stages.transform(gm, "inference")
-        return stages.compile(gm, _num_results(gm), "inference", _overwritten())
+        aliases.append(ResultAliases(gm, _metadata(), _num_results(gm)))
+        stages.transform(gm, "inference", aliases[-1].symbolic)
+        return aliases[-1].around(stages.compile(gm, _num_results(gm), "inference", _overwritten()))
 
     with _tracing_settings():
-        return aot_autograd.aot_module_simplified(
+        run = aot_autograd.aot_module_simplified(
             gm,
             list(inputs),
             fw_compiler=forward,
@@ -83,6 +88,26 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
             # With symbolic shapes torch 2.9 asserts where mutations stay in the graph.
             keep_inference_input_mutations=False,
         )
+    return _with_views(run, aliases[-1])
+
+
+def _with_views(run: Callable[..., Any], aliases: ResultAliases) -> Callable[..., Any]:
+    """`run`, with the views of arguments that only their operators can take."""
+    if not aliases.has_symbolic_views:
+        return run
+
+    def called(*args: Any) -> Any:
+        results = list(run(*args))
+        aliases.replay(args, results)
+        return results
+
+    return called
+
+
+def _metadata() -> Any:
+    """What AOTAutograd knows of the graph that it is tracing: its mutated inputs and the aliases among its results."""
+    context = torch._guards.TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
 
 
 _LEAST_BUDGET = 1e-9
@@ -90,15 +115,13 @@ _LEAST_BUDGET = 1e-9
 
 def _donate_nothing() -> None:
     """Tell AOTAutograd that the backward reuses no saved tensor: where it does, torch forbids retain_graph=True."""
-    context = torch._guards.TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
+    if (metadata := _metadata()) is not None:
+        metadata.bw_donated_idxs = []
 
 
 def _overwritten() -> tuple[int | None, ...]:
     """The inputs that AOTAutograd copies the first results of the graph over; None where it does something else."""
-    context = torch._guards.TracingContext.try_get()
-    meta = context.fw_metadata if context is not None else None
+    meta = _metadata()
     if meta is None:
         return ()
     infos = ((i, meta.input_info[i]) for i in meta.mutated_inp_runtime_indices)

@@ -82,13 +82,20 @@ class Bucketing:
 
         return called
 
-    def allowed(self, pipeline: Pipeline, strict: bool) -> Pipeline:
+    def allowed(self, pipeline: Pipeline, strict: bool, views: Sequence[int]) -> Pipeline:
         """`pipeline`, without the masks where results or writes in place forbid padding.
+
+        Args:
+            pipeline: The passes.
+            strict: Raise where padding is forbidden.
+            views: Results of the graph that are views of padded sizes.
 
         Raises:
             TPUOptimizationError: They do, and `strict` is set.
         """
         reason = self._aliasing_reason()
+        if reason is None and views:
+            reason = f"result {views[0]} of the graph shares memory with an input or another result, and is padded"
         if reason is None:
             return pipeline
         if strict:

@@ -16,10 +16,11 @@ from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.compile_budget import foretell, time_budget
 from kp_dynamo.events import Observe, ProgramReady, ignore
-from kp_dynamo.host_layout import Layout, to_host
+from kp_dynamo.host_layout import Strides, strides_of, to_host
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, is_spmd, shardings
 from kp_dynamo.placement import Placement
+from kp_dynamo.symbol_values import SymbolReader
 from kp_dynamo.telemetry import TELEMETRY
 
 logger = logging.getLogger(__name__)
@@ -73,9 +74,11 @@ class CompiledGraph:
         # A graph without a stable text is told apart by a number that no other graph ever gets.
         self._key = contract.key or (("graph", f"number {next(_numbers)}"),)
         self._programs: dict[_Variant | None, Program] = {}
-        self._layouts = _layouts_of(gm)[: spec.num_returned]
+        self._results = _result_values(gm)[: spec.num_returned]
+        self._strides: dict[_Variant | None, list[Strides]] = {}
         values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
         self._is_static = not any(_is_symbolic(v) for v in values)
+        self._symbols = SymbolReader(values)
         # Under SPMD only a call says how the arguments are sharded.
         self._is_spmd = is_spmd()
         self._has_one_variant = self._is_static and not self._is_spmd
@@ -93,21 +96,25 @@ class CompiledGraph:
         self._runtime.cache.touch(program.key)
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             with torch.profiler.record_function(f"kp_tpu::{self._spec.name}"):
-                return self._run(executable, args)
-        return self._run(executable, args)
+                return self._run(executable, args, variant)
+        return self._run(executable, args, variant)
 
-    def _run(self, executable: Executable, args: list[Any]) -> list[Any]:
+    def _run(self, executable: Executable, args: list[Any], variant: _Variant | None) -> list[Any]:
         if not self._contract.is_placed:
             results: list[Any] = executable.run(args)
             args.clear()
             return results
+        strides = self._strides.get(variant)
+        if strides is None:
+            symbols = self._symbols.read(args)
+            strides = self._strides[variant] = [strides_of(value, symbols) for value in self._results]
         values = [self._place(a, i in executable.donated) for i, a in enumerate(args)]
         # An argument that is saved for the backward goes back as the caller's own tensor: autograd watches it.
         own = {id(value): argument for value, argument in zip(values, args, strict=True)}
         args.clear()
         results = executable.run(values)
         count = self._spec.num_returned
-        return to_host(results[:count], self._layouts) + [own.get(id(r), r) for r in results[count:]]
+        return to_host(results[:count], strides) + [own.get(id(r), r) for r in results[count:]]
 
     def _place(self, value: Any, is_donated: bool) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -186,10 +193,11 @@ def _shape_key(value: Any) -> object:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else (type(value), value)
 
 
-def _layouts_of(gm: fx.GraphModule) -> list[Layout | None]:
-    results = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+def _result_values(gm: fx.GraphModule) -> list[Any]:
+    """The fake tensors of a graph's results; None for a result that is no node."""
+    results = gm.graph.output_node().args[0]
     flat = results if isinstance(results, (list, tuple)) else [results]
-    return [Layout.of(r.meta.get("val")) if isinstance(r, fx.Node) else None for r in flat]
+    return [r.meta.get("val") if isinstance(r, fx.Node) else None for r in flat]
 
 
 _warned: set[tuple[str, str]] = set()

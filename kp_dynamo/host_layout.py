@@ -3,55 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import hint_int
 
 from kp_dynamo import compat
+from kp_dynamo.symbol_values import Values, evaluated
+
+Strides = tuple[int, ...] | None
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How eager lays a result out.
+def strides_of(value: object, values: Values) -> Strides:
+    """The strides that eager gives a result; None for what is not a tensor, or has an unknown layout.
 
-    Attributes:
-        stride: Its strides; None where they depend on the shapes of the call.
-        order: Then: its dimensions from the outermost to the innermost, but for expanded ones.
+    Args:
+        value: The fake tensor of the result.
+        values: What the symbols of its strides are in a call.
     """
-
-    stride: tuple[int, ...] | None
-    order: tuple[int, ...]
-
-    @classmethod
-    def of(cls, value: object) -> Layout | None:
-        """The layout of a fake tensor; None for what is not a tensor, or has an unknown layout."""
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-            return None
-        if not any(isinstance(s, torch.SymInt) for s in value.stride()):
-            return cls(value.stride(), ())
-        hints = [hint_int(s, fallback=0) for s in value.stride()]
-        laid = [dim for dim, step in enumerate(value.stride()) if isinstance(step, torch.SymInt) or step != 0]
-        return cls(None, tuple(sorted(laid, key=lambda dim: -hints[dim])))
-
-    def strides_for(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The strides of a result of this shape."""
-        if self.stride is not None:
-            return self.stride
-        strides, step = [0] * len(shape), 1
-        for dim in reversed(self.order):
-            strides[dim], step = step, step * max(shape[dim], 1)
-        return tuple(strides)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    try:
+        return tuple(evaluated(step, values) for step in value.stride())
+    except KeyError:
+        return None
 
 
-def to_host(results: Sequence[Any], layouts: Sequence[Layout | None]) -> list[Any]:
+def to_host(results: Sequence[Any], strides: Sequence[Strides]) -> list[Any]:
     """Results on the CPU, laid out as eager would."""
     on_device = [_as_pairs(r) for r in results if _is_on_device(r)]
     # torch_xla 2.9: one synchronisation for all of them; `.cpu()` makes one each.
     fetched = iter(compat.xlac()._xla_get_cpu_tensors(on_device) if on_device else [])
     moved = [_from_pairs(next(fetched), r) if _is_on_device(r) else r for r in results]
-    return [_laid_out(r, layout) for r, layout in zip(moved, layouts, strict=True)]
+    return [_laid_out(r, stride) for r, stride in zip(moved, strides, strict=True)]
 
 
 def _is_on_device(value: Any) -> bool:
@@ -67,11 +50,10 @@ def _from_pairs(fetched: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
     return torch.view_as_complex(fetched.contiguous()) if original.dtype == torch.complex128 else fetched
 
 
-def _laid_out(value: Any, layout: Layout | None) -> Any:
+def _laid_out(value: Any, stride: Strides) -> Any:
     """`value` permuted, with holes or expanded as eager has it. Other overlaps stay as they are."""
-    if not isinstance(value, torch.Tensor) or layout is None or value.numel() <= 1:
+    if not isinstance(value, torch.Tensor) or stride is None or value.numel() <= 1:
         return value
-    stride = layout.strides_for(value.shape)
     if value.stride() == stride or _overlaps(value.shape, stride):
         return value
     result = torch.empty_strided(value.shape, stride, dtype=value.dtype)

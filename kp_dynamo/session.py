@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -125,11 +125,11 @@ class Session:
         options, pipeline, behind, conditions, bucketing = plan
         precision, budget = _precision(options), _memory_budget(options)
 
-        def transform(gm: fx.GraphModule, name: str) -> None:
+        def transform(gm: fx.GraphModule, name: str, views: Sequence[int]) -> None:
             start, label = time.perf_counter(), f"{number}.{name}"
             chosen = behind if name == "backward" else pipeline
             if bucketing is not None and name != "backward":
-                chosen = bucketing.allowed(chosen, options.strict)
+                chosen = bucketing.allowed(chosen, options.strict, views)
             reports = run_pipeline(gm, chosen, options, label)
             if bucketing is not None and name != "backward":
                 bucketing.decide(reports, gm)

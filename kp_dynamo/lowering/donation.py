@@ -56,7 +56,7 @@ def plan(inputs: Sequence[Slot], outputs: Sequence[Slot], overwritten: Sequence[
     input_of = {slot.value: i for i, slot in enumerate(inputs) if slot.kind == "argument"}
     returned = {slot.value for slot in outputs if slot.kind == "argument"}
     cloned = {slot.value for slot in outputs if slot.kind == "copy"}
-    times = Counter(slot.value for slot in outputs if slot.kind == "root")
+    times = Counter(slot.value for slot in outputs if slot.kind in ("root", "root copy"))
     donated, renewed, kept = [], [], []
     for argument, output in zip(overwritten, outputs, strict=False):
         if argument is None or argument not in input_of:

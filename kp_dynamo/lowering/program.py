@@ -192,5 +192,7 @@ def _output(slot: Slot, args: Sequence[Any], results: list[Any]) -> Any:
         return args[slot.value]
     if slot.kind == "copy":
         return args[slot.value].clone()
+    if slot.kind == "root copy":
+        return results[slot.value].clone()
     # A caller may write into what it is given; the constant itself must not change.
     return slot.value.clone() if slot.kind == "constant" else slot.value

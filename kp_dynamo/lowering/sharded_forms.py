@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
+from kp_dynamo.lowering.pure_forms import PURE_FORMS
 from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd
 from kp_dynamo.lowering.view_forms import VIEW_FORMS
 
@@ -32,8 +33,8 @@ def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
     """
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    if target in VIEW_FORMS:
-        return VIEW_FORMS[target]
+    if (form := VIEW_FORMS.get(target) or PURE_FORMS.get(target)) is not None:
+        return form
     if target in _IN_PARTS:
         return decomposition_table[target] if is_sharded else None
     if (sharding_of := _SHARDING_OF.get(target.name())) is None:

@@ -1,8 +1,9 @@
 """Trace a graph with placeholder tensors and say what each program input and graph output is.
 
 The user's own tensors never take part, so a trace executes nothing, copies nothing and leaves
-pending work alone. torch_xla tells program inputs apart by tensor id, which an alias may relabel: ids are
-read again after the trace, and an input that is none of argument, seed or constant is an error.
+pending work alone. torch_xla tells program inputs apart by ids. Each argument and constant becomes a node of the lazy
+graph before the trace, which fixes its id: an id that changes, an input that is none of argument, seed or constant, and
+an argument that the graph does not read are errors.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, ShardedInterpreter, XlaInterpreter, ignore, tracing
 from kp_dynamo.lowering.spmd import sharded_placeholder
 
-Kind = Literal["argument", "copy", "seed", "constant", "root", "value"]
+Kind = Literal["argument", "copy", "seed", "constant", "root", "root copy", "value"]
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One program input or graph output: the position of an argument (itself, or a copy of it) or root, or a value."""
+    """A program input or graph output: the position of an argument or a root (itself, or a copy of it), or a value."""
 
     kind: Kind
     value: Any = None
@@ -93,15 +94,17 @@ def trace(
         fallbacks.append(node)
         return _stand_in(node.target, node_args, node_kwargs)
 
+    known = _InputIds(placeholders, constants)
     with tracing():
         interpreter = ShardedInterpreter if spec.is_sharded else XlaInterpreter
         results = interpreter(gm, compat.device(), constants, stand_in, on_node).run(*placeholders)
     flat = list(results) if isinstance(results, (list, tuple)) else [results]
     if fallbacks:
         return Trace([], [], [], fallbacks, Donation(), [])
-    known = _known_ids(placeholders, constants)
-    outputs, roots = _classify_outputs(flat, placeholders, known, spec)
+    known.require_unchanged()
+    outputs, roots = _classify_outputs(flat, _memories(gm.graph), placeholders, known, spec)
     inputs = _classify_inputs(roots, known)
+    _require_read(inputs, gm.graph)
     donation = plan(inputs, outputs, spec.overwritten) if spec.donate else Donation()
     mark(placeholders, donation)
     return Trace(roots, inputs, outputs, [], donation, [placeholders, flat])
@@ -136,60 +139,103 @@ def _stand_in(target: Any, args: Any, kwargs: Any) -> Any:
     return swap(lambda t: _placeholder(t.shape, t.dtype), result)
 
 
-def _known_ids(placeholders: list[Any], constants: dict[str, torch.Tensor]) -> dict[int, Slot]:
-    """Program-input id -> slot, under the ids that tensors carry after the trace."""
-    xlac = compat.xlac()
-    known = {xlac._get_seed_info_id(): Slot("seed")}
-    tensors = [(t, Slot("argument", i)) for i, t in enumerate(placeholders) if isinstance(t, torch.Tensor)]
-    for tensor, slot in [*tensors, *((t, Slot("constant", t)) for t in constants.values())]:
-        known[xlac._xla_get_tensor_id(tensor)] = slot
-        ids, _ = xlac._get_tensors_xla_device_data_node([tensor])
-        if len(ids) == 1:
-            known[ids[0]] = slot
-    return known
+class _InputIds:
+    """The ids of program inputs, fixed before the trace: each tensor is a node of its own that nothing can relabel."""
+
+    def __init__(self, placeholders: list[Any], constants: dict[str, torch.Tensor]) -> None:
+        arguments = [(t, Slot("argument", i)) for i, t in enumerate(placeholders) if isinstance(t, torch.Tensor)]
+        slots = [*arguments, *((t, Slot("constant", t)) for t in constants.values())]
+        self._tensors = [tensor for tensor, _ in slots]
+        # torch_xla 2.9: reading a tensor's id makes its node, and the node keeps the id.
+        self._ids, _ = compat.xlac()._get_tensors_xla_device_data_node(self._tensors)
+        assert len(set(self._ids)) == len(slots), "an argument has no program input of its own"
+        self._slots = dict(zip(self._ids, (slot for _, slot in slots), strict=True))
+        self._slots[compat.xlac()._get_seed_info_id()] = Slot("seed")
+
+    def require_unchanged(self) -> None:
+        """Raise where an operator wrote to an argument, which would then answer with another one's id."""
+        ids, _ = compat.xlac()._get_tensors_xla_device_data_node(self._tensors)
+        assert ids == self._ids, "an operator wrote to an argument while the graph was traced"
+
+    def slot(self, number: int) -> Slot | None:
+        """The argument, constant or seed that a program input is; None for another input."""
+        return self._slots.get(number)
+
+
+def _memories(graph: fx.Graph) -> list[Any]:
+    """For each result the node whose memory it has in eager."""
+    results = graph.output_node().args[0]
+    return [_memory(r) for r in results] if isinstance(results, (list, tuple)) else [_memory(results)]
+
+
+def _memory(node: Any) -> Any:
+    while isinstance(node, fx.Node) and isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+        node = node.args[0]
+    return node
 
 
 def _classify_outputs(
-    results: list[Any], placeholders: list[Any], known: dict[int, Slot], spec: LoweringSpec
+    results: list[Any], memories: list[Any], placeholders: list[Any], known: _InputIds, spec: LoweringSpec
 ) -> tuple[list[Slot], list[torch.Tensor]]:
+    """What each result is. What a caller is given shares memory with no argument and with no other result."""
     xlac = compat.xlac()
     argument_of = {id(t): Slot("argument", i) for i, t in enumerate(placeholders)}
-    seen: dict[str, int] = {}
+    seen: dict[str, tuple[int, Any, bool]] = {}
     roots: list[torch.Tensor] = []
     slots: list[Slot] = []
-    for position, result in enumerate(results):
+    for position, (result, memory) in enumerate(zip(results, memories, strict=True)):
         is_saved = position >= spec.num_returned
         if not isinstance(result, torch.Tensor):
             slots.append(Slot("value", result))
-        elif id(result) in argument_of:
-            slot = argument_of[id(result)]
-            # What is saved for a backward is the value of now, whatever the caller is about to copy over it.
-            slots.append(Slot("copy", slot.value) if is_saved and slot.value in spec.overwritten else slot)
-        elif not xlac._check_tensor_need_materialization([result])[0]:
-            slot = _without_work(result, known)
+        elif id(result) in argument_of or not xlac._check_tensor_need_materialization([result])[0]:
+            slot = argument_of.get(id(result)) or _without_work(result, known)
+            # What is saved for a backward may be the argument itself, but where the caller copies a result over it.
             may_share = is_saved and slot.value not in spec.overwritten
             slots.append(Slot("copy", slot.value) if slot.kind == "argument" and not may_share else slot)
         else:
-            root = seen.setdefault(xlac._unique_id_for_ir_and_data(result), len(roots))
+            new = len(roots), memory, is_saved
+            root, owner, was_saved = seen.setdefault(xlac._unique_id_for_ir_and_data(result), new)
             if root == len(roots):
                 roots.append(result)
-            slots.append(Slot("root", root))
+            may_share = owner is memory or (is_saved and was_saved)
+            slots.append(Slot("root" if may_share else "root copy", root))
     return slots, roots
 
 
-def _without_work(result: torch.Tensor, known: dict[int, Slot]) -> Slot:
+def _without_work(result: torch.Tensor, known: _InputIds) -> Slot:
     """An output that no program computes: a constant, or a clone of an argument, whose memory a caller may write to."""
     ids, _ = compat.xlac()._get_tensors_xla_device_data_node([result])
-    return known.get(ids[0], Slot("constant", result)) if ids else Slot("constant", result)
+    return (known.slot(ids[0]) if ids else None) or Slot("constant", result)
 
 
-def _classify_inputs(roots: list[torch.Tensor], known: dict[int, Slot]) -> list[Slot]:
+def _classify_inputs(roots: list[torch.Tensor], known: _InputIds) -> list[Slot]:
     if not roots:
         return []
     ids, values = compat.xlac()._get_tensors_xla_device_data_node(roots)
-    slots = [known.get(i) or _born_in_trace(value) for i, value in zip(ids, values, strict=True)]
+    slots = [known.slot(i) or _born_in_trace(value) for i, value in zip(ids, values, strict=True)]
     assert sum(slot.kind == "seed" for slot in slots) <= 1, "a program with more than one seed"
     return slots
+
+
+def _require_read(inputs: list[Slot], graph: fx.Graph) -> None:
+    """Raise unless each argument among the program's inputs is there once, and the graph's results depend on it."""
+    read = [slot.value for slot in inputs if slot.kind == "argument"]
+    assert len(set(read)) == len(read), "an argument is two inputs of the program"
+    needed = _dependencies(graph)
+    stray = [i for i, node in enumerate(graph.find_nodes(op="placeholder")) if i in set(read) and node not in needed]
+    assert not stray, f"the program reads arguments {stray}, and the graph does not"
+
+
+def _dependencies(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that the results of a graph are made of."""
+    found: set[fx.Node] = set()
+    stack = [graph.output_node()]
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                stack.append(source)
+    return found
 
 
 def _born_in_trace(value: torch.Tensor) -> Slot:

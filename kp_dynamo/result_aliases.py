@@ -1,0 +1,216 @@
+"""Results that share memory in eager: with an argument, or with each other. A program shares none.
+
+They are taken out of the graph, and their views are taken when it has run:
+
+* a view of an argument is taken of the argument itself;
+* of results that overlap, the tensor that they are views of is computed, and they are views of that;
+* what AOTAutograd makes anew from an argument or a result needs the metadata of the view alone: its sizes, strides and
+  storage offset, on torch's meta device.
+
+AOTAutograd replays static views itself. Where a size of the call decides it takes the strides and the offset of what
+it is given, which on XLA, where a tensor has neither, means another place: there we take the view once more
+(`replay`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.schemas import OutputType
+
+from kp_dynamo.symbol_values import SymbolReader, Values
+from kp_dynamo.view_chain import ViewChain, are_disjoint
+
+_OF_INPUT = (OutputType.alias_of_input, OutputType.is_input)
+_OF_INTERMEDIATE = (
+    OutputType.alias_of_intermediate,
+    OutputType.alias_of_intermediate_save_as_output,
+    OutputType.alias_of_intermediate_base_is_user_output,
+)
+
+
+@dataclass(frozen=True)
+class _View:
+    """A result that the program does not compute.
+
+    Attributes:
+        position: Of the result.
+        source: The argument or the result that it is a view of.
+        is_of_argument: Whether it is a view of an argument.
+        is_metadata: Whether AOTAutograd makes the tensor, and needs its metadata alone.
+        chain: The views between them.
+    """
+
+    position: int
+    source: int
+    is_of_argument: bool
+    is_metadata: bool
+    chain: ViewChain
+
+
+class ResultAliases:
+    """The results of a graph that share memory in eager.
+
+    Args:
+        gm: A joint or inference graph, as AOTAutograd traced it. These results are taken out of it.
+        metadata: What AOTAutograd knows of it; None means that it takes part in nothing.
+        num_returned: Results that the caller sees.
+    """
+
+    def __init__(self, gm: fx.GraphModule, metadata: Any, num_returned: int) -> None:
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        self._arguments = {node: i for i, node in enumerate(placeholders)}
+        self._reader = SymbolReader([node.meta.get("val") for node in placeholders])
+        self._output = gm.graph.output_node()
+        self._results = list(self._output.args[0])  # type: ignore[arg-type]
+        self._metadata, self._num_returned = metadata, num_returned
+        self._views = {view.position: view for view in (*self._known_to_autograd(), *self._of_arguments())}
+        self._views |= {view.position: view for view in self._overlapping()}
+        self._take_out(gm)
+
+    def _known_to_autograd(self) -> list[_View]:
+        if self._metadata is None:
+            return []
+        first = self._metadata.num_mutated_inp_runtime_indices
+        found = [self._resized_in_place(number) for number in range(first)]
+        for number, info in enumerate(self._metadata.output_info):
+            if info.output_type in _OF_INPUT:
+                found.append(self._of_input(first + number, info.base_idx))
+            elif info.output_type in _OF_INTERMEDIATE:
+                found.append(self._of_result(first + number, self._base_position(info)))
+        return [view for view in found if view is not None]
+
+    def _resized_in_place(self, number: int) -> _View | None:
+        """Of an argument that gets other sizes and keeps its values (`x.t_()`)."""
+        argument = self._metadata.mutated_inp_runtime_indices[number]
+        info = self._metadata.input_info[argument]
+        is_view = info.mutates_metadata and not info.mutates_data and not info.mutates_storage_metadata
+        return self._of_input(number, argument) if is_view else None
+
+    def _of_input(self, position: int, argument: int) -> _View | None:
+        chain = ViewChain.of(self._results[position])
+        is_known = self._argument_of(chain.base) == argument
+        return _View(position, argument, True, True, chain) if is_known else None
+
+    def _argument_of(self, node: fx.Node) -> int | None:
+        """The argument that a node is, or is the new value of."""
+        if node in self._arguments:
+            return self._arguments[node]
+        updated = self._metadata.mutated_inp_runtime_indices if self._metadata is not None else []
+        found = [argument for argument, new in zip(updated, self._results, strict=False) if new is node]
+        return found[0] if found else None
+
+    def _base_position(self, info: Any) -> int:
+        first = self._metadata.num_mutated_inp_runtime_indices
+        is_output = info.output_type is OutputType.alias_of_intermediate_base_is_user_output
+        return int(first + info.base_idx + (0 if is_output else len(self._metadata.output_info)))
+
+    def _of_result(self, position: int, base: int) -> _View | None:
+        chain = ViewChain.of(self._results[position], stop=self._results[base])
+        return _View(position, base, False, True, chain) if chain.base is self._results[base] else None
+
+    def _others(self) -> dict[int, ViewChain]:
+        """Position -> views, of the results that AOTAutograd hands on as they are."""
+        first = 0 if self._metadata is None else self._metadata.num_mutated_inp_runtime_indices
+        infos = [] if self._metadata is None else self._metadata.output_info
+        known = {first + i for i, info in enumerate(infos) if info.output_type in (*_OF_INPUT, *_OF_INTERMEDIATE)}
+        positions = [p for p in range(first, self._num_returned) if p not in known]
+        return {p: ViewChain.of(self._results[p]) for p in positions if isinstance(self._results[p], fx.Node)}
+
+    def _of_arguments(self) -> list[_View]:
+        return [
+            _View(position, self._arguments[chain.base], True, False, chain)
+            for position, chain in self._others().items()
+            if chain.base in self._arguments and isinstance(chain.base.meta.get("val"), torch.Tensor)
+        ]
+
+    def _overlapping(self) -> list[_View]:
+        groups: dict[fx.Node, dict[int, ViewChain]] = defaultdict(dict)
+        for position, chain in self._others().items():
+            if chain.base not in self._arguments:
+                groups[chain.base][position] = chain
+        shared = [chains for chains in groups.values() if len(chains) > 1 and not are_disjoint(list(chains.values()))]
+        # The first result's place is that of the tensor they are views of.
+        return [_View(p, min(chains), False, False, chain) for chains in shared for p, chain in chains.items()]
+
+    def _take_out(self, gm: fx.GraphModule) -> None:
+        if not self._views:
+            return
+        left = [None if position in self._views else result for position, result in enumerate(self._results)]
+        for view in self._views.values():
+            if not view.is_of_argument:
+                left[view.source] = view.chain.base
+        self._output.args = (left,)
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+
+    def around(self, run: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+        """`run`, which computes the graph as it is now, with the results that were taken out."""
+        if not self._views:
+            return run
+
+        def called(args: list[Any]) -> list[Any]:
+            values, sources = self._reader.read(args), list(args)
+            results = list(run(args))
+            computed = list(results)
+            for view in self._views.values():
+                source = sources[view.source] if view.is_of_argument else computed[view.source]
+                results[view.position] = _metadata_of(view, source, values) if view.is_metadata else view.chain.applied(
+                    source, values
+                )  # fmt: skip
+            return results
+
+        called._boxed_call = True  # type: ignore[attr-defined]
+        return called
+
+    @property
+    def symbolic(self) -> list[int]:
+        """Positions of the results that are views at places that the sizes of a call decide."""
+        return [view.position for view in self._views.values() if view.chain.is_symbolic]
+
+    @property
+    def has_symbolic_views(self) -> bool:
+        """Whether there are results for `replay`."""
+        return any(map(self._needs_replay, self._views.values()))
+
+    def _needs_replay(self, view: _View) -> bool:
+        is_result = view.position >= (self._metadata.num_mutated_inp_runtime_indices if self._metadata else 0)
+        return view.is_metadata and view.is_of_argument and view.chain.is_symbolic and is_result
+
+    def replay(self, args: Sequence[Any], results: list[Any]) -> None:
+        """Put views of XLA arguments that AOTAutograd has taken by strides in their places, taken by operators."""
+        if len(self._metadata.input_info) != len(args):
+            return  # arguments that overlap in memory: AOTAutograd has made one of them, of XLA tensors never
+        first = self._metadata.num_mutated_inp_runtime_indices
+        for view in filter(self._needs_replay, self._views.values()):
+            source, number = args[view.source], view.position - first
+            if source.device.type == "xla":
+                results[number] = self._replay(view, source, args, self._metadata.output_info[number], results[number])
+
+    def _replay(self, view: _View, source: torch.Tensor, args: Sequence[Any], info: Any, old: Any) -> torch.Tensor:
+        if info.output_type is OutputType.is_input:
+            return source
+        result = view.chain.applied(source, self._reader.read(args))
+        result = result.detach() if source.requires_grad and not info.requires_grad else result
+        if hasattr(old, "_dynamo_weak_dynamic_indices"):
+            result._dynamo_weak_dynamic_indices = old._dynamo_weak_dynamic_indices  # type: ignore[attr-defined]
+        return result
+
+
+def _metadata_of(view: _View, source: torch.Tensor, values: Values) -> torch.Tensor:
+    """A tensor on the meta device with the sizes, strides and storage offset that the view of `source` has."""
+    # torch takes a view's base for the tensor to start from where there is one: these have none.
+    views = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(views):
+        if source.device.type == "xla":
+            # A view by strides is one of the values in their order, whatever the tensor is itself a view of.
+            return view.chain.applied(torch.empty(source.shape, dtype=source.dtype, device="meta"), values)
+        extent = 1 + sum((n - 1) * step for n, step in zip(source.shape, source.stride(), strict=True))
+        memory = torch.empty(source.storage_offset() + max(extent, 0), dtype=source.dtype, device="meta")
+        like = memory.as_strided(source.shape, source.stride(), source.storage_offset())
+        return view.chain.applied(like, values)

@@ -1,0 +1,64 @@
+"""The values that the symbols of a graph's sizes have in a call, read from the call's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+
+Values = Mapping[sympy.Symbol, int]
+Size = int | torch.SymInt
+
+
+class SymbolReader:
+    """Reads the symbols of a graph from its arguments.
+
+    Args:
+        inputs: What the graph's placeholders stand for: fake tensors and symbolic numbers, in order.
+    """
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self._readers: dict[sympy.Symbol, tuple[int, Callable[[Any], Any]]] = {}
+        for position, value in enumerate(inputs):
+            for size, reader in _sizes(value):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    self._readers.setdefault(size.node.expr, (position, reader))
+
+    def read(self, args: Sequence[Any]) -> dict[sympy.Symbol, int]:
+        """Symbol -> its value in a call with these arguments."""
+        return {symbol: int(reader(args[i])) for symbol, (i, reader) in self._readers.items()}
+
+
+def _sizes(value: Any) -> list[tuple[Any, Callable[[Any], Any]]]:
+    if not isinstance(value, torch.Tensor):
+        return [(value, lambda number: number)]
+    if value.layout is not torch.strided:
+        return []
+    sizes = [(size, partial(_size, dim)) for dim, size in enumerate(value.shape)]
+    steps = [(step, partial(_step, dim)) for dim, step in enumerate(value.stride())]
+    return [*sizes, *steps, (value.storage_offset(), torch.Tensor.storage_offset)]
+
+
+def _size(dim: int, tensor: torch.Tensor) -> int:
+    return tensor.shape[dim]
+
+
+def _step(dim: int, tensor: torch.Tensor) -> int:
+    return tensor.stride(dim)
+
+
+def evaluated(size: Any, values: Values) -> Any:
+    """A symbolic size as a number; whatever else is given as it is.
+
+    Raises:
+        KeyError: No argument says what one of its symbols is.
+    """
+    if not isinstance(size, torch.SymInt):
+        return size
+    number = sympy.sympify(size.node.expr.xreplace(dict(values)))
+    if number.free_symbols:
+        raise KeyError(str(number))
+    return int(number)
