@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 FILE = Path(__file__).with_name("results.json")
-STATUSES = ("right", "refused", "wrong", "raised", "crashed", "torch", "uncaptured", "invalid")
+STATUSES = ("right", "refused", "wrong", "raised", "crashed", "torch", "uncaptured", "invalid", "broken")
 # What says nothing about the backend is not counted as a program.
 COUNTED = ("right", "refused", "wrong", "raised", "crashed")
 
@@ -83,6 +83,28 @@ class Results:
             f"refused: {refused} of {buckets} with buckets ({refused / max(buckets, 1):.1%}), "
             f"{others} of {programs - buckets} others ({others / max(programs - buckets, 1):.1%})"
         )
+
+    def table(self) -> dict[str, str]:
+        """The rows of the report in docs/correctness.md."""
+        programs, buckets = self.total(*COUNTED), self.total("with buckets")
+        refused = self.total("refused with buckets")
+        core = core_operators()
+        return {
+            "programs tried": f"{programs:,}",
+            "of these on the last commit": f"{self.total(*COUNTED, commit=self.last_commit()):,}",
+            "with buckets": f"{buckets:,}",
+            "ATen operators met": f"{len(self.operators)}",
+            "of ATen's core operators": f"{len(core & set(self.operators))} of {len(core)}",
+            "refused by name, with buckets": f"{refused / max(buckets, 1):.1%}",
+            "refused by name, others": f"{(self.total('refused') - refused) / max(programs - buckets, 1):.1%}",
+            "wrong": f"{self.total('wrong') or 'none'}",
+            "raised what has no name": f"{self.total('raised') or 'none'}",
+            "crashed": f"{self.total('crashed') or 'none'}",
+        }
+
+    def last_commit(self) -> str:
+        """That of the largest seed: seeds only grow."""
+        return self.batches[max(self.batches, key=int)]["commit"] if self.batches else ""
 
     def never_met(self) -> list[str]:
         """torch's core ATen operators that no program has run."""

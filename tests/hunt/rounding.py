@@ -72,7 +72,8 @@ class Jitter(TorchDispatchMode):
                 tensor.mul_(self._factor(tensor, unit))
 
     def _factor(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
-        share = 2 * torch.rand(tensor.shape, generator=self._generator, dtype=torch.float64) - 1
+        # Not torch.rand, which a program with random operators has replaced.
+        share = torch.empty(tensor.shape, dtype=torch.float64).uniform_(-1, 1, generator=self._generator)
         return (1 + max(unit, UNIT[tensor.dtype]) * share).to(torch.promote_types(tensor.dtype, torch.float32))
 
 

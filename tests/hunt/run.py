@@ -16,7 +16,7 @@ from tests.hunt.shrink import drawn_smaller, shrunk
 from tests.hunt.worker import ROOT, Worker
 
 BATCH = 25
-FAILURES = ("wrong", "raised", "crashed")
+FAILURES = ("wrong", "raised", "crashed", "broken")
 OUT = ROOT / "out" / "hunt"
 
 

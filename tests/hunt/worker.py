@@ -13,6 +13,7 @@ import queue
 import subprocess
 import sys
 import threading
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,12 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
     given = question.get("program")
     program = Program.from_json(given) if given else program_of(question["seed"], question["index"])
-    outcome = {"status": "drawn"} if question.get("only_draw") else asdict(check(program))
+    if question.get("only_draw"):
+        return {"program": program.to_json(), "outcome": {"status": "drawn", "text": ""}}
+    try:
+        outcome = asdict(check(program))
+    except Exception:  # noqa: BLE001
+        outcome = {"status": "broken", "text": f"the hunter itself: {traceback.format_exc()[-600:]}"}
     clear_cache()
     return {"program": program.to_json(), "outcome": outcome}
 

@@ -1,0 +1,142 @@
+"""Programs that are drawn: fixed ones here, random ones where tests may be slow; and the hunter itself."""
+
+import json
+import random
+import re
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.hunt import check as checking
+from tests.hunt.check import check
+from tests.hunt.drawing import draw_program, number_of, program_of, programs
+from tests.hunt.program import Program
+from tests.hunt.randomness import odd_shares
+from tests.hunt.results import FILE, Results, plain_reason
+from tests.hunt.run import Hunt
+from tests.hunt.script import script
+from tests.hunt.shrink import shrunk, without_dead
+from tests.hunt.worker import ROOT, Worker
+
+FIXED = [tuple(pair) for pair in json.loads(FILE.with_name("fixed.json").read_text())]
+CHUNK = 10
+RIGHT = ("right", "refused")
+
+
+@pytest.mark.parametrize("first", range(0, len(FIXED), CHUNK))
+def test_fixed_programs(first):
+    outcomes = {pair: check(program_of(*pair)) for pair in FIXED[first : first + CHUNK]}
+    assert {pair: outcome.text for pair, outcome in outcomes.items() if outcome.status not in RIGHT} == {}
+
+
+def test_a_hundred_and_fifty_are_fixed():
+    assert len(set(FIXED)) == 150
+
+
+@pytest.mark.slow
+def test_random_programs_for_ten_minutes():
+    first = random.SystemRandom().randrange(10**6, 10**8)
+    hunt = Hunt(iter(range(first, first + 10**6)), workers=2, deadline=time.monotonic() + 600)
+    results = hunt.run()
+    assert hunt.failures == []
+    assert results.total("right") > 0
+
+
+def a_program(source, *, seed=3, **changes):
+    """A program that was drawn, with another source; its inputs are x1 [4, 8] and x2 [4, 8]."""
+    program = draw_program(programs(only=("basics",)), seed)
+    spec = replace(program.inputs[0], shapes=((4, 8),), values="normal", requires_grad=True, layout="contiguous")
+    inputs = (replace(spec, name="x1", varying=()), replace(spec, name="x2", varying=(), requires_grad=False))
+    plain = replace(program.configuration, options={"precision": "float32"}, device="cpu", dynamic=None)
+    plain = replace(plain, is_marked=False, is_poisoned=False)
+    return replace(
+        program, source=source, inputs=inputs, modes=("train",), optimizer=None, num_random=0, configuration=plain,
+        **changes,
+    )  # fmt: skip
+
+
+ADDS = "class Model(nn.Module):\n    def forward(self, x1, x2):\n        h1 = x1 * 2\n        h2 = x1 + x2\n        return h2\n"
+
+
+def with_backend(monkeypatch, wrong):
+    """Has programs compiled by `wrong`, a function of the model, in place of our backend."""
+    monkeypatch.setattr(checking, "_compile", lambda program, model: wrong(model))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda x, y: x + y + 0.001, "off by"),
+        (lambda x, y: (x + y).double(), "float64"),
+        (lambda x, y: (x + y).t().contiguous().t(), "strides"),
+        (lambda x, y: y + x.detach(), "requires_grad"),
+        (lambda x, y: x + y.add_(1) - 1, "input x2"),
+        (lambda x, y: torch.where(x == x[0, 0], float("nan"), x + y), "not finite"),
+    ],
+)
+def test_what_is_wrong_is_seen(monkeypatch, wrong, text):
+    with_backend(monkeypatch, lambda model: wrong)
+    outcome = check(a_program(ADDS))
+    assert outcome.status == "wrong"
+    assert text in outcome.text
+
+
+def test_a_result_that_must_share_memory_is_seen_where_it_does_not(monkeypatch):
+    with_backend(monkeypatch, lambda model: lambda x, y: (y[1:].clone(),))
+    outcome = check(a_program(ADDS.replace("return h2", "return (x2[1:],)")))
+    assert "shares memory with nothing" in outcome.text
+    with_backend(monkeypatch, lambda model: lambda x, y: (y[1:],))
+    assert check(a_program(ADDS.replace("return h2", "return (x2[1:],)"))).status == "right"
+
+
+def test_rounding_is_no_failure(monkeypatch):
+    """A cancellation that float32 cannot do better."""
+    with_backend(monkeypatch, lambda model: lambda x, y: (x + 1e4) + y - 1e4)
+    source = ADDS.replace("h2 = x1 + x2", "h2 = x1 + 1e4 - 1e4 + x2")
+    assert check(a_program(source)).status == "right"
+
+
+def test_a_program_is_the_same_in_every_process():
+    drawn, worker = program_of(7, 3), Worker()
+    answer = worker.ask({"seed": 7, "index": 3, "only_draw": True})
+    worker.close()
+    assert answer["program"] == drawn.to_json()
+    assert Program.from_json(drawn.to_json()) == drawn
+    assert number_of(7, 3) != number_of(3, 7)
+
+
+def test_failures_shrink():
+    source = ADDS.replace("return h2", "return h2, x1.t()")
+    small = shrunk(a_program(source), lambda program: "x1 + x2" in program.source)
+    assert small.source == ADDS.replace("        h1 = x1 * 2\n", "")
+    assert not small.inputs[0].requires_grad
+
+
+def test_assignments_that_nothing_reads_go():
+    assert "h1" not in without_dead(ADDS)
+    assert "h1" in without_dead(ADDS.replace("x1 * 2", "x1.mul_(2)"))
+
+
+def test_a_script_runs_by_itself(capsys):
+    exec(compile(script(a_program(ADDS), "nothing"), "script", "exec"), {})
+    assert capsys.readouterr().out == ""
+
+
+def test_shares_of_dropout():
+    assert odd_shares([(480, 1000, 0.5), (30, 40, 0.75)]) is None
+    assert "elements of 1000" in odd_shares([(900, 1000, 0.5)])
+    assert odd_shares([(39, 40, 1.0)]) is not None
+
+
+def test_reasons_count_as_one():
+    texts = ["view_3: a size is s3*4 where 12 was expected (at <program 12>:3 in forward): x", "view: a size is s7*8 where 1 was expected: x"]
+    assert len({plain_reason(text) for text in texts}) == 1
+
+
+def test_what_is_documented_is_what_was_found():
+    """The table of docs/correctness.md, read from results.json."""
+    text = (ROOT / "docs" / "correctness.md").read_text().partition("## A hunt")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", text, re.M))
+    assert rows == Results.load().table()
