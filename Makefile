@@ -10,14 +10,16 @@ READY  := $(VENV)/.ready
 V7     := .venv-v7
 STEPS  ?= 200
 VERSION ?= 2.8.0
+MINUTES ?= 10
 TARGET ?= v5e
 # Two processes of tests, which share no state; each takes up to 4 GB. Neighbours stay together, for what they share.
 WORKERS ?= 2
 PYTEST_ARGS ?=
+HUNT_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo aot aot-v7 test test-all test-compat check format bench bench-v5e bench-chips bench-checkpoint zoo wheel clean
+.PHONY: help setup demo aot aot-v7 test test-all test-compat check format bench bench-v5e bench-chips bench-checkpoint zoo hunt wheel clean
 
 help:
 	@echo "make demo      train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
@@ -32,6 +34,7 @@ help:
 	@echo "make bench-chips  what rewriting attention is worth by the compilers of v5e, v5p and v6e"
 	@echo "make bench-checkpoint  memory of a training step by checkpoint mode, by a v5e's compiler"
 	@echo "make zoo       the table of models: programs, graph breaks, fallbacks, errors"
+	@echo "make hunt      random programs against eager in float64, in every configuration (MINUTES=$(MINUTES))"
 	@echo "make wheel     build dist/*.whl"
 	@echo "make clean     remove what was built; the virtual environment stays"
 
@@ -103,6 +106,9 @@ bench-checkpoint: $(READY)
 
 zoo: $(READY)
 	$(BIN)/python -m tests.zoo
+
+hunt: $(READY)
+	$(BIN)/python -m tests.hunt --minutes $(MINUTES) --workers $(WORKERS) $(HUNT_ARGS)
 
 wheel: $(READY)
 	rm -rf build  # setuptools would ship what an earlier build left there

@@ -1,0 +1,213 @@
+"""One program, compiled and judged."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import kp_dynamo
+from kp_dynamo import TPUBackendError
+from kp_dynamo.telemetry import TELEMETRY
+from tests.hunt.compare import References, differences
+from tests.hunt.observe import How, Observation, Seen, observe
+from tests.hunt.program import Input, Program
+from tests.hunt.randomness import Kept, odd_shares
+from tests.hunt.rounding import Jitter, Recorder
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one program.
+
+    Attributes:
+        status: "right", "wrong", "refused" by name (its results, if it has any, are right), "raised": an error that is
+            none of ours, "torch": wrong or raising with torch's own `aot_eager` as well, "uncaptured": Dynamo does not
+            take it, "invalid": eager does not either, "crashed".
+        text: What is wrong, or the first line of the error.
+        refusals: Reasons, as the backend put them.
+        ops: ATen operators that eager ran.
+    """
+
+    status: str
+    text: str = ""
+    refusals: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def check(program: Program) -> Outcome:
+    """Compile `program`, run it, and judge what is seen of it."""
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outcome = _check(program)
+    return Outcome(**{**vars(outcome), "seconds": time.perf_counter() - start})
+
+
+def _check(program: Program) -> Outcome:
+    try:
+        exact = observe(program, How(floating=torch.float64))
+    except Exception as error:  # noqa: BLE001
+        return Outcome("invalid", _line(error))
+    counts, refusals = dict(TELEMETRY.counts), []
+    try:
+        with _refusals_noted(refusals):
+            mine = _compiled(program)
+    except Exception as error:  # noqa: BLE001
+        return _failed(program, error, refusals)
+    recorder = Recorder()
+    kept: list[Kept] = []
+    references = _references(program, mine, exact, recorder, kept)
+    if references is None:
+        return Outcome("invalid", "eager raises in float32 alone")
+    found = differences(mine, references)
+    if (odd := odd_shares(kept)) is not None:
+        found.append(odd)
+    ops = tuple(sorted(recorder.ops))
+    if found:
+        status = "torch" if _torch_is_wrong_too(program, found, references) else "wrong"
+        return Outcome(status, "\n".join(found[:8]), tuple(refusals), ops)
+    is_refused = any(TELEMETRY.counts[n] > counts.get(n, 0) for n in ("bucket_refusals", "exact_lengths"))
+    return Outcome("refused" if is_refused else "right", "", tuple(refusals), ops)
+
+
+def _compiled(program: Program) -> Observation:
+    configuration = program.configuration
+    torch._dynamo.reset()
+    how = How(compiled=functools.partial(_compile, program), device=configuration.device, mark=_marker(program))
+    with _poisoned(configuration.is_poisoned):
+        return observe(program, how)
+
+
+def _compile(program: Program, model: nn.Module) -> Any:
+    configuration = program.configuration
+    return torch.compile(
+        model, backend="kp_tpu", options=dict(configuration.options), dynamic=configuration.dynamic, fullgraph=True
+    )
+
+
+def _marker(program: Program) -> Any:
+    def mark(spec: Input, tensor: torch.Tensor) -> None:
+        if program.configuration.is_sharded and tensor.dim():
+            from tests.hunt.sharding import shard
+
+            shard(tensor)
+        if program.configuration.is_marked:
+            for dim in spec.varying:
+                kp_dynamo.mark_sequence(tensor, dim)
+
+    return mark
+
+
+@contextlib.contextmanager
+def _poisoned(is_poisoned: bool) -> Iterator[None]:
+    os.environ["KP_TPU_POISON"] = "1" if is_poisoned else "0"
+    try:
+        yield
+    finally:
+        os.environ["KP_TPU_POISON"] = "0"
+
+
+def _references(
+    program: Program, mine: Observation, exact: Observation, recorder: Recorder, kept: list[Kept]
+) -> References | None:
+    random = _random_results(program, mine)
+    if random is not None:
+        exact = observe(program, How(floating=torch.float64, random=random, kept=kept))
+
+    def eager(**how: Any) -> Observation:
+        return observe(program, How(random=random, **how))
+
+    def autocast() -> Observation | None:
+        if program.configuration.rounding == "nothing":
+            return None
+        with contextlib.suppress(RuntimeError, ValueError):
+            return eager(around=functools.partial(torch.autocast, "cpu", torch.bfloat16))
+        return None
+
+    def jittered(number: int) -> Observation:
+        return eager(around=functools.partial(Jitter, program.configuration.rounding, number))
+
+    try:
+        plain = eager(around=lambda: recorder)
+    except Exception:  # noqa: BLE001
+        return None
+    return References(exact, plain, autocast, jittered)
+
+
+def _random_results(program: Program, mine: Observation) -> tuple[tuple[torch.Tensor, ...], ...] | None:
+    if not program.num_random:
+        return None
+    calls = []
+    for number in range(len(program.modes)):
+        results = [v for n, v in mine.items() if n.startswith(f"call {number} result") and isinstance(v, Seen)]
+        calls.append(tuple(seen.value for seen in results[-program.num_random :]))
+    return tuple(calls)
+
+
+def _torch_is_wrong_too(program: Program, found: list[str], references: References) -> bool:
+    """Whether `aot_eager`, with nothing of ours, is wrong at the same place."""
+    if program.num_random:
+        return False
+    try:
+        stock = _aot_eager(program)
+    except Exception:  # noqa: BLE001
+        return True
+    places = {text.partition(":")[0] for text in found}
+    return places <= {text.partition(":")[0] for text in differences(stock, references)}
+
+
+def _aot_eager(program: Program) -> Observation:
+    torch._dynamo.reset()
+    dynamic = program.configuration.dynamic
+    return observe(
+        program,
+        How(
+            compiled=lambda model: torch.compile(model, backend="aot_eager", dynamic=dynamic, fullgraph=True),
+            mark=lambda spec, tensor: (
+                [torch._dynamo.maybe_mark_dynamic(tensor, d) for d in spec.varying]
+                if program.configuration.is_marked
+                else None
+            ),
+        ),
+    )
+
+
+def _failed(program: Program, error: Exception, refusals: list[str]) -> Outcome:
+    cause = getattr(error, "inner_exception", error)
+    if isinstance(cause, TPUBackendError):
+        return Outcome("refused", _line(cause), (_line(cause), *refusals))
+    try:
+        observe(program, How())
+        _aot_eager(program)
+    except Exception:  # noqa: BLE001
+        return Outcome("torch", _line(cause))
+    if isinstance(cause, torch._dynamo.exc.TorchDynamoException):
+        return Outcome("uncaptured", _line(cause))
+    return Outcome("raised", _line(cause))
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or '?').splitlines()[0][:300]}"
+
+
+@contextlib.contextmanager
+def _refusals_noted(into: list[str]) -> Iterator[None]:
+    """Collect the reasons that the backend gives for what it does not pad."""
+    from kp_dynamo import bucketing
+
+    original = bucketing._warn_once
+    bucketing._warn_once = lambda text: (into.append(text), original(text))[1]
+    try:
+        yield
+    finally:
+        bucketing._warn_once = original

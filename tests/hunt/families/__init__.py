@@ -1,0 +1,41 @@
+"""Families of statements: each a tuple of steps that propose text to a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.hunt.draft import Draft
+from tests.hunt.families import (
+    attention,
+    autograd_functions,
+    basics,
+    dropout,
+    indexing,
+    losses,
+    norms,
+    optimizers,
+    padding,
+    promotion,
+    recurrent,
+    state,
+    views,
+)
+
+Step = Callable[[Draft], None]
+
+START: Step = basics.start
+FAMILIES: dict[str, tuple[Step, ...]] = {
+    "basics": basics.STEPS,
+    "state": state.STEPS,
+    "views": views.STEPS,
+    "attention": attention.STEPS,
+    "padding": padding.STEPS,
+    "losses": losses.STEPS,
+    "norms": norms.STEPS,
+    "promotion": promotion.STEPS,
+    "dropout": dropout.STEPS,
+    "autograd_functions": autograd_functions.STEPS,
+    "recurrent": recurrent.STEPS,
+    "optimizers": optimizers.STEPS,
+    "indexing": indexing.STEPS,
+}

@@ -1,0 +1,65 @@
+"""Random operators of a program, and their results in another run put in their place.
+
+The masks of dropout are read off its results: zeros are what was dropped. A result that was zero before is taken for
+dropped, which changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.nn import functional as F
+
+Kept = tuple[int, int, float]
+# Deviations: a sum of independent draws is off by so many once in 1e9.
+_DEVIATIONS = 6.0
+
+
+def odd_shares(kept: Sequence[Kept]) -> str | None:
+    """What is wrong with how much dropout kept, over all of a program's."""
+    if any(k != n for k, n, share in kept if share == 1.0):
+        return "dropout of nothing dropped something"
+    variance = sum(n * share * (1 - share) for _, n, share in kept)
+    off = sum(k - n * share for k, n, share in kept)
+    # One element more or less than a normal distribution says is no deviation.
+    if abs(off) <= _DEVIATIONS * variance**0.5 + 1:
+        return None
+    total, allowed = sum(n for _, n, _ in kept), variance**0.5 * _DEVIATIONS
+    return f"dropout kept {off:+.0f} elements of {total}, {_DEVIATIONS} deviations are {allowed:.0f}"
+
+
+@contextlib.contextmanager
+def replayed(recorded: Sequence[torch.Tensor] | None, kept: list[Kept] | None = None) -> Iterator[None]:
+    """Within, random operators return what they did in the run that recorded them, in the same order.
+
+    Args:
+        recorded: Their results; None leaves the operators as they are.
+        kept: Gets for each dropout how many elements that are not zero it kept, of how many, and the share to keep.
+    """
+    if recorded is None:
+        yield
+        return
+    waiting = list(recorded)
+
+    def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        mask = waiting.pop(0).to(x.device) != 0
+        if kept is not None:
+            kept.append((int((mask & (x != 0)).sum()), int((x != 0).sum()), 1 - p if training else 1.0))
+        return x * mask / (1 - p) if training else x
+
+    def drawn(original: Callable[..., Any]) -> Callable[..., Any]:
+        def take(*args: Any, **keywords: Any) -> torch.Tensor:
+            expected = original(*args, **keywords)
+            return waiting.pop(0).to(expected)
+
+        return take
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(F, "dropout", dropout))
+        for name in ("rand_like", "randn_like", "bernoulli", "rand", "randn"):
+            stack.enter_context(mock.patch.object(torch, name, drawn(getattr(torch, name))))
+        yield

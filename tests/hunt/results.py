@@ -1,0 +1,123 @@
+"""What hunts found, counted: `results.json`, by seed with the commit, operators met, reasons of refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FILE = Path(__file__).with_name("results.json")
+STATUSES = ("right", "refused", "wrong", "raised", "crashed", "torch", "uncaptured", "invalid")
+# What says nothing about the backend is not counted as a program.
+COUNTED = ("right", "refused", "wrong", "raised", "crashed")
+
+
+@dataclass
+class Results:
+    """Counts of one or many hunts.
+
+    Attributes:
+        batches: By seed: the commit, and how many programs have which status.
+        operators: ATen operators and how many programs ran them.
+        refusals: Reasons and how many programs met them.
+        with_buckets: Programs with buckets by status; `batches` has all.
+    """
+
+    batches: dict[str, dict[str, Any]] = field(default_factory=dict)
+    operators: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    @staticmethod
+    def load(path: Path = FILE) -> Results:
+        if not path.exists():
+            return Results()
+        read = json.loads(path.read_text())
+        return Results(read["batches"], Counter(read["operators"]), Counter(read["refusals"]))
+
+    def save(self, path: Path = FILE) -> None:
+        rows = [f'  "{seed}": {json.dumps(self.batches[seed])}' for seed in sorted(self.batches, key=int)]
+        parts = [
+            '"batches": {\n' + ",\n".join(rows) + "\n }",
+            *(
+                f'"{name}": {json.dumps(dict(sorted(getattr(self, name).items())), indent=2)}'
+                for name in ("operators", "refusals")
+            ),
+        ]
+        path.write_text("{\n " + ",\n ".join(parts) + "\n}\n")
+
+    def add(self, seed: int, outcome: dict[str, Any], *, has_buckets: bool, commit: str) -> None:
+        row = self.batches.setdefault(str(seed), {"commit": commit})
+        status = outcome["status"]
+        row[status] = row.get(status, 0) + 1
+        if has_buckets and status in COUNTED:
+            row["with buckets"] = row.get("with buckets", 0) + 1
+            if status == "refused":
+                row["refused with buckets"] = row.get("refused with buckets", 0) + 1
+        if status in COUNTED:
+            self.operators.update(outcome.get("ops", ()))
+            self.refusals.update({plain_reason(reason) for reason in outcome.get("refusals", ())})
+
+    def merge(self, other: Results) -> None:
+        """Take the batches of `other`, in place of those of the same seed."""
+        self.batches.update(other.batches)
+        self.operators.update(other.operators)
+        self.refusals.update(other.refusals)
+
+    def total(self, *names: str, commit: str | None = None) -> int:
+        rows = [r for r in self.batches.values() if commit is None or r["commit"] == commit]
+        return sum(row.get(name, 0) for row in rows for name in names)
+
+    def summary(self, commit: str | None = None) -> str:
+        programs = self.total(*COUNTED, commit=commit)
+        counts = ", ".join(f"{status} {self.total(status, commit=commit)}" for status in STATUSES)
+        buckets, refused = (self.total(n, commit=commit) for n in ("with buckets", "refused with buckets"))
+        others = self.total("refused", commit=commit) - refused
+        return (
+            f"{programs} programs: {counts}\n"
+            f"refused: {refused} of {buckets} with buckets ({refused / max(buckets, 1):.1%}), "
+            f"{others} of {programs - buckets} others ({others / max(programs - buckets, 1):.1%})"
+        )
+
+    def never_met(self) -> list[str]:
+        """torch's core ATen operators that no program has run."""
+        return sorted(core_operators() - set(self.operators))
+
+
+def core_operators() -> set[str]:
+    """ATen's core operators, by name."""
+    found = set()
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        for overload in getattr(packet, "overloads", list)():
+            if torch.Tag.core in getattr(packet, overload).tags:
+                found.add(f"aten.{name}")
+    return found
+
+
+def plain_reason(text: str) -> str:
+    """A reason without names of nodes, lines and numbers, so that equal ones count as one."""
+    text = (
+        text.split(". Write that line")[0]
+        .split(". Mark the sizes")[0]
+        .removeprefix("a graph is compiled for each length, not padded to buckets: ")
+    )
+    text = re.sub(r" \(at .*?\)(?=: )", "", text)
+    text = re.sub(r"\b(primals|tangents|view|clone|getitem|full|where|arange|add|mul)(_\w+)?\b(?=:)", "a value", text)
+    return re.sub(r"\bs\d+\b|\d+", "N", text)[:160]
+
+
+def commit_now() -> str:
+    """The commit that is checked out, marked where files differ from it."""
+
+    def ask(*words: str) -> str:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=FILE.parent, check=False)
+        return done.stdout.strip()
+
+    changed = ask("status", "--porcelain", "--", "../../kp_dynamo")
+    return ask("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")

@@ -1,0 +1,88 @@
+"""What rounding does to a program, measured: the program run eagerly while every operator's result moves a little.
+
+A float32 program rounds each result by a share of at most 2**-24, a bfloat16 matmul its operands and its result
+by 2**-8. A run in which each result moves by a random share within these bounds ends as far from the exact result
+as rounding may take it, whatever the conditioning: cancellation, a large mean and a tiny variance, a near tie.
+Several such runs, and a factor over the largest (`compare.py`), make a bound for tensors that are too small for
+an average over their elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+UNIT = {torch.float64: 2.0**-24, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+_BFLOAT16 = UNIT[torch.bfloat16]
+_aten = torch.ops.aten
+_NAMES = """
+mm addmm bmm baddbmm addbmm mv addmv dot vdot linear linear_backward convolution convolution_backward addr ger
+_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+_scaled_dot_product_attention_math _trilinear _addmm_activation _thnn_fused_gru_cell mkldnn_rnn_layer
+_cdist_forward _cdist_backward
+"""
+MATMULS = frozenset(packet for name in _NAMES.split() if (packet := getattr(_aten, name, None)) is not None)
+
+
+class Jitter(TorchDispatchMode):
+    """Within, results of operators move by random shares.
+
+    Args:
+        rounding: What is rounded to bfloat16: "nothing"; "matmul": operands and results of matmuls; "all": every
+            result as well, once there has been a matmul.
+        seed: Of the random shares.
+    """
+
+    def __init__(self, rounding: str, seed: int) -> None:
+        super().__init__()
+        self._rounding, self._had_matmul = rounding, False
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_matmul = func.overloadpacket in MATMULS
+        rounds = is_matmul and self._rounding != "nothing"
+        if rounds:
+            self._had_matmul = True
+            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t, _BFLOAT16), (args, kwargs))
+        result = func(*args, **kwargs)
+        if func.is_view or func.overloadpacket in (_aten.detach, _aten.alias, _aten.lift_fresh):
+            return result
+        unit = _BFLOAT16 if rounds or (self._rounding == "all" and self._had_matmul) else 0.0
+        if func._schema.is_mutable:
+            for argument, value in zip(func._schema.arguments, args, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    pytree.tree_map_only(torch.Tensor, lambda t: self._move_in_place(t, unit), value)
+            return result
+        return pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t, unit), result)
+
+    def _moved(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
+        if tensor.dtype not in UNIT:
+            return tensor
+        moved = tensor * self._factor(tensor, unit)
+        # The operator's own memory, so that strides are what they were.
+        return torch.empty_like(tensor).copy_(moved) if moved.stride() != tensor.stride() else moved
+
+    def _move_in_place(self, tensor: torch.Tensor, unit: float) -> None:
+        if tensor.dtype in UNIT and not (0 in tensor.stride() and tensor.numel() > 1):
+            with torch.autograd._unsafe_preserve_version_counter(tensor):
+                tensor.mul_(self._factor(tensor, unit))
+
+    def _factor(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
+        share = 2 * torch.rand(tensor.shape, generator=self._generator, dtype=torch.float64) - 1
+        return (1 + max(unit, UNIT[tensor.dtype]) * share).to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+class Recorder(TorchDispatchMode):
+    """Within, notes the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.add(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
