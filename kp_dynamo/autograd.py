@@ -22,6 +22,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kp_dynamo.analysis.random_results import save_random_results
+from kp_dynamo.argument_overlap import OverlapCheck, overlapping
 from kp_dynamo.decompositions import decompositions
 from kp_dynamo.result_aliases import ResultAliases
 
@@ -46,11 +47,16 @@ class GraphStages:
 def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphStages) -> Callable[..., Any]:
     """Trace `gm` with AOTAutograd and compile what comes of it; takes and returns what `gm` does."""
     num_returned: list[int] = []
+    metadata: list[Any] = []
     aliases: list[ResultAliases] = []
 
+    def take_out_aliases(graph: fx.GraphModule, num_results: int) -> Sequence[int]:
+        metadata.append(_metadata())
+        aliases.append(ResultAliases(graph, metadata[-1], num_results))
+        return aliases[-1].symbolic
+
     def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
-        aliases.append(ResultAliases(joint, _metadata(), num_fwd_outputs))
-        stages.transform(joint, "joint", aliases[-1].symbolic)
+        stages.transform(joint, "joint", take_out_aliases(joint, num_fwd_outputs))
         budget = functorch_config.activation_memory_budget
         # At 0 torch 2.9 recomputes everything, whatever is tagged to be saved; just above, it looks.
         least = _LEAST_BUDGET if save_random_results(joint.graph) else 0.0
@@ -72,8 +78,7 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
         return _boxed(torch._dynamo.disable(run, reason="a compiled backward"))
 
     def inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        aliases.append(ResultAliases(gm, _metadata(), _num_results(gm)))
-        stages.transform(gm, "inference", aliases[-1].symbolic)
+        stages.transform(gm, "inference", take_out_aliases(gm, _num_results(gm)))
         return aliases[-1].around(stages.compile(gm, _num_results(gm), "inference", _overwritten()))
 
     with _tracing_settings():
@@ -88,15 +93,27 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
             # With symbolic shapes torch 2.9 asserts where mutations stay in the graph.
             keep_inference_input_mutations=False,
         )
-    return _with_views(run, aliases[-1])
+    return _at_run_time(run, aliases[-1], _overlap_check(metadata[-1], inputs))
 
 
-def _with_views(run: Callable[..., Any], aliases: ResultAliases) -> Callable[..., Any]:
-    """`run`, with the views of arguments that only their operators can take."""
-    if not aliases.has_symbolic_views:
+def _overlap_check(metadata: Any, inputs: Sequence[Any]) -> OverlapCheck | None:
+    """What compares the overlap of arguments; None for a graph that writes to none."""
+    if metadata is None:
+        return None
+    written = [i for i, info in enumerate(metadata.input_info) if info.mutates_data]
+    if len(metadata.input_info) != len(inputs):  # of overlapping inputs AOTAutograd has made one
+        written = list(range(len(inputs))) if written else []
+    return OverlapCheck(written, overlapping(inputs, frozenset(written))) if written else None
+
+
+def _at_run_time(run: Callable[..., Any], aliases: ResultAliases, overlap: OverlapCheck | None) -> Callable[..., Any]:
+    """`run`, with its arguments checked, and with the views of arguments that only their operators can take."""
+    if overlap is None and not aliases.has_symbolic_views:
         return run
 
     def called(*args: Any) -> Any:
+        if overlap is not None:
+            overlap.require_same(args)
         results = list(run(*args))
         aliases.replay(args, results)
         return results

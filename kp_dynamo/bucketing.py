@@ -21,7 +21,7 @@ from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture
 from kp_dynamo.exceptions import TPUOptimizationError, TPUValidationError
-from kp_dynamo.passes.base import PassReport
+from kp_dynamo.passes.base import PADDED_SIZES, PassReport
 from kp_dynamo.pipeline import Pipeline
 from kp_dynamo.resizing import Resize, Shape, resized
 from kp_dynamo.source_lines import user_line
@@ -61,6 +61,7 @@ class Bucketing:
         self._where = _first_places(self._inputs)
         self.symbols = tuple(map(str, self._where))
         self.is_refused = False
+        self._sizes: frozenset[sympy.Expr] = frozenset()
         self._plans: LRUCache[tuple[int, ...], _Plan] = LRUCache(_MAX_PLANS)
 
     def wrap(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,6 +111,7 @@ class Bucketing:
             node = next((n for n in gm.graph.nodes if n.name == name), None)
             where = name if node is None else f"{node.target}{user_line(node)}"
             self._refuse(f"{where}: {reason}")
+        self._sizes = gm.meta.get(PADDED_SIZES, frozenset())
 
     def _refuse(self, reason: str) -> None:
         self.is_refused = True
@@ -149,20 +151,26 @@ class Bucketing:
         environment = self._shape_env()
         padded = {s: self._buckets.size_for(n, _cap(environment, s)) for s, n in true.items()}
         broken = next((guard.expr for guard in environment.guards if not _holds(guard.expr, padded)), None)
-        if broken is None:
+        shrunk = next((size for size in self._sizes if _value(size, padded) < _value(size, true)), None)
+        if broken is not None:
+            reason = (
+                f"the model has been captured for {self._named(broken)}. Mark the sizes that vary with "
+                "kp_dynamo.mark_sequence and leave dynamic=True out, or choose buckets that agree with it"
+            )
+        elif shrunk is not None:
+            reason = f"a tensor of size {self._named(shrunk)} would be too short. {_REMEDY}"
+        else:
             return padded
-        self._tell_of_exact_lengths(true, padded, broken)
+        self._tell_of_exact_lengths(true, padded, reason)
         return true
 
+    def _named(self, expr: sympy.Basic) -> sympy.Basic:
+        return expr.xreplace({s: sympy.Symbol(f"size {d} of input {i}") for s, (i, d) in self._where.items()})
+
     def _tell_of_exact_lengths(
-        self, true: dict[sympy.Symbol, int], padded: dict[sympy.Symbol, int], broken: sympy.Basic
+        self, true: dict[sympy.Symbol, int], padded: dict[sympy.Symbol, int], reason: str
     ) -> None:
-        names = {s: sympy.Symbol(f"size {d} of input {i}") for s, (i, d) in self._where.items()}
-        reason = (
-            f"sizes {list(true.values())} cannot be padded to {list(padded.values())}: the model has been captured for "
-            f"{broken.xreplace(names)}. Mark the sizes that vary with kp_dynamo.mark_sequence and leave dynamic=True "
-            "out, or choose buckets that agree with it"
-        )
+        reason = f"sizes {list(true.values())} cannot be padded to {list(padded.values())}: {reason}"
         if self._strict:
             raise TPUOptimizationError(f"strict=True and {reason}.")
         TELEMETRY.count("exact_lengths")
@@ -296,4 +304,8 @@ def _cap(environment: Any, symbol: sympy.Symbol) -> int | None:
 
 def _holds(guard: sympy.Basic, sizes: dict[sympy.Symbol, int]) -> bool:
     """Whether a guard that was made for true lengths holds for padded ones as well."""
-    return bool(guard.xreplace({s: sympy.Integer(n) for s, n in sizes.items()}) != sympy.false)
+    return bool(_value(guard, sizes) != sympy.false)
+
+
+def _value(expr: sympy.Basic, sizes: dict[sympy.Symbol, int]) -> Any:
+    return expr.xreplace({s: sympy.Integer(n) for s, n in sizes.items()})

@@ -15,15 +15,6 @@ class KnownLimit:
 
 KNOWN_LIMITS = (
     KnownLimit(
-        "Two XLA inputs that overlap in memory, one of them written to: the other keeps its old values, unnoticed.",
-        "Pass the base tensor and take the views inside the compiled function.",
-    ),
-    KnownLimit(
-        "Two CPU inputs, one of them written to: torch compiles for the overlap in memory of the first call and guards "
-        "it with no backend. Another overlap later gives old values or fails an assertion.",
-        "Pass the base tensor and take the views inside the compiled function.",
-    ),
-    KnownLimit(
         '`module.to("xla")` unties weights that two modules share, which then train apart.',
         "Call `torch.__future__.set_swap_module_params_on_conversion(True)` before it.",
     ),

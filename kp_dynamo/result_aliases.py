@@ -52,6 +52,10 @@ class _View:
     is_metadata: bool
     chain: ViewChain
 
+    def taken(self, source: torch.Tensor, values: Values) -> torch.Tensor:
+        """The view, of `source`."""
+        return self.chain.applied(source, values)
+
 
 class ResultAliases:
     """The results of a graph that share memory in eager.
@@ -160,9 +164,8 @@ class ResultAliases:
             computed = list(results)
             for view in self._views.values():
                 source = sources[view.source] if view.is_of_argument else computed[view.source]
-                results[view.position] = _metadata_of(view, source, values) if view.is_metadata else view.chain.applied(
-                    source, values
-                )  # fmt: skip
+                take = _metadata_of if view.is_metadata else _View.taken
+                results[view.position] = take(view, source, values)
             return results
 
         called._boxed_call = True  # type: ignore[attr-defined]
@@ -206,7 +209,7 @@ def _metadata_of(view: _View, source: torch.Tensor, values: Values) -> torch.Ten
     """A tensor on the meta device with the sizes, strides and storage offset that the view of `source` has."""
     # torch takes a view's base for the tensor to start from where there is one: these have none.
     views = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-    with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(views):
+    with torch.inference_mode(False), torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(views):
         if source.device.type == "xla":
             # A view by strides is one of the values in their order, whatever the tensor is itself a view of.
             return view.chain.applied(torch.empty(source.shape, dtype=source.dtype, device="meta"), values)

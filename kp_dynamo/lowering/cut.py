@@ -27,7 +27,7 @@ from kp_dynamo.telemetry import TELEMETRY
 
 def cut_around(gm: fx.GraphModule, on_cpu: set[fx.Node], spec: LoweringSpec) -> Pieces:
     """Split `gm` so that the nodes `on_cpu` run there and all others in XLA programs."""
-    return Pieces(split_around(gm, on_cpu), spec_of_pieces(spec))
+    return Pieces(split_around(gm, on_cpu), spec)
 
 
 def split_around(gm: fx.GraphModule, on_cpu: set[fx.Node]) -> fx.GraphModule:
@@ -71,7 +71,7 @@ class Pieces:
 
     def __init__(self, whole: fx.GraphModule, spec: LoweringSpec) -> None:
         self._whole = whole
-        self._spec = spec
+        self._spec, self._num_returned = spec_of_pieces(spec), spec.num_returned
         self._runs: dict[str, Run] = {}
         self.num_programs = sum(is_xla_piece(node) for node in whole.graph.nodes)
         self.seconds: dict[str, float] = {}
@@ -80,7 +80,13 @@ class Pieces:
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         results = Conductor(self._whole, self._run_piece).run(*args)
         flat = list(results) if isinstance(results, (list, tuple)) else [results]
-        return [r.to(compat.device()) if isinstance(r, torch.Tensor) else r for r in flat]
+        own = {id(a) for a in args}
+        # A result that is an argument would be overwritten where the caller copies another result over that.
+        returned = [
+            r.clone() if id(r) in own and isinstance(r, torch.Tensor) else r for r in flat[: self._num_returned]
+        ]
+        saved = flat[self._num_returned :]
+        return [r.to(compat.device()) if isinstance(r, torch.Tensor) else r for r in (*returned, *saved)]
 
     def _run_piece(self, node: fx.Node, piece: fx.GraphModule, args: Sequence[Any]) -> Any:
         if not is_xla_piece(node):

@@ -25,7 +25,7 @@ from kp_dynamo import compat
 from kp_dynamo.telemetry import TELEMETRY
 
 if TYPE_CHECKING:
-    from kp_dynamo.lowering.trace import Slot
+    from kp_dynamo.lowering.program_inputs import Slot
 
 
 @dataclass(frozen=True)

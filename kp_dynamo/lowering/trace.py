@@ -1,9 +1,7 @@
 """Trace a graph with placeholder tensors and say what each program input and graph output is.
 
 The user's own tensors never take part, so a trace executes nothing, copies nothing and leaves
-pending work alone. torch_xla tells program inputs apart by ids. Each argument and constant becomes a node of the lazy
-graph before the trace, which fixes its id: an id that changes, an input that is none of argument, seed or constant, and
-an argument that the graph does not read are errors.
+pending work alone. Which argument an input of the program is: `program_inputs`.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import fx
@@ -23,17 +21,8 @@ from kp_dynamo import compat
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, ShardedInterpreter, XlaInterpreter, ignore, tracing
+from kp_dynamo.lowering.program_inputs import InputIds, Slot, classify_inputs, require_read
 from kp_dynamo.lowering.spmd import sharded_placeholder
-
-Kind = Literal["argument", "copy", "seed", "constant", "root", "root copy", "value"]
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A program input or graph output: the position of an argument or a root (itself, or a copy of it), or a value."""
-
-    kind: Kind
-    value: Any = None
 
 
 @dataclass
@@ -94,7 +83,7 @@ def trace(
         fallbacks.append(node)
         return _stand_in(node.target, node_args, node_kwargs)
 
-    known = _InputIds(placeholders, constants)
+    known = InputIds(placeholders, constants)
     with tracing():
         interpreter = ShardedInterpreter if spec.is_sharded else XlaInterpreter
         results = interpreter(gm, compat.device(), constants, stand_in, on_node).run(*placeholders)
@@ -103,8 +92,8 @@ def trace(
         return Trace([], [], [], fallbacks, Donation(), [])
     known.require_unchanged()
     outputs, roots = _classify_outputs(flat, _memories(gm.graph), placeholders, known, spec)
-    inputs = _classify_inputs(roots, known)
-    _require_read(inputs, gm.graph)
+    inputs = classify_inputs(roots, known)
+    require_read(inputs, gm.graph)
     donation = plan(inputs, outputs, spec.overwritten) if spec.donate else Donation()
     mark(placeholders, donation)
     return Trace(roots, inputs, outputs, [], donation, [placeholders, flat])
@@ -139,29 +128,6 @@ def _stand_in(target: Any, args: Any, kwargs: Any) -> Any:
     return swap(lambda t: _placeholder(t.shape, t.dtype), result)
 
 
-class _InputIds:
-    """The ids of program inputs, fixed before the trace: each tensor is a node of its own that nothing can relabel."""
-
-    def __init__(self, placeholders: list[Any], constants: dict[str, torch.Tensor]) -> None:
-        arguments = [(t, Slot("argument", i)) for i, t in enumerate(placeholders) if isinstance(t, torch.Tensor)]
-        slots = [*arguments, *((t, Slot("constant", t)) for t in constants.values())]
-        self._tensors = [tensor for tensor, _ in slots]
-        # torch_xla 2.9: reading a tensor's id makes its node, and the node keeps the id.
-        self._ids, _ = compat.xlac()._get_tensors_xla_device_data_node(self._tensors)
-        assert len(set(self._ids)) == len(slots), "an argument has no program input of its own"
-        self._slots = dict(zip(self._ids, (slot for _, slot in slots), strict=True))
-        self._slots[compat.xlac()._get_seed_info_id()] = Slot("seed")
-
-    def require_unchanged(self) -> None:
-        """Raise where an operator wrote to an argument, which would then answer with another one's id."""
-        ids, _ = compat.xlac()._get_tensors_xla_device_data_node(self._tensors)
-        assert ids == self._ids, "an operator wrote to an argument while the graph was traced"
-
-    def slot(self, number: int) -> Slot | None:
-        """The argument, constant or seed that a program input is; None for another input."""
-        return self._slots.get(number)
-
-
 def _memories(graph: fx.Graph) -> list[Any]:
     """For each result the node whose memory it has in eager."""
     results = graph.output_node().args[0]
@@ -175,7 +141,7 @@ def _memory(node: Any) -> Any:
 
 
 def _classify_outputs(
-    results: list[Any], memories: list[Any], placeholders: list[Any], known: _InputIds, spec: LoweringSpec
+    results: list[Any], memories: list[Any], placeholders: list[Any], known: InputIds, spec: LoweringSpec
 ) -> tuple[list[Slot], list[torch.Tensor]]:
     """What each result is. What a caller is given shares memory with no argument and with no other result."""
     xlac = compat.xlac()
@@ -202,44 +168,7 @@ def _classify_outputs(
     return slots, roots
 
 
-def _without_work(result: torch.Tensor, known: _InputIds) -> Slot:
+def _without_work(result: torch.Tensor, known: InputIds) -> Slot:
     """An output that no program computes: a constant, or a clone of an argument, whose memory a caller may write to."""
     ids, _ = compat.xlac()._get_tensors_xla_device_data_node([result])
     return (known.slot(ids[0]) if ids else None) or Slot("constant", result)
-
-
-def _classify_inputs(roots: list[torch.Tensor], known: _InputIds) -> list[Slot]:
-    if not roots:
-        return []
-    ids, values = compat.xlac()._get_tensors_xla_device_data_node(roots)
-    slots = [known.slot(i) or _born_in_trace(value) for i, value in zip(ids, values, strict=True)]
-    assert sum(slot.kind == "seed" for slot in slots) <= 1, "a program with more than one seed"
-    return slots
-
-
-def _require_read(inputs: list[Slot], graph: fx.Graph) -> None:
-    """Raise unless each argument among the program's inputs is there once, and the graph's results depend on it."""
-    read = [slot.value for slot in inputs if slot.kind == "argument"]
-    assert len(set(read)) == len(read), "an argument is two inputs of the program"
-    needed = _dependencies(graph)
-    stray = [i for i, node in enumerate(graph.find_nodes(op="placeholder")) if i in set(read) and node not in needed]
-    assert not stray, f"the program reads arguments {stray}, and the graph does not"
-
-
-def _dependencies(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that the results of a graph are made of."""
-    found: set[fx.Node] = set()
-    stack = [graph.output_node()]
-    while stack:
-        for source in stack.pop().all_input_nodes:
-            if source not in found:
-                found.add(source)
-                stack.append(source)
-    return found
-
-
-def _born_in_trace(value: torch.Tensor) -> Slot:
-    """A program input that was not there before the trace: a number that torch_xla has put into a buffer."""
-    has_buffer = "Data Handle: None" not in compat.xlac()._get_xla_tensor_debug_info(value)
-    assert has_buffer, "a program input is neither argument, seed nor constant"
-    return Slot("constant", value)

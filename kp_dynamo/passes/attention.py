@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.passes.constants import constant_of, factor_of
 from kp_dynamo.passes.score_layout import layout_problem
 from kp_dynamo.passes.sensitive_ops import VIEWS
 
@@ -28,19 +29,14 @@ class Mask:
     """A step between the product and the softmax.
 
     Attributes:
-        node: Booleans, or floating-point numbers that are added; broadcasts to the scores.
-        fill: What stands where a boolean mask lets no score through.
-        lets_through: What a boolean mask is where a score stays.
+        node: Booleans that choose, or what is added, of any dtype; broadcasts to the scores.
+        fill: What takes the place of a score that is not chosen; None where the mask is added.
+        lets_through: What a mask that chooses is where a score stays.
     """
 
     node: fx.Node
-    fill: float = 0.0
+    fill: float | None = None
     lets_through: bool = True
-
-    @property
-    def is_boolean(self) -> bool:
-        value = tensor_of(self.node)
-        return value is not None and value.dtype == torch.bool
 
 
 @dataclass(frozen=True)
@@ -129,7 +125,7 @@ class _Above:
         """What a node makes its scores of; what it does to them is noted."""
         if node.target in _MOVES:
             return node.args[0]
-        if node.target in _FACTORS and (factor := _factor(node)) is not None:
+        if (factor := factor_of(node)) is not None:
             self.scale *= factor
             return node.args[0]
         masked = _masked(node, self.forward)
@@ -138,7 +134,7 @@ class _Above:
             self.problem = self.problem or f"its scores pass through {node.target}"
             return next((s for s in node.all_input_nodes if _leads_to_product(s, self.forward)), None)
         scores, mask = masked
-        if mask.is_boolean and self.scale > 0:
+        if mask.fill is not None and self.scale > 0:
             mask = replace(mask, fill=mask.fill * self.scale)
         elif self.scale != 1:
             self.problem = self.problem or f"{node.name} is masked before it is scaled"
@@ -158,17 +154,32 @@ def _masked(node: fx.Node, forward: set[fx.Node]) -> tuple[fx.Node, Mask] | None
     if node.target is aten.where.self:
         condition, one, other = node.args
         for scores, constant, lets in ((one, other, True), (other, one, False)):
-            fill = number_of(constant)
-            if fill is not None and isinstance(scores, fx.Node) and isinstance(condition, fx.Node):
-                return scores, Mask(condition, fill, lets)
+            fill = _fill(node, constant)
+            if fill is not None and isinstance(scores, fx.Node) and _is_boolean(condition):
+                return scores, Mask(condition, fill, lets)  # type: ignore[arg-type]  # a tensor is a node
     if node.target is aten.masked_fill.Scalar:
-        scores, condition, fill = node.args  # type: ignore[assignment]
-        return scores, Mask(condition, float(fill), lets_through=False)  # type: ignore[arg-type, return-value]
+        scores, condition, number = node.args
+        fill = _fill(node, number)
+        if fill is not None and _is_boolean(condition):
+            return scores, Mask(condition, fill, lets_through=False)  # type: ignore[arg-type, return-value]
     if node.target is aten.add.Tensor and not node.kwargs and all(isinstance(a, fx.Node) for a in node.args):
         for scores, mask in (node.args, reversed(node.args)):
             if _leads_to_product(scores, forward) and not _leads_to_product(mask, forward):
                 return scores, Mask(mask)  # type: ignore[arg-type, return-value]
     return None
+
+
+def _fill(node: fx.Node, argument: object) -> float | None:
+    """The number that a node puts in the place of scores, in the dtype of its result."""
+    constant, result = constant_of(argument), tensor_of(node)
+    if constant is None or result is None or not constant.is_real or not result.dtype.is_floating_point:
+        return None
+    return constant.as_float(result.dtype)
+
+
+def _is_boolean(node: object) -> bool:
+    value = tensor_of(node)
+    return value is not None and value.dtype == torch.bool
 
 
 def _leads_to_product(node: object, forward: set[fx.Node]) -> bool:
@@ -249,10 +260,10 @@ def _zero_rule(softmax: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
     scores = softmax.args[0]
     for where in [user for user in softmax.users if user.target is aten.where.self and user in forward]:
         dead, zeros, weights = where.args
-        if weights is not softmax or not isinstance(dead, fx.Node) or number_of(zeros) != 0:
+        if weights is not softmax or not isinstance(dead, fx.Node) or _fill(where, zeros) != 0:
             continue
         equal = dead.args[0]
-        if dead.target is not aten.all.dim or not isinstance(equal, fx.Node) or equal.target is not aten.eq.Scalar:
+        if not _is_over_keys(dead) or not isinstance(equal, fx.Node) or equal.target is not aten.eq.Scalar:
             continue
         if equal.args[0] is scores and equal.args[1] == -math.inf:
             zero_nodes = [zeros] if isinstance(zeros, fx.Node) and softmax in zeros.all_input_nodes else []
@@ -260,22 +271,12 @@ def _zero_rule(softmax: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
     return []
 
 
-def number_of(value: object) -> float | None:
-    """The number that a constant node is full of, or None."""
-    creations = {aten.full.default: 1, aten.scalar_tensor.default: 0, aten.full_like.default: 1}
-    if not isinstance(value, fx.Node) or value.target not in creations:
-        return None
-    number = value.args[creations[value.target]]
-    return float(number) if isinstance(number, (int, float)) else None
-
-
-def _factor(node: fx.Node) -> float | None:
-    number = node.args[1] if len(node.args) == 2 else None
-    if isinstance(number, fx.Node):
-        number = number_of(number)
-    if not isinstance(number, (int, float)) or number == 0 or not math.isfinite(number):
-        return None
-    return 1 / number if node.target in (aten.div.Tensor, aten.div.Scalar) else float(number)
+def _is_over_keys(node: fx.Node) -> bool:
+    """Whether a node asks of every row whether all of it is true."""
+    value = tensor_of(node)
+    if node.target is not aten.all.dim or value is None or node.args[2:] != (True,):
+        return False
+    return node.args[1] in (-1, value.dim() - 1)
 
 
 def _check_softmax(softmax: fx.Node) -> None:

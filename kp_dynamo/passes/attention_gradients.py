@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
-from kp_dynamo.passes.attention import Attention, Refusal, number_of
+from kp_dynamo.passes.attention import Attention, Refusal
+from kp_dynamo.passes.constants import constant_of, factor_of
 from kp_dynamo.passes.sensitive_ops import VIEWS
 
 aten = torch.ops.aten
 
 _MOVES = (*VIEWS, aten._to_copy.default)
-_FACTORS = (aten.mul.Tensor, aten.mul.Scalar)
-_QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
+
+# A mask that chooses, without the views on the way to it, and what it is where a score stays.
+Choice = tuple[fx.Node, bool]
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class _Steps:
     """What the way from the softmax's backward to d_s consists of."""
 
     scale: float = 1.0
-    num_masks: int = 0
+    masks: list[Choice] = field(default_factory=list)
 
 
 class _Search:
@@ -131,11 +132,12 @@ class _Search:
 
     def _step(self, node: fx.Node, user: fx.Node) -> fx.Node:
         assert self.steps is not None, "scores have a gradient"
-        factor = _factor(user, node)
+        factor = factor_of(user) if user.args[0] is node else None
+        choice = _choice(user, node)
         if factor is not None:
             self.steps.scale *= factor
-        elif _is_masked(user, node):
-            self.steps.num_masks += 1
+        elif choice is not None:
+            self.steps.masks.append(choice)
         elif user.target not in _MOVES:
             raise Refusal(f"the gradient of its scores passes through {user.target}")
         self.inside.add(user)
@@ -164,30 +166,35 @@ def _is_transposed(node: object, source: object) -> bool:
     return node.target is aten.permute.default and list(node.args[1]) == [0, 2, 1]  # type: ignore[arg-type]
 
 
-def _factor(user: fx.Node, node: fx.Node) -> float | None:
-    if user.target not in _FACTORS + _QUOTIENTS or user.args[0] is not node:
-        return None
-    number: Any = user.args[1]
-    number = number_of(number) if isinstance(number, fx.Node) else number
-    if not isinstance(number, (int, float)) or number == 0:
-        return None
-    return 1 / number if user.target in _QUOTIENTS else float(number)
-
-
-def _is_masked(user: fx.Node, node: fx.Node) -> bool:
-    """Whether a node is a gradient with zeros in it."""
-    if user.target is aten.masked_fill.Scalar:
-        return user.args[0] is node and bool(user.args[2] == 0)
+def _choice(user: fx.Node, node: fx.Node) -> Choice | None:
+    """The mask of a node that puts zeros into a gradient, or None."""
+    if user.target is aten.masked_fill.Scalar and user.args[0] is node and _is_zero(user.args[2]):
+        return _unviewed(user.args[1]), False
     if user.target is not aten.where.self:
-        return False
-    one, other = user.args[1:]
-    return (one is node and number_of(other) == 0) or (other is node and number_of(one) == 0)
+        return None
+    condition, one, other = user.args
+    if one is node and _is_zero(other):
+        return _unviewed(condition), True
+    return (_unviewed(condition), False) if other is node and _is_zero(one) else None
+
+
+def _is_zero(argument: object) -> bool:
+    constant = constant_of(argument)
+    return constant is not None and constant.value == 0
+
+
+def _unviewed(node: object) -> fx.Node:
+    while isinstance(node, fx.Node) and node.target in VIEWS:
+        node = node.args[0]
+    assert isinstance(node, fx.Node), "a mask is a tensor"
+    return node
 
 
 def _check(found: Attention, gradients: Gradients, steps: _Steps | None) -> None:
-    num_booleans = sum(mask.is_boolean for mask in found.masks)
+    choices = [(_unviewed(mask.node), mask.lets_through) for mask in found.masks if mask.fill is not None]
+    # Of a custom autograd.Function, a backward may choose by another mask.
     is_alike = steps is None or (
-        steps.num_masks == num_booleans and math.isclose(steps.scale, found.scale, rel_tol=1e-5)
+        sorted(steps.masks) == sorted(choices) and math.isclose(steps.scale, found.scale, rel_tol=1e-5)
     )
     if not is_alike:
         raise Refusal("the gradient of its scores is masked or scaled unlike the scores")

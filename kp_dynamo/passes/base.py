@@ -9,6 +9,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import fx
 
+PADDED_SIZES = "kp_padded_sizes"  # in a graph's meta: the expressions of its sizes, where `mask_padding` has padded it
+
 
 @dataclass(frozen=True)
 class PassReport:

@@ -12,6 +12,7 @@ from torch import fx
 from torch._prims_common import is_non_overlapping_and_dense
 
 from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.passes.constants import factor_of
 from kp_dynamo.passes.insertion import FakeRuns, insert_untyped
 from kp_dynamo.passes.sensitive_ops import PARTS, VIEWS, users_behind
 
@@ -19,9 +20,6 @@ aten = torch.ops.aten
 
 ADDED = "added_by_cast_bf16"
 """In the meta of a cast: it is none of the user's."""
-
-_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
-_QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 
 
 def is_float32(node: object) -> bool:
@@ -198,11 +196,8 @@ def _is_broadcast(node: object) -> bool:
 
 def _factor(node: fx.Node) -> float:
     """What a node multiplies its first operand by, or 1; powers of two are exact in any dtype."""
-    is_product, is_quotient = node.target in _PRODUCTS, node.target in _QUOTIENTS
-    number = node.args[1] if is_product or is_quotient else None
-    if not isinstance(number, (int, float)) or not math.isfinite(number) or abs(math.frexp(number)[0]) in (0, 0.5):
-        return 1.0
-    return 1 / number if is_quotient else float(number)
+    factor = factor_of(node)
+    return 1.0 if factor is None or abs(math.frexp(factor)[0]) == 0.5 else factor
 
 
 def _is_data(node: fx.Node) -> bool:

@@ -1,7 +1,15 @@
-"""What a mask made of nothing but constants lets through: computed, not guessed."""
+"""What masks made of nothing but constants do to scores: computed, not guessed.
+
+To drop a score is to put -inf, or nearly the least number of float32, in its place or on top of it. A softmax gives it
+no weight then, *if its row keeps a score*. Of a row whose scores are all dropped nothing of that is true: all at the
+least number, it is uniform over all of its keys, those behind the query too; all at -inf, it is NaN or zeros. Which
+scores a row keeps is what all of its masks say together. So no mask is taken for causal beside one that is not known,
+such as a padding mask of the batch: it is applied as it is written.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,50 +18,63 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kp_dynamo.passes.attention import Mask
 from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.passes.constants import Constant
 
 aten = torch.ops.aten
 
 # A mask of 8192 x 8192; the values on the way to it are of the same size, and are there for some milliseconds each.
 _MAX_ELEMENTS = 1 << 26
 _MAX_NODES = 64
+_DROPPED = torch.finfo(torch.float32).min / 4
+_KEPT = 1e30  # a bias of more than that may be as good as a mask
+
+Effect = Literal["keeps all", "causal", "other"]
 
 
-Effect = Literal["keeps all", "causal", "unknown"]
-
-
-def effect_of(mask: Mask, num_queries: int, num_keys: int) -> Effect:
-    """What a mask does to scores [S, T]: nothing, or query i reads keys 0 to i and no others, or something else.
-
-    To drop a score is to replace it by, or to add, -inf or nearly the least number of the dtype.
-    """
+def without_known(masks: Sequence[Mask], num_queries: int, num_keys: int) -> tuple[list[Mask], bool]:
+    """The masks of scores [S, T] that must be applied, in order, and whether query i reads but keys 0 to i as well."""
     with _disable_current_modes(), torch.no_grad():
-        kept = _kept(mask)
-        if kept is None:
-            return "unknown"
-        if bool(kept.all()):
-            return "keeps all"
         triangle = torch.ones(num_queries, num_keys, dtype=torch.bool).tril()
-        return "causal" if torch.equal(kept.expand(num_queries, num_keys), triangle) else "unknown"
+        values = [_value(mask.node) for mask in masks]
+        effects = [_effect(mask, value, triangle) for mask, value in zip(masks, values, strict=True)]
+        left = [i for i, effect in enumerate(effects) if effect != "keeps all"]
+        others = [i for i in left if effects[i] != "causal"]
+        known = [(masks[i], value) for i in left if (value := values[i]) is not None]
+        # With no other mask, every query has key 0.
+        is_causal = len(others) < len(left) == len(known) and (not others or _leaves_a_key(known, triangle))
+    return [masks[i] for i in (others if is_causal else left)], is_causal
 
 
-def _kept(mask: Mask) -> torch.Tensor | None:
-    """Where a mask leaves scores as they are, [S|1, T|1] booleans, if it drops all others; None for any other mask."""
-    value = _value(mask.node)
-    if value is None or any(size != 1 for size in value.shape[:-2]) or value.dim() < 2:
-        return None
-    value = value.reshape(value.shape[-2:])
-    if mask.is_boolean:
-        return (value == mask.lets_through) if mask.fill <= _nearly_least(torch.float32) else None
-    kept, dropped = value == 0, value <= _nearly_least(value.dtype)
-    return kept if bool((kept | dropped).all()) else None
+def _effect(mask: Mask, value: torch.Tensor | None, triangle: torch.Tensor) -> Effect:
+    """What a mask does by itself."""
+    if value is None:
+        return "other"
+    kept = value == (0 if mask.fill is None else mask.lets_through)
+    if bool(kept.all()):
+        return "keeps all"
+    drops = (kept | (value <= _DROPPED)).all() if mask.fill is None else mask.fill <= _DROPPED
+    is_flat = all(size == 1 for size in value.shape[:-2])
+    if not drops or not is_flat or not torch.equal(kept.reshape(kept.shape[-2:]).expand_as(triangle), triangle):
+        return "other"
+    return "causal"
 
 
-def _nearly_least(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).min / 4
+def _leaves_a_key(known: Sequence[tuple[Mask, torch.Tensor]], triangle: torch.Tensor) -> bool:
+    """Whether masks, one after the other, drop all keys behind a query, and leave it one of the others."""
+    stays, added = torch.ones((), dtype=torch.bool), torch.zeros(())
+    for mask, value in known:
+        if mask.fill is None:
+            added = added + value.to(torch.float32)
+        else:
+            kept = value == mask.lets_through
+            fill = Constant(mask.fill, None).as_float(torch.float32)
+            stays, added = stays & kept, torch.where(kept, added, fill)
+    is_dropped, is_kept = added <= _DROPPED, stays & (added.abs() < _KEPT)
+    return bool((is_dropped | triangle).all()) and bool((is_kept & triangle).any(-1).all())
 
 
 def _value(node: fx.Node) -> torch.Tensor | None:
-    """The value of a node that no input of the graph, no attribute and no chance has a part in; None for others."""
+    """The value of a node that no input, attribute or random number has a part in; None for others."""
     cone = _cone(node)
     if cone is None:
         return None

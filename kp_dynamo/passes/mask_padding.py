@@ -35,7 +35,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kp_dynamo.passes.base import PassReport, calls
+from kp_dynamo.passes.base import PADDED_SIZES, PassReport, calls
 from kp_dynamo.passes.insertion import replace_node
 from kp_dynamo.passes.padding.atoms import Padded, Refused, plain
 from kp_dynamo.passes.padding.interpreter import PaddingInterpreter, RefusedNode
@@ -66,7 +66,7 @@ class MaskPadding:
             return PassReport(self.name, 0, ((refused.node.name, refused.reason),))
         _take_over(gm, traced)
         _read_constants(gm.graph)
-        gm.meta[_DONE] = self.symbols
+        gm.meta[_DONE], gm.meta[PADDED_SIZES] = self.symbols, frozenset(masks.noted)
         return PassReport(self.name, max(1, masks.num_masked), notes=(f"{masks.num_masked} tails masked",))
 
     def _traced(self, gm: fx.GraphModule) -> tuple[fx.GraphModule, Masks]:
@@ -81,7 +81,10 @@ class MaskPadding:
             true = {symbol_named(s, inputs): given[n] for s, n in zip(self.symbols, lengths, strict=True)}
             masks = Masks(true, _sizes(values))
             made.append(masks)
-            padded = [Padded(v, plain(v.shape)) if isinstance(v, torch.Tensor) else v for v in values]
+            padded = [_input(v) if isinstance(v, torch.Tensor) else v for v in values]
+            for value in padded:
+                if isinstance(value, Padded):
+                    masks.note(value)
             results = PaddingInterpreter(gm, masks).run(*padded, enable_io_processing=False)
             output = next(n for n in gm.graph.nodes if n.op == "output")
             return [_in_order(masks, r, output) for r in results]
@@ -92,6 +95,12 @@ class MaskPadding:
         with mode, enable_python_dispatcher(), fx.traceback.preserve_node_meta(), torch.no_grad():
             traced = make_fx(run)(*values)
         return traced, made[-1]
+
+
+def _input(value: torch.Tensor) -> Padded:
+    """An input; an expanded one is dense once it is padded, whatever its strides were while Dynamo looked."""
+    is_expanded = any(isinstance(stride, int) and stride == 0 for stride in value.stride())
+    return Padded(value.contiguous() if is_expanded else value, plain(value.shape))
 
 
 def symbol_named(name: str, inputs: Sequence[fx.Node]) -> sympy.Symbol:

@@ -17,8 +17,9 @@ Fires on what scaled_dot_product_attention consists of, and on the same written 
 2. factors, booleans that choose between a score and a number, and tensors that are added, in any order in which the
    factors come first; torch's rule that a row of which no score is above -inf is 0, or the NaN of a plain softmax;
 3. factors of q and k (SDPA has the root of its scale on either) become one of the scores;
-4. a mask made of constants alone is computed: one that lets everything through goes, and one that lets query i read
-   keys 0 to i becomes a comparison of positions. A mask that an input has a part in is never taken for causal.
+4. masks made of constants alone are computed: one that lets everything through goes, and one that lets query i read
+   keys 0 to i becomes a comparison of positions, if with all the others every query keeps a key (`known_masks.py`). A
+   mask that an input has a part in is never taken for causal, and none is beside it: its rows may have no key left.
 
 Refuses, with the reason
 
@@ -26,8 +27,8 @@ Refuses, with the reason
 6. scores, or probabilities, that something else reads: returned attention weights, a soft cap, sinks;
 7. a mask that learns: its gradient is the size of the scores;
 8. operands of several dtypes;
-9. scores that are transposed, regrouped, repeated or rounded to integers on their way (`score_layout.py`): a softmax
-   over queries, groups of heads in the rows of a product.
+9. scores that are transposed, regrouped, repeated, rounded to integers or widened to float64 on their way
+   (`score_layout.py`): a softmax over queries, groups of heads in the rows of a product.
 
 Keys stay [N, D, T], as the product has them. A mask that is not computed away is an operand of both operators, and
 may be saved in its own size. What all this is worth: docs/passes.md.
@@ -45,11 +46,13 @@ import torch
 from torch import fx
 
 from kp_dynamo.ops import attention as _ops  # noqa: F401  # registers the operators
-from kp_dynamo.passes.attention import Attention, Mask, Refusal, attention_at, number_of
+from kp_dynamo.ops.attention_forms import compute_dtype
+from kp_dynamo.passes.attention import Attention, Mask, Refusal, attention_at
 from kp_dynamo.passes.attention_gradients import Gradients, gradients_of
 from kp_dynamo.passes.base import PassReport, calls, forward_nodes, tensor_of
-from kp_dynamo.passes.insertion import FakeRuns, erase_unused, insert_call
-from kp_dynamo.passes.known_masks import effect_of
+from kp_dynamo.passes.constants import Constant, factor_of
+from kp_dynamo.passes.insertion import FakeRuns, cast_to, erase_unused, insert_call
+from kp_dynamo.passes.known_masks import without_known
 from kp_dynamo.passes.sensitive_ops import VIEWS
 
 aten, kp = torch.ops.aten, torch.ops.kp
@@ -140,7 +143,7 @@ class _Rewriting:
         while scaled.target in VIEWS:
             views.append(scaled)
             scaled = scaled.args[0]
-        factor = _factor(scaled)
+        factor = factor_of(scaled)
         if factor is None or abs(factor) > _MAX_FACTOR or not _has_same_strides(scaled, scaled.args[0]):
             return node, 1.0
         made = scaled.args[0]
@@ -153,24 +156,28 @@ class _Rewriting:
         nodes = [self._as_kept(mask) for mask in masks]
         can_be_empty = self.found.zeroes_rows and bool(masks)
         lead = self.found.lead if masks else ()
-        return nodes, [mask.fill for mask in masks], lead, scale, causal, can_be_empty, self.block
+        return nodes, [self._fill(mask) for mask in masks], lead, scale, causal, can_be_empty, self.block
 
     def _masks(self) -> tuple[list[Mask], bool]:
         """The masks that are left, and whether the others are a causal one."""
-        left: list[Mask] = []
-        causal = False
         sizes = tensor_of(self.found.softmax).shape[-2:]  # type: ignore[union-attr]
-        is_static = all(isinstance(size, int) for size in sizes)
-        for mask in self.found.masks:
-            effect = effect_of(mask, *sizes) if is_static else "unknown"
-            causal = causal or effect == "causal"
-            left += [mask] if effect == "unknown" else []
-        return left, causal
+        if not all(isinstance(size, int) for size in sizes):
+            return list(self.found.masks), False
+        return without_known(self.found.masks, *sizes)
 
     def _as_kept(self, mask: Mask) -> fx.Node:
-        if mask.is_boolean and not mask.lets_through:
-            return self.insert(aten.bitwise_not.default, (mask.node,), {}, like=mask.node)
-        return mask.node
+        """A mask as the operators take it: True where a score stays, or numbers, which are added."""
+        if mask.fill is None:
+            is_boolean = tensor_of(mask.node).dtype == torch.bool  # type: ignore[union-attr]
+            return cast_to(mask.node, torch.float32, like=mask.node) if is_boolean else mask.node
+        return (
+            mask.node if mask.lets_through else self.insert(aten.bitwise_not.default, (mask.node,), {}, like=mask.node)
+        )
+
+    def _fill(self, mask: Mask) -> float:
+        """The number of a mask that chooses, in the dtype of the scores: a factor may take it beyond their range."""
+        dtype = tensor_of(self.found.second).dtype  # type: ignore[union-attr]
+        return Constant(mask.fill or 0.0, None).as_float(compute_dtype(dtype))
 
 
 def _rounded(scale: float) -> float:
@@ -180,16 +187,6 @@ def _rounded(scale: float) -> float:
         if math.isclose(abs(mantissa), power, rel_tol=1e-15):
             return math.copysign(math.ldexp(power, exponent), scale)
     return scale
-
-
-def _factor(node: fx.Node) -> float | None:
-    """What a node multiplies its first operand by, or None."""
-    if node.target not in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
-        return None
-    number = number_of(node.args[1]) if isinstance(node.args[1], fx.Node) else node.args[1]
-    if not isinstance(number, (int, float)) or number == 0 or not math.isfinite(number):
-        return None
-    return 1 / number if node.target in (aten.div.Tensor, aten.div.Scalar) else float(number)
 
 
 def _has_same_strides(node: fx.Node, source: Any) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.passes.base import calls, tensor_of
+from kp_dynamo.passes.constants import constant_of
 from kp_dynamo.passes.insertion import erase_unused, insert_call
 
 aten = torch.ops.aten
@@ -48,13 +49,11 @@ def use_scalars(graph: fx.Graph) -> int:
 
 
 def _number(constant: fx.Node) -> int | float | None:
-    """The value of a 0-dim integer or floating constant, rounded to its dtype."""
-    value, number = tensor_of(constant), constant.args[-1]
-    is_number = isinstance(number, int | float) and not isinstance(number, bool)
-    if value is None or value.dim() or not is_number or value.dtype == torch.bool or value.dtype.is_complex:
+    """The value of a 0-dim integer or floating constant."""
+    value, known = tensor_of(constant), constant_of(constant)
+    if value is None or value.dim() or known is None or isinstance(known.value, bool | complex):
         return None
-    rounded: int | float = torch.tensor(number, dtype=value.dtype).item()
-    return rounded
+    return known.value
 
 
 def _use_scalar(user: fx.Node, constant: fx.Node, number: int | float) -> bool:

@@ -2,7 +2,7 @@
 
 A batched product gives scores [N, S, T]. Models view them as [B, H, S, T] and back, and nothing else: then row s of
 them is query s, and whatever broadcasts to them (masks, positions) means the same to `kp::attention`. Scores that are
-transposed, regrouped, repeated or rounded on their way are another computation in the same operators.
+transposed, regrouped, repeated, rounded or widened on their way are another computation in the same operators.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ def layout_problem(node: fx.Node, source: fx.Node, product: fx.Node) -> str | No
         return f"{node.name} is no tensor"
     if value.dtype not in _WIDE_ENOUGH:
         return f"{node.name} rounds its scores to {value.dtype}"
+    if value.dtype == torch.float64 != scores.dtype:
+        # float32 holds neither its precision nor its least number, which a mask of float64 may add.
+        return f"{node.name} widens its scores to {value.dtype}"
     if node.target in _REGROUPINGS:
         is_kept = _are_equal(value.shape[-2:], scores.shape[-2:])
         return None if is_kept else f"{node.name} takes queries and keys apart, or together with something else"

@@ -12,21 +12,21 @@ import torch
 from torch import fx
 
 from kp_dynamo.passes.base import calls, tensor_of
+from kp_dynamo.passes.constants import constant_of
 from kp_dynamo.passes.insertion import replace_node
 
 aten = torch.ops.aten
 
-_VALUES: dict[Any, Any] = {aten.zeros_like.default: 0, aten.ones_like.default: 1}
+_SOURCES = (aten.full_like.default, aten.zeros_like.default, aten.ones_like.default)
 
 
 def drop_shape_sources(graph: fx.Graph) -> int:
     """Rewrite constants of a static shape; returns how many."""
-    found = [n for n in calls(graph, aten.full_like.default, *_VALUES) if _is_static(n)]
-    for node in found:
-        value = node.args[1] if node.target is aten.full_like.default else _VALUES[node.target]
+    found = [(n, c) for n in calls(graph, *_SOURCES) if (c := constant_of(n)) is not None and _is_static(n)]
+    for node, constant in found:
         result = node.meta["val"]
         with graph.inserting_before(node):
-            made = graph.call_function(aten.full.default, (list(result.shape), value), _like(result))
+            made = graph.call_function(aten.full.default, (list(result.shape), constant.value), _like(result))
         made.meta = dict(node.meta)
         replace_node(node, made)
     return len(found)
@@ -34,8 +34,7 @@ def drop_shape_sources(graph: fx.Graph) -> int:
 
 def _is_static(node: fx.Node) -> bool:
     value = tensor_of(node)
-    is_number = node.target is not aten.full_like.default or not isinstance(node.args[1], fx.Node)
-    return value is not None and is_number and all(isinstance(size, int) for size in value.shape)
+    return value is not None and all(isinstance(size, int) for size in value.shape)
 
 
 def _like(result: torch.Tensor) -> dict[str, Any]:

@@ -269,3 +269,150 @@ def test_only_some_gradients_are_asked_for():
         before = gm(inputs, [tangent])
         assert rewritten(gm).rewritten == 1
         torch.testing.assert_close(gm(inputs, [tangent]), before, rtol=1e-12, atol=1e-12)
+
+
+def triangle(scores: Tensor) -> Tensor:
+    return torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+
+
+# What models do to scores, by the name of the mask and of what is left where it drops: left padding leaves the first
+# queries of the second sequence no key at all.
+LEFT = torch.arange(6) >= torch.tensor([0, 3])[:, None, None, None]
+LEAST = torch.finfo(torch.float32).min
+MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "causal +min": lambda s, m: s + torch.zeros(6, 6, dtype=s.dtype).masked_fill(~triangle(s), LEAST),
+    "causal +-inf": lambda s, m: s + torch.full((6, 6), -INF).triu(1),
+    "causal min": lambda s, m: s.masked_fill(~triangle(s), LEAST),
+    "causal -inf": lambda s, m: s.masked_fill(~triangle(s), -INF),
+    "causal -1e9": lambda s, m: torch.where(triangle(s), s, -1e9),
+    "padding +min": lambda s, m: s + (~m).to(s.dtype) * LEAST,
+    "padding +-inf": lambda s, m: s + torch.zeros(m.shape).masked_fill(~m, -INF),
+    "padding min": lambda s, m: s.masked_fill(~m, LEAST),
+    "padding -inf": lambda s, m: s.masked_fill(~m, -INF),
+    "padding -1e4": lambda s, m: torch.where(m, s, -1e4),
+}
+PAIRS = [
+    (a, b) for causal in MASKS for padding in MASKS
+    if causal.startswith("causal") and padding.startswith("padding") for a, b in ((causal, padding), (padding, causal))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" then ".join)
+def test_rows_that_two_masks_together_leave_no_key_are_eager_s(pair):
+    """Their NaN too, and where it stops: in what a mask has replaced, no gradient goes to the scores."""
+
+    def change(scores: Tensor, kept: Tensor) -> Tensor:
+        return MASKS[pair[1]](MASKS[pair[0]](scores, kept), kept)
+
+    operands = qkv(dtype=torch.float32)
+    gm = traced(trace_joint, by_hand(change), *operands, LEFT)
+    inputs = [t.detach() for t in (*operands, LEFT)]
+    tangent = torch.randn(2, 6, 2, 4, generator=torch.Generator().manual_seed(2))
+    before = gm(inputs, [tangent])
+    for block in (2, 512):
+        gm_of_block = copy.deepcopy(gm)
+        assert rewritten(gm_of_block, block).rewritten == 1
+        # sums of nine products of float32 in another order
+        torch.testing.assert_close(gm_of_block(inputs, [tangent]), before, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_no_mask_is_causal_beside_one_that_may_leave_a_row_nothing():
+    masked = MASKS["causal +min"]
+    assert is_called_causal(by_hand(lambda s: masked(s, s)), *qkv())
+    assert is_called_causal(by_hand(lambda s: masked(masked(s, s), s)), *qkv())
+    assert is_called_causal(by_hand(alibi), *qkv())
+    assert is_called_causal(by_hand(lambda s: masked(s + torch.zeros(6, 6), s)), *qkv())
+    assert not is_called_causal(by_hand(lambda s, m: masked(s + m, s)), *qkv(), BIAS)
+    # Constants: key 0 goes as well; a bias is as good as a mask; a later mask puts dropped scores back.
+    assert not is_called_causal(by_hand(lambda s: masked(s.masked_fill((torch.arange(6) < 1), LEAST), s)), *qkv())
+    assert not is_called_causal(by_hand(lambda s: masked(s + torch.full((6,), -1e36), s)), *qkv())
+    assert not is_called_causal(by_hand(lambda s: masked(s, s).masked_fill(~(torch.arange(6) < 1), -9.0)), *qkv())
+
+
+NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "integer factor": lambda s: s * torch.full((), 2.7, dtype=torch.int64),
+    "boolean factor": lambda s: s * torch.full((), 2.7, dtype=torch.bool),
+    "integer divisor": lambda s: s / torch.full((), 3.9, dtype=torch.int32),
+    "narrow factor": lambda s: s * torch.full((), 0.7, dtype=torch.bfloat16),
+    "wide factor": lambda s: s * torch.full((), 0.7, dtype=F64),
+    "narrow fill": lambda s: torch.where(triangle(s), s, torch.full((), 0.7, dtype=torch.bfloat16)),
+    "integer fill": lambda s: torch.where(triangle(s), s, torch.full((), -2.7, dtype=torch.int64)),
+    "fill times factor": lambda s: torch.where(triangle(s), s, LEAST) * 4,
+    "boolean addend": lambda s: s + triangle(s),
+    "integer addend": lambda s: s + torch.arange(6),
+}
+
+
+@pytest.mark.parametrize("change", NUMBERS.values(), ids=NUMBERS)
+def test_a_number_counts_as_its_dtype_holds_it(change):
+    operands = qkv(dtype=torch.float32)
+    gm = traced(trace_joint, by_hand(change), *operands)
+    inputs, tangent = [t.detach() for t in operands], torch.ones(2, 6, 2, 4)
+    before = gm(inputs, [tangent])
+    assert rewritten(gm).rewritten == 1
+    torch.testing.assert_close(gm(inputs, [tangent]), before, rtol=1e-5, atol=1e-5)
+
+
+def test_numbers_of_queries_count_as_their_dtype_holds_them():
+    operands = qkv()
+    fn = lambda q, k, v: sdpa()(q * torch.full((), 2.7, dtype=torch.int64), k, v)  # noqa: E731
+    inputs = [t.detach() for t in operands]
+    gm = traced(trace_inference, fn, *inputs)
+    before = gm(*inputs)[0]
+    assert rewritten(gm).rewritten == 1
+    torch.testing.assert_close(gm(*inputs)[0], before, rtol=1e-12, atol=1e-12)
+
+
+def test_a_factor_that_repeats_its_operand_is_none():
+    q, k, v = (t.detach() for t in qkv())
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ((q[:, :1] * torch.full((2, 1, 1), 2.0, dtype=F64)) @ k.mT).softmax(-1) @ v
+
+    gm = traced(trace_inference, attend, q, k, v)
+    before = gm(q, k, v)[0]
+    assert rewritten(gm).rewritten == 1
+    torch.testing.assert_close(gm(q, k, v)[0], before, rtol=1e-12, atol=1e-12)
+
+
+def test_scores_that_a_mask_widens_are_refused():
+    mask = torch.where(LEFT, torch.zeros((), dtype=F64), torch.finfo(F64).min)
+    gm = traced(
+        trace_inference,
+        lambda q, k, v, m: (q @ k.mT + m).softmax(-1).float() @ v,
+        *(t.detach() for t in qkv(dtype=torch.float32)),
+        mask,
+    )
+    assert ["widens its scores to torch.float64" in why for _, why in rewritten(gm).refused] == [True]
+
+
+def test_only_a_rule_over_keys_makes_rows_zero():
+    def columns(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        scores = (q @ k.mT).masked_fill(~m, -INF)
+        weights = scores.softmax(-1)
+        return torch.where((scores == -INF).all(-2, keepdim=True), torch.zeros_like(weights), weights) @ v
+
+    inputs = [*(t.detach() for t in qkv()), torch.arange(36).view(6, 6) % 6 != 0]
+    gm = traced(trace_inference, columns, *inputs)
+    before = gm(*inputs)[0]
+    rewritten(gm)
+    torch.testing.assert_close(gm(*inputs)[0], before, rtol=1e-12, atol=1e-12)
+
+
+class MaskedForwardOnly(torch.autograd.Function):
+    """A softmax whose backward masks by another mask than its forward, with all else as autograd has it."""
+
+    @staticmethod
+    def forward(ctx, scores: Tensor, kept: Tensor, other: Tensor) -> Tensor:
+        ctx.save_for_backward(other)
+        return scores.masked_fill(~kept, -9.0)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        (other,) = ctx.saved_tensors
+        return grad.masked_fill(~other, 0.0), None, None
+
+
+def test_a_backward_that_masks_otherwise_is_refused():
+    gm = traced(trace_joint, by_hand(MaskedForwardOnly.apply), *qkv(), KEYS, KEYS.flip(0))
+    assert ["masked or scaled unlike the scores" in why for _, why in rewritten(gm).refused] == [True]

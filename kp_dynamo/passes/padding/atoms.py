@@ -16,6 +16,7 @@ import sympy
 import torch
 
 Size = int | torch.SymInt
+Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
 Atoms = tuple[Size, ...]
 Dims = tuple[Atoms, ...]
 
@@ -40,13 +41,13 @@ class Padded:
         return Padded(tensor, self.dims)
 
 
-def expression(size: Size) -> sympy.Expr:
-    """The expression of a size, as far as it is known by now."""
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+def expression(size: Size | Symbolic) -> sympy.Expr:
+    """The expression of a size or number, as far as it is known by now."""
+    return size.node.expr if isinstance(size, Symbolic) else sympy.Integer(size)
 
 
-def is_padded(size: Size) -> bool:
-    """Whether a size depends on a length. Every symbol of an accepted graph is a length."""
+def is_padded(size: Size | Symbolic) -> bool:
+    """Whether a size or number depends on a length. Every symbol of an accepted graph is a length."""
     return bool(expression(size).free_symbols)
 
 
@@ -78,7 +79,9 @@ def is_prefix(atoms: Atoms) -> bool:
 
 
 def same(left: Atoms, right: Atoms) -> bool:
-    """Whether two dimensions have their true elements at the same places."""
+    """Whether two dimensions of one size have their true elements at the same places."""
+    if is_prefix(left) and is_prefix(right):
+        return equal_sizes(product(left), product(right))
     return _signature(left) == _signature(right)
 
 

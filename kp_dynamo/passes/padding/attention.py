@@ -8,17 +8,20 @@ from typing import Any
 import torch
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
-from kp_dynamo.passes.padding.atoms import Atoms, Padded, Refused, Size, broadcast, expression, has_tail, plain, same
+from kp_dynamo.passes.padding.atoms import Atoms, Padded, Refused, Size, expression, has_tail, plain, same
 from kp_dynamo.passes.padding.layout import aligned
 from kp_dynamo.passes.padding.rules import Call, rule
 
 kp = torch.ops.kp
 
 
-@rule(kp.attention.default, kp.attention_train.default)
+_OPERANDS = {"q": "nsd", "k": "ndt", "v": "nte"}
+
+
+@rule(kp.attention.default, kp.attention_train.default, layouts=_OPERANDS)
 def _attention(call: Call) -> Any:
     """The tails of queries give rows of the tail; a weight of 0 times a value that is NaN is NaN."""
-    q, k, v = _operands(call, *call.args[:3])
+    q, k, v = call.args[:3]
     masks, *rest = _scoring(call, 3, q, k)
     fill = call.masks.filled
     operands = fill(q, [2], 0), fill(k, [1], 0), fill(v, [1], 0)
@@ -29,31 +32,16 @@ def _attention(call: Call) -> Any:
     return Padded(result[0], dims), Padded(result[1], ((2,), *q.dims[:2]))
 
 
-@rule(kp.attention_backward.default)
+@rule(kp.attention_backward.default, layouts={**_OPERANDS, "grad": "nse", "result": "nse", "statistics": "zns"})
 def _attention_backward(call: Call) -> tuple[Padded, ...]:
     """Gradients of keys and values sum over queries, that of queries over keys: nothing is in any tail."""
     grad, q, k, v, result, statistics = call.args[:6]
-    q, k, v = _operands(call, q, k, v)
-    grad, result = (aligned(call.masks, x, (*q.dims[:2], v.dims[2])) for x in (grad, result))
-    statistics = aligned(call.masks, statistics, (statistics.dims[0], *q.dims[:2]))
     masks, *rest = _scoring(call, 6, q, k)
     cleared = [call.masks.cleared(x) for x in (grad, q, k, v, result)]
     # A sum of 1 to divide by. Tails of masks would reach the weights.
     operands = *cleared, call.masks.cleared(statistics, 1), [call.masks.cleared(m) for m in masks]
     results = call.run(*operands, *rest)
     return tuple(Padded(r, x.dims) for r, x in zip(results, (q, k, v), strict=True))
-
-
-def _operands(call: Call, q: Padded, k: Padded, v: Padded) -> tuple[Padded, Padded, Padded]:
-    """[N, S, D], [N, D, T], [N, T, E] with their true elements at the same places."""
-    (heads,) = broadcast([x.dims[:1] for x in (q, k, v)])
-    width = max(q.dims[2], k.dims[1], key=len)
-    keys = max(k.dims[2], v.dims[1], key=len)
-    return (
-        aligned(call.masks, q, (heads, q.dims[1], width)),
-        aligned(call.masks, k, (heads, width, keys)),
-        aligned(call.masks, v, (heads, keys, v.dims[2])),
-    )
 
 
 def _scoring(call: Call, first: int, q: Padded, k: Padded) -> list[Any]:

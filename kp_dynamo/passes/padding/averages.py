@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from kp_dynamo.passes.padding.atoms import Padded, Refused, Size, plain
-from kp_dynamo.passes.padding.layout import with_one_atom
 from kp_dynamo.passes.padding.masks import Number
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
@@ -61,10 +60,8 @@ class _Pool(NamedTuple):
 
 
 def _spatial(call: Call, x: Padded, rank: int) -> Padded:
-    """`x` with its last dimensions one atom each, and nothing in their tails."""
+    """`x` with nothing in the tails of its last dimensions."""
     dims = range(len(x.dims) - rank, len(x.dims))
-    for d in dims:
-        x = with_one_atom(call.masks, x, d)
     return x.replaced(call.masks.filled(x, dims, 0))
 
 

@@ -12,6 +12,7 @@ from kp_dynamo.passes.padding.rules import Call, aten, rule
     aten.zeros.default, aten.ones.default, aten.empty.memory_format, aten.rand.default, aten.randn.default,
     aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default, aten.empty_strided.default,
     aten.new_empty_strided.default, aten.empty_permuted.default,
+    layouts="...",
 )  # fmt: skip
 def _of_size(call: Call) -> Padded:
     return Padded(call.unchanged(), plain(call.like.shape))
@@ -24,7 +25,7 @@ def _randint(call: Call) -> Padded:
     return Padded(call.unchanged(), plain(call.like.shape))
 
 
-@rule(aten.full.default, aten.new_full.default)
+@rule(aten.full.default, aten.new_full.default, layouts="...", takes_lengths=True)
 def _full(call: Call) -> Padded:
     size, value = call.args[-2:]
     dims = plain(call.like.shape)
@@ -32,13 +33,13 @@ def _full(call: Call) -> Padded:
     return Padded(true.to(call.like.dtype).expand(size), dims)  # one element, wherever the true ones are
 
 
-@rule(aten.scalar_tensor.default)
+@rule(aten.scalar_tensor.default, takes_lengths=True)
 def _scalar_tensor(call: Call) -> Padded:
     value = torch.as_tensor(call.masks.true_value(call.args[0]))
     return Padded(value.to(call.like.dtype), ())
 
 
-@rule(aten.arange.default, aten.arange.start, aten.arange.start_step)
+@rule(aten.arange.default, aten.arange.start, aten.arange.start_step, takes_lengths=True)
 def _arange(call: Call) -> Padded:
     start = call.args[0] if len(call.args) > 1 else 0
     step = call.arg(2, 1)
@@ -49,8 +50,3 @@ def _arange(call: Call) -> Padded:
 @rule(aten.eye.default, aten.eye.m)
 def _eye(call: Call) -> Padded:
     return Padded(call.unchanged(), plain(call.like.shape))
-
-
-@rule(aten.copy.default)
-def _copy(call: Call) -> Padded:
-    return Padded(call.unchanged(), call.args[0].dims)

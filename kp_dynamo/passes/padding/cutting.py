@@ -10,6 +10,7 @@ import torch
 from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, Size, has_tail, is_padded, plain
 from kp_dynamo.passes.padding.layout import gathered, with_one_atom
 from kp_dynamo.passes.padding.masks import Masks, Number
+from kp_dynamo.passes.padding.operands import with_canonical
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 _END = 2**63 - 1
@@ -43,7 +44,7 @@ def cut(masks: Masks, x: Padded, d: int, start: Size, size: Size, step: int = 1)
     return Padded(gathered(x.tensor, d, first + masks.positions(size) * step), dims)
 
 
-@rule(aten.slice.Tensor)
+@rule(aten.slice.Tensor, layouts="...")
 def _slice(call: Call) -> Padded:
     x, d = call.args[0], call.arg(1, 0) % len(call.args[0].dims)
     start, step = call.arg(2), call.arg(4, 1)
@@ -53,7 +54,7 @@ def _slice(call: Call) -> Padded:
     return cut(call.masks, x, d, start, call.like.shape[d], step)
 
 
-@rule(aten.select.int)
+@rule(aten.select.int, layouts="...")
 def _select(call: Call) -> Padded:
     x, d, index = call.args
     d %= len(x.dims)
@@ -65,7 +66,7 @@ def _select(call: Call) -> Padded:
     return Padded(gathered(x.tensor, d, at.reshape(1)).squeeze(d), dims)
 
 
-@rule(aten.split.Tensor, aten.split_with_sizes.default)
+@rule(aten.split.Tensor, aten.split_with_sizes.default, layouts="...")
 def _split(call: Call) -> tuple[Padded, ...]:
     x, d = call.args[0], call.arg(2, 0) % len(call.args[0].dims)
     pieces: list[Padded] = []
@@ -85,7 +86,7 @@ def _placed(masks: Masks, source: Padded, d: int, start: Number, size: Size) -> 
     return gathered(source.tensor, d, index), mask
 
 
-@rule(aten.slice_backward.default)
+@rule(aten.slice_backward.default, layouts="...")
 def _slice_backward(call: Call) -> Padded:
     gradient, sizes, d, start, _, step = call.args
     d %= len(gradient.dims)
@@ -110,7 +111,6 @@ def _slice_scatter(call: Call) -> Padded:
     d, start, step = call.arg(2, 0) % len(x.dims), call.arg(3) or 0, call.arg(5, 1)
     if step != 1:
         raise Refused("a write into a slice with a step")
-    x = with_one_atom(call.masks, x, d)
     first = _true_position(call.masks, x, d, start)
     moved, mask = _placed(call.masks, source, d, first, x.shape[d])
     return Padded(torch.where(mask, moved, x.tensor), x.dims)
@@ -122,7 +122,7 @@ def _is_at(call: Call, x: Padded, d: int, index: Size) -> torch.Tensor:
     return at.view([-1 if i == d else 1 for i in range(len(x.dims))])
 
 
-@rule(aten.select_backward.default)
+@rule(aten.select_backward.default, layouts="...")
 def _select_backward(call: Call) -> Padded:
     gradient, sizes, d, index = call.args
     d %= len(gradient.dims) + 1
@@ -137,27 +137,27 @@ def _select_backward(call: Call) -> Padded:
 def _select_scatter(call: Call) -> Padded:
     x, source, d, index = call.args
     d %= len(x.dims)
-    x = with_one_atom(call.masks, x, d)
     return Padded(torch.where(_is_at(call, x, d, index), source.tensor.unsqueeze(d), x.tensor), x.dims)
 
 
-@rule(aten.cat.default)
+def _all_but_one(call: Call) -> str:
+    """Tensors that are concatenated: each is canonical along their dimension, and the others are of one layout."""
+    ranks = {len(x.dims) for x in call.args[0]}
+    if len(ranks) > 1:
+        raise Refused("tensors of different ranks are concatenated")
+    return with_canonical(call.arg(1, 0), ranks.pop())
+
+
+@rule(aten.cat.default, layouts=_all_but_one)
 def _cat(call: Call) -> Padded:
     tensors, d = call.args[0], call.arg(1, 0)
-    if len({len(x.dims) for x in tensors}) > 1:
-        raise Refused("tensors of different ranks are concatenated")
     d %= len(tensors[0].dims)
-    tensors = [with_one_atom(call.masks, x, d) for x in tensors]
     size = call.like.shape[d]
     joined = call.run([x.tensor for x in tensors], d)
-    dims = _with_dim(_with_most_atoms(tensors), d, size)
+    dims = _with_dim(tensors[0], d, size)
     if not any(has_tail(x.dims[d]) for x in tensors[:-1]):
         return Padded(joined, dims)
     return Padded(gathered(joined, d, _without_tails(call.masks, tensors, d, size)), dims)
-
-
-def _with_most_atoms(tensors: Sequence[Padded]) -> Padded:
-    return max(tensors, key=lambda x: sum(map(len, x.dims)))
 
 
 def _without_tails(masks: Masks, tensors: Sequence[Padded], d: int, size: Size) -> torch.Tensor:
@@ -171,7 +171,7 @@ def _without_tails(masks: Masks, tensors: Sequence[Padded], d: int, size: Size) 
     return index
 
 
-@rule(aten.constant_pad_nd.default)
+@rule(aten.constant_pad_nd.default, layouts="...")
 def _constant_pad(call: Call) -> Padded:
     x, amounts, value = call.args[0], call.args[1], call.arg(2, 0)
     if any(map(is_padded, amounts)):
@@ -191,7 +191,7 @@ def _constant_pad(call: Call) -> Padded:
     return Padded(padded, (*x.dims[:untouched], *changed))
 
 
-@rule(aten.flip.default)
+@rule(aten.flip.default, layouts="...")
 def _flip(call: Call) -> Any:
     x, dims = call.args
     for d in (d % len(x.dims) for d in dims):

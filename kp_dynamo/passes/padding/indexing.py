@@ -7,31 +7,33 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.passes.padding.atoms import Padded, Refused, has_tail, plain, same
-from kp_dynamo.passes.padding.layout import all_aligned
+from kp_dynamo.passes.padding.atoms import Padded, Refused, broadcast, has_tail, is_padded, plain, same
+from kp_dynamo.passes.padding.operands import with_canonical
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 
-@rule(aten.embedding.default)
+@rule(aten.embedding.default, layouts={"indices": "..."})
 def _embedding(call: Call) -> Padded:
     table, index = call.args[:2]
-    if has_tail(table.dims[0]):
-        raise Refused("the table of an embedding is padded")
     # Scaling and padding_idx count in the gradient only.
     return Padded(call.run(table, call.masks.cleared(index)), (*index.dims, *table.dims[1:]))
 
 
-@rule(aten.embedding_dense_backward.default)
+@rule(aten.embedding_dense_backward.default, layouts={"grad_output": "..._", "indices": "..."})
 def _embedding_backward(call: Call) -> Padded:
     gradient, index, num_rows, padding_idx, scales = call.args
-    if scales:
-        raise Refused("scale_grad_by_freq counts the tail")
+    if scales or is_padded(padding_idx):
+        raise Refused("scale_grad_by_freq counts the tail, or the length is padding_idx")
     over = range(len(index.dims))
     result = call.run(call.masks.filled(gradient, over, 0), call.masks.cleared(index), num_rows, padding_idx, False)
     return Padded(result, plain(call.like.shape))
 
 
-@rule(aten.index_select.default)
+def _all_but_self(call: Call) -> dict[str, str]:
+    return {"self": with_canonical(call.args[1], len(call.args[0].dims)), "index": "i"}
+
+
+@rule(aten.index_select.default, layouts=_all_but_self)
 def _index_select(call: Call) -> Padded:
     x, d, index = call.args
     d %= len(x.dims)
@@ -62,15 +64,12 @@ def _span(given: Sequence[Padded | None]) -> tuple[int, int]:
     return places[0], places[-1] + 1
 
 
-@rule(aten.index.Tensor, aten._unsafe_index.Tensor)
+@rule(aten.index.Tensor, aten._unsafe_index.Tensor, layouts={"indices": "..."})
 def _index(call: Call) -> Padded:
     x, given = call.args
     start, end = _span(given)
-    if any(has_tail(atoms) and len(atoms) > 1 for atoms in x.dims[start:end]):
-        raise Refused("merged dimensions are indexed")
-    looked_up, aligned = all_aligned(call.masks, given[start:end])
-    indices = _indices(call, x, (*given[:start], *aligned))
-    return Padded(call.run(x, indices), (*x.dims[:start], *looked_up, *x.dims[end:]))
+    looked_up = broadcast([index.dims for index in given[start:end]])
+    return Padded(call.run(x, _indices(call, x, given)), (*x.dims[:start], *looked_up, *x.dims[end:]))
 
 
 @rule(aten.index_put.default, aten._unsafe_index_put.default)
@@ -78,10 +77,7 @@ def _index_put(call: Call) -> Padded:
     x, given, values = call.args[:3]
     adds = call.arg(3, False)
     start, end = _span(given)
-    looked_up, aligned = all_aligned(call.masks, given[start:end])
-    given = (*given[:start], *aligned)
-    if any(has_tail(atoms) and len(atoms) > 1 for atoms in x.dims[start:end]):
-        raise Refused("merged dimensions are written by index")
+    looked_up = broadcast([index.dims for index in given[start:end]])
     if any(map(has_tail, looked_up)) and not adds:
         raise Refused("elements are written by an index that has a tail")
     written = (*x.dims[:start], *looked_up, *x.dims[end:])
@@ -95,39 +91,40 @@ def _shape_of(call: Call, x: Padded, given: Sequence[Any], span: tuple[int, int]
     return [*x.shape[: span[0]], *looked_up, *x.shape[span[1] :]]
 
 
-@rule(aten.gather.default)
+def _all_but_one(call: Call) -> str:
+    """The index beside what it indexes: each is canonical along the dimension that is indexed."""
+    return with_canonical(call.args[1], len(call.args[0].dims)) if call.args[0].dims else ""
+
+
+@rule(aten.gather.default, layouts=_all_but_one)
 def _gather(call: Call) -> Padded:
     x, d, index = call.args[:3]
-    if x.dims and has_tail(x.dims[d]) and len(x.dims[d]) > 1:
-        raise Refused("merged dimensions are indexed")
     return Padded(call.run(x, d, call.masks.cleared(index), **call.kwargs), index.dims)
 
 
-@rule(aten.scatter_add.default)
+@rule(aten.scatter_add.default, layouts=_all_but_one)
 def _scatter_add(call: Call) -> Any:
     x, d, index, source = call.args
-    if x.dims and has_tail(x.dims[d]) and len(x.dims[d]) > 1:
-        raise Refused("merged dimensions are indexed")
     part = Padded(source.tensor[tuple(slice(0, size) for size in index.shape)], index.dims)
     return x.replaced(call.run(x, d, call.masks.cleared(index), call.masks.cleared(part)))
 
 
-@rule(aten.scatter.value, aten.scatter.src)
+@rule(aten.scatter.value, aten.scatter.src, aten.scatter_reduce.two)
 def _scatter(call: Call) -> Any:
     """An index in a tail writes to a place before the first, which is cut off.
 
     There are as many such places as it takes to be no shorter than the index: torch_xla 2.9 fails on a longer one.
     """
-    x, d, index, source = call.args
+    x, d, index, *source = call.args
     d %= max(1, len(x.dims))
     others = [(a, b) for i, (a, b) in enumerate(zip(x.dims, index.dims, strict=True)) if i != d]
-    if not all(same(a, b) for a, b in others) or (x.dims and has_tail(x.dims[d]) and len(x.dims[d]) > 1):
-        raise Refused("elements are written by an index that is laid out unlike them")
+    if not all(same(a, b) for a, b in others):
+        raise Refused("elements are written by an index that is shorter than they are")
     if not any(map(has_tail, index.dims)):
         return x.replaced(call.unchanged())
     num = 1 if same(index.dims[d], x.dims[d]) else index.shape[d]
     longer = torch.cat([x.tensor.new_zeros([*x.shape[:d], num, *x.shape[d + 1 :]]), x.tensor], d)
-    written = call.run(longer, d, call.masks.cleared(index.replaced(index.tensor + num)), source)
+    written = call.run(longer, d, call.masks.cleared(index.replaced(index.tensor + num)), *source, **call.kwargs)
     return x.replaced(written.narrow(d, num, x.shape[d]))
 
 
@@ -135,5 +132,5 @@ def _scatter(call: Call) -> Any:
 def _index_add(call: Call) -> Any:
     x, d, index, source = call.args
     d %= len(x.dims)
-    added = call.masks.filled(Padded(source.tensor, (*source.dims[:d], *index.dims, *source.dims[d + 1 :])), [d], 0)
+    added = call.masks.filled(source, [d], 0)
     return x.replaced(call.run(x, d, call.masks.cleared(index), added, **call.kwargs))

@@ -18,27 +18,28 @@ import kp_dynamo.passes.padding.cutting
 import kp_dynamo.passes.padding.indexing
 import kp_dynamo.passes.padding.losses
 import kp_dynamo.passes.padding.norms
+import kp_dynamo.passes.padding.numbers
 import kp_dynamo.passes.padding.ordering
 import kp_dynamo.passes.padding.products
 import kp_dynamo.passes.padding.reductions
+import kp_dynamo.passes.padding.searching
 import kp_dynamo.passes.padding.views
 import kp_dynamo.passes.padding.windows  # noqa: F401  # importing them registers their rules
 from kp_dynamo.passes.padding.atoms import (
     Padded,
     Refused,
+    Symbolic,
     equal_sizes,
-    has_tail,
     is_padded,
     plain,
     product,
     text,
 )
 from kp_dynamo.passes.padding.masks import Masks
+from kp_dynamo.passes.padding.operands import is_concerned
 from kp_dynamo.passes.padding.rules import RULES, Call, Like, elementwise, is_elementwise, unwrapped
 
 aten = torch.ops.aten
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class RefusedNode(Exception):
@@ -67,6 +68,11 @@ class PaddingInterpreter(fx.Interpreter):
                 return self._run(n)
         except Refused as refused:
             raise RefusedNode(n, str(refused)) from None
+        except RefusedNode:
+            raise
+        except Exception as error:  # a rule, a decomposition, or torch's own tracing of them
+            text = (str(error).splitlines() or [""])[0]
+            raise RefusedNode(n, f"it cannot be traced at padded sizes: {type(error).__name__}: {text}") from error
 
     def _run(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
@@ -90,13 +96,16 @@ class PaddingInterpreter(fx.Interpreter):
         return pytree.tree_map_only(torch.Tensor, lambda t: Like(t, self._masks), node.meta.get("val"))
 
     def _called(self, call: Call) -> Any:
-        if isinstance(call.like, _SYMBOLIC) or not isinstance(call.target, torch._ops.OpOverload):
-            return _run_on_sizes(call)
-        is_concerned = _is_concerned(call) or _has_symbolic_size(call.like)
-        result = RULES[call.target](call) if call.target in RULES and is_concerned else NotImplemented
+        if isinstance(call.like, Symbolic) or not isinstance(call.target, torch._ops.OpOverload):
+            size = _run_on_sizes(call)
+            if isinstance(size, torch.SymInt):
+                self._masks.know(size)
+            return size
+        needs_rule = is_concerned(call) or _has_symbolic_size(call.like)
+        result = RULES[call.target](call) if call.target in RULES and needs_rule else NotImplemented
         if result is not NotImplemented:
             return result
-        if not is_concerned:
+        if not needs_rule:
             return pytree.tree_map_only(torch.Tensor, lambda t: Padded(t, plain(t.shape)), call.unchanged())
         if is_elementwise(call.target):
             return elementwise(call)
@@ -107,13 +116,13 @@ class PaddingInterpreter(fx.Interpreter):
     def _taken_apart(self, call: Call) -> Any:
         """The call by torch's own decomposition, whose parts have rules."""
         leaves, spec = pytree.tree_flatten((call.args, call.kwargs), is_leaf=_is_padded_value)
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (Padded, *_SYMBOLIC))]
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (Padded, Symbolic))]
 
         def parts(*operands: Any) -> Any:
             filled = list(leaves)
             for place, operand in zip(places, operands, strict=True):
                 filled[place] = operand
-            args, kwargs = pytree.tree_unflatten(filled, spec)
+            args, kwargs = _own_lists(pytree.tree_unflatten(filled, spec))
             results = decomposition_table[call.target](*args, **kwargs)
             return tuple(results) if isinstance(results, (tuple, list)) else results
 
@@ -133,7 +142,15 @@ class PaddingInterpreter(fx.Interpreter):
         got = [v for v in pytree.tree_leaves(result, is_leaf=_is_padded_value) if _is_padded_value(v)]
         for value, like in zip(got, wanted, strict=False):
             _require_shape(value, like)
+            self._masks.note(value)
         return result
+
+
+def _own_lists(tree: Any) -> Any:
+    """Lists of a node are immutable, and some decompositions write to theirs."""
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map(_own_lists, tree)) if isinstance(tree, tuple) else list(map(_own_lists, tree))
+    return tree
 
 
 def _is_padded_value(value: Any) -> bool:
@@ -153,12 +170,6 @@ def _run_on_sizes(call: Call) -> Any:
     if isinstance(call.target, torch._ops.HigherOrderOperator):
         raise Refused("there is no rule for graphs inside the graph")
     return call.unchanged()
-
-
-def _is_concerned(call: Call) -> bool:
-    """Whether an argument is padded, or is a length."""
-    leaves = pytree.tree_leaves((call.args, call.kwargs), is_leaf=_is_padded_value)
-    return any(any(map(has_tail, x.dims)) if _is_padded_value(x) else isinstance(x, _SYMBOLIC) for x in leaves)
 
 
 def _has_symbolic_size(like: Any) -> bool:

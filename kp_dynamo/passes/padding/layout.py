@@ -12,7 +12,6 @@ from kp_dynamo.passes.padding.atoms import (
     Dims,
     Padded,
     Size,
-    broadcast,
     is_prefix,
     plain,
     product,
@@ -49,16 +48,11 @@ def aligned(masks: Masks, x: Padded, dims: Dims) -> Padded:
 
 def _moved(masks: Masks, x: Padded, d: int, atoms: Atoms) -> Padded:
     dims = (*x.dims[:d], atoms, *x.dims[d + 1 :])
-    if x.tensor.stride(d) == 0:  # all elements are one
+    stride = x.tensor.stride(d)
+    if isinstance(stride, int) and stride == 0:  # expanded: all elements are one
         return Padded(x.tensor, dims)
     rows = _in_true_order(masks, x.tensor.movedim(d, 0), (x.dims[d],), list(atoms))
     return Padded(rows.movedim(0, d), dims)
-
-
-def all_aligned(masks: Masks, many: Sequence[Padded]) -> tuple[Dims, list[Padded]]:
-    """Operands of an elementwise operator with their true elements at the same places, and the result's dimensions."""
-    dims = broadcast([x.dims for x in many])
-    return dims, [aligned(masks, x, dims) for x in many]
 
 
 def viewed(masks: Masks, x: Padded, shape: Sequence[Size]) -> Padded:

@@ -6,29 +6,35 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.passes.padding.atoms import Padded, Refused, has_tail
+from kp_dynamo.passes.padding.atoms import Padded, Refused, is_padded
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 _NONE = 0  # reduction="none"
 
 
 def _inputs(call: Call, x: Padded, target: Padded, ignored: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores without a tail, and targets that are to be ignored in theirs."""
-    classes = 0 if len(x.dims) == 1 else 1
-    if has_tail(x.dims[classes]):
-        raise Refused("the classes of a loss are padded")
+    """Scores without a tail, of which no target picks one, and targets that are to be ignored in theirs."""
+    if is_padded(ignored):
+        raise Refused("targets are ignored that equal the length")
     return call.masks.cleared(x), call.masks.cleared(target, ignored)
 
 
-@rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def _cleared(call: Call, weight: Padded | None) -> torch.Tensor | None:
+    return None if weight is None else call.masks.cleared(weight)
+
+
+@rule(aten.nll_loss_forward.default, layouts={"self": "n_", "target": "n"})
+@rule(aten.nll_loss2d_forward.default, layouts={"self": "n_hw", "target": "nhw"})
 def _nll(call: Call) -> tuple[Padded, Padded]:
     x, target, weight, reduction, ignored = call.args
-    loss, total = call.run(*_inputs(call, x, target, ignored), weight, reduction, ignored)
+    loss, total = call.run(*_inputs(call, x, target, ignored), _cleared(call, weight), reduction, ignored)
     return Padded(loss, target.dims if reduction == _NONE else ()), Padded(total, ())
 
 
-@rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+@rule(aten.nll_loss_backward.default, layouts={"grad_output": "n", "self": "n_", "target": "n"})
+@rule(aten.nll_loss2d_backward.default, layouts={"grad_output": "nhw", "self": "n_hw", "target": "nhw"})
 def _nll_backward(call: Call) -> Any:
     gradient, x, target, weight, reduction, ignored, total = call.args
     scores, targets = _inputs(call, x, target, ignored)
-    return x.replaced(call.run(call.masks.cleared(gradient), scores, targets, weight, reduction, ignored, total))
+    rest = _cleared(call, weight), reduction, ignored, total
+    return x.replaced(call.run(call.masks.cleared(gradient), scores, targets, *rest))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import sympy
@@ -16,9 +16,19 @@ import torch
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from kp_dynamo.passes.padding.atoms import Atoms, Padded, Refused, Size, expression, has_tail, is_padded, product
+from kp_dynamo.passes.padding.atoms import (
+    Atoms,
+    Padded,
+    Refused,
+    Size,
+    Symbolic,
+    expression,
+    has_tail,
+    is_padded,
+    product,
+)
 
-Number = torch.Tensor | int | float
+Number = torch.Tensor | int | float | bool
 
 
 class Masks:
@@ -33,20 +43,34 @@ class Masks:
         self, lengths: Mapping[sympy.Symbol, torch.Tensor], sizes: Mapping[sympy.Symbol, torch.SymInt]
     ) -> None:
         self._lengths, self._sizes = lengths, dict(sizes)
+        self._computed: dict[sympy.Expr, torch.SymInt] = {}
         self._masks: dict[str, torch.Tensor] = {}
         self._true: dict[str, Number] = {}
         self.num_masked = 0
+        self.noted: set[sympy.Expr] = set()
+
+    def note(self, x: Padded) -> None:
+        """Keep the sizes that depend on lengths: each must be at least the true one."""
+        self.noted |= {expression(atom) for atoms in x.dims for atom in (*atoms, product(atoms)) if is_padded(atom)}
 
     def tracked(self, size: Size) -> Size:
         """A padded size that came from elsewhere, made of sizes that the tracer knows."""
         expr = expression(size)
         if not expr.free_symbols:
             return int(expr)
-        return sympy_interp(PythonReferenceAnalysis, self._sizes, expr)  # type: ignore[no-any-return]
+        # What the graph computes by floats (`int(0.75 * L)`) is known by what computed it.
+        named = {known: sympy.Dummy(integer=True) for known in self._computed}
+        sizes = {**self._sizes, **{name: self._computed[known] for known, name in named.items()}}
+        return sympy_interp(PythonReferenceAnalysis, sizes, expr.xreplace(named))  # type: ignore[no-any-return]
+
+    def know(self, size: torch.SymInt) -> None:
+        """A size that the graph computes."""
+        if is_padded(size):
+            self._computed[expression(size)] = size
 
     def true_value(self, size: Any) -> Number:
-        """What a symbolic number would be at the true lengths: a 0-dim int64 or float64 tensor, or the number."""
-        if not isinstance(size, (torch.SymInt, torch.SymFloat)):
+        """What a symbolic number would be at the true lengths: a 0-dim tensor (int64, float64, bool), or the number."""
+        if not isinstance(size, Symbolic):
             return size  # type: ignore[no-any-return]
         return self._evaluated(size.node.expr)
 
@@ -57,6 +81,8 @@ class Masks:
         return self._true[key]
 
     def _evaluate(self, expr: sympy.Expr) -> Number:
+        if expr in (sympy.true, sympy.false):
+            return bool(expr)
         if expr.is_Integer:
             return int(expr)
         if expr.is_Number:
@@ -153,8 +179,16 @@ def _power(x: Number, y: Number) -> Number:
     return (x if is_small else _wide(x)) ** y
 
 
-def _root(x: Number) -> Number:
-    return torch.sqrt(torch.as_tensor(_wide(x)))
+def _of_float(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Number], Number]:
+    return lambda x: function(torch.as_tensor(_wide(x)))
+
+
+def _to_int(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Number], Number]:
+    return lambda x: function(torch.as_tensor(_wide(x))).to(torch.int64)
+
+
+def _logical(function: Callable[..., torch.Tensor]) -> Callable[..., Number]:
+    return lambda *xs: functools.reduce(function, map(torch.as_tensor, xs))
 
 
 # Function of torch's symbolic sizes -> the same of tensors.
@@ -173,5 +207,18 @@ _FORMS: dict[str, Any] = {
     "ToFloat": _wide,
     "IntTrueDiv": lambda x, y: _wide(x) / _wide(y),
     "FloatTrueDiv": lambda x, y: _wide(x) / _wide(y),
-    "OpaqueUnaryFn_sqrt": _root,
+    "FloorToInt": _to_int(torch.floor),
+    "CeilToInt": _to_int(torch.ceil),
+    "TruncToInt": _to_int(torch.trunc),
+    "RoundToInt": _to_int(torch.round),
+    **{f"OpaqueUnaryFn_{f.__name__}": _of_float(f) for f in (torch.sqrt, torch.log, torch.log2, torch.exp, torch.tanh)},
+    "Equality": operator.eq,
+    "Unequality": operator.ne,
+    "StrictLessThan": operator.lt,
+    "LessThan": operator.le,
+    "StrictGreaterThan": operator.gt,
+    "GreaterThan": operator.ge,
+    "And": _logical(torch.logical_and),
+    "Or": _logical(torch.logical_or),
+    "Not": lambda x: torch.as_tensor(x).logical_not(),
 }

@@ -8,7 +8,7 @@ from kp_dynamo.passes.padding.atoms import Padded, has_tail, plain
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 
-@rule(aten.native_layer_norm.default)
+@rule(aten.native_layer_norm.default, layouts={"input": "..."})
 def _layer_norm(call: Call) -> Any:
     x, over = call.args[0], len(call.args[1])
     outer = x.dims[: len(x.dims) - over]
@@ -19,7 +19,10 @@ def _layer_norm(call: Call) -> Any:
     return x.replaced(result), Padded(mean, statistics), Padded(scale, statistics)
 
 
-@rule(aten.native_layer_norm_backward.default)
+@rule(
+    aten.native_layer_norm_backward.default,
+    layouts={"grad_out": "...", "input": "...", "mean": "...", "rstd": "..."},
+)
 def _layer_norm_backward(call: Call) -> Any:
     """The gradients of weight and bias sum over the outer dimensions, so nothing may be in their tails."""
     gradient, x, shape, mean, scale, *rest = call.args

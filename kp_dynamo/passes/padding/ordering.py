@@ -14,7 +14,7 @@ from kp_dynamo.passes.padding.masks import Masks, floor_div
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 
-@rule(aten.sort.default, aten.sort.stable)
+@rule(aten.sort.default, aten.sort.stable, layouts="...")
 def _sort(call: Call) -> tuple[Padded, Padded]:
     d, descending = call.own("dim", 1, -1), call.own("descending", 2, False)
     x = with_one_atom(call.masks, call.args[0], d % len(call.args[0].dims))
@@ -42,7 +42,7 @@ def _with_dim(x: Padded, d: int, atoms: tuple[Atoms, ...]) -> tuple[Atoms, ...]:
     return (*x.dims[:d], *atoms, *x.dims[d + 1 :])
 
 
-@rule(aten.topk.default)
+@rule(aten.topk.default, layouts="...")
 def _topk(call: Call) -> Any:
     x, count = call.args[:2]
     d, largest = call.own("dim", 2, -1) % max(1, len(x.dims)), call.own("largest", 3, True)
@@ -56,7 +56,7 @@ def _topk(call: Call) -> Any:
     return tuple(Padded(r, _with_dim(x, d, plain([count]))) for r in results)
 
 
-@rule(aten.kthvalue.default)
+@rule(aten.kthvalue.default, layouts="...")
 def _kth_value(call: Call) -> Any:
     _, number = call.args[:2]
     if is_padded(number):
@@ -64,7 +64,7 @@ def _kth_value(call: Call) -> Any:
     return _picked(call, call.own("dim", 2, -1), call.own("keepdim", 3, False), number - 1)
 
 
-@rule(aten.median.dim)
+@rule(aten.median.dim, layouts="...")
 def _median(call: Call) -> Any:
     """The lower of two; NaN where there is one, which is then the first behind the numbers."""
     x, d, keeps = call.args[0], call.args[1] % max(1, len(call.args[0].dims)), call.own("keepdim", 2, False)
@@ -88,7 +88,7 @@ def _picked(call: Call, d: int, keeps: bool, at: Any) -> tuple[Padded, ...]:
     return tuple(Padded(t if keeps else t.squeeze(d), dims) for t in picked)
 
 
-@rule(aten.median.default)
+@rule(aten.median.default, layouts="...")
 def _median_of_all(call: Call) -> Padded:
     x = call.args[0]
     count: Any = call.masks.true_count(x, range(len(x.dims)))

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.passes.padding.atoms import Atoms, Dims, Padded, Refused, has_tail, is_prefix
-from kp_dynamo.passes.padding.layout import all_aligned, true_number
+from kp_dynamo.passes.padding.atoms import Atoms, Dims, Padded, is_prefix
+from kp_dynamo.passes.padding.layout import true_number, with_one_atom
 from kp_dynamo.passes.padding.masks import Number
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
@@ -37,7 +37,7 @@ def _keeps(call: Call, position: int) -> bool:
     return bool(call.own("keepdim", position, False))
 
 
-@rule(*_IDENTITIES)
+@rule(*_IDENTITIES, layouts="...")
 def _reduce(call: Call) -> Padded:
     has_dims = call.target._overloadname != "default" or call.target in _WITH_DIMS
     dims = _reduced(call) if has_dims else list(range(len(call.args[0].dims)))
@@ -48,7 +48,7 @@ def _reduce(call: Call) -> Padded:
 _WITH_DIMS = {aten.amax.default, aten.amin.default, aten.logsumexp.default}
 
 
-@rule(aten.mean.default, aten.mean.dim)
+@rule(aten.mean.default, aten.mean.dim, layouts="...")
 def _mean(call: Call) -> Padded:
     dims = _reduced(call) if call.target is aten.mean.dim else list(range(len(call.args[0].dims)))
     x, keeps = call.args[0], call.target is aten.mean.dim and _keeps(call, 2)
@@ -66,7 +66,7 @@ def _summed(call: Call, x: Padded, dims: list[int], keeps: bool) -> torch.Tensor
     return torch.sum(call.masks.filled(x, dims, 0), dims, keepdim=keeps) if dims else x.tensor
 
 
-@rule(aten.var.correction, aten.std.correction, aten.var_mean.correction)
+@rule(aten.var.correction, aten.std.correction, aten.var_mean.correction, layouts="...")
 def _var(call: Call) -> Any:
     """Two passes: the mean, then the mean square of what is left (torch's own form as well)."""
     dims, correction = _reduced(call), call.kwargs.get("correction")
@@ -87,7 +87,7 @@ def _at_least_zero(count: Number) -> Number:
     return count.clamp(min=0) if isinstance(count, torch.Tensor) else max(0, count)
 
 
-@rule(aten.linalg_vector_norm.default)
+@rule(aten.linalg_vector_norm.default, layouts="...")
 def _vector_norm(call: Call) -> Padded:
     order, dims = call.arg(1, 2), _reduced(call, 2)
     filled = call.masks.filled(call.args[0], dims, math.inf if order < 0 else 0)
@@ -100,7 +100,7 @@ _EXTREMES = {
 }  # fmt: skip
 
 
-@rule(*_EXTREMES)
+@rule(*_EXTREMES, layouts="...")
 def _extreme(call: Call) -> Any:
     """Where the extreme is: the first of equal ones, which no tail comes before."""
     x, keeps = call.args[0], _keeps(call, 2)
@@ -118,26 +118,26 @@ def _true_place(call: Call, place: torch.Tensor, atoms: Atoms) -> torch.Tensor:
     return place if is_prefix(atoms) else true_number(call.masks, place, atoms)
 
 
-@rule(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
+@rule(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default, layouts="...")
 def _softmax(call: Call) -> Any:
     x, d = call.args[:2]
     return x.replaced(call.run(call.masks.filled(x, [d], -math.inf), *call.args[1:], **call.kwargs))
 
 
-@rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
-def _softmax_backward(call: Call) -> Padded:
-    dims, (gradient, result) = all_aligned(call.masks, call.args[:2])
-    d, fill = call.args[2], call.masks.filled
-    return Padded(call.run(fill(gradient, [d], 0), fill(result, [d], 0), *call.args[2:]), dims)
+@rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default, layouts="...")
+def _softmax_backward(call: Call) -> Any:
+    gradient, result, d = call.args[:3]
+    fill = call.masks.filled
+    return result.replaced(call.run(fill(gradient, [d], 0), fill(result, [d], 0), *call.args[2:]))
 
 
 @rule(
-    aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default, aten.cummax.default, aten.cummin.default
+    aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default, aten.cummax.default, aten.cummin.default,
+    layouts="...",
 )  # fmt: skip
 def _running(call: Call) -> Any:
     """Each element depends on those before it, and the tail comes last."""
-    x, d = call.args[0], call.args[1]
-    if x.dims and has_tail(x.dims[d]) and not is_prefix(x.dims[d]):
-        raise Refused("a running sum over merged dimensions")
-    result = call.unchanged()
+    x, d = call.args[:2]
+    x = with_one_atom(call.masks, x, d % len(x.dims)) if x.dims else x
+    result = call.run(x, *call.args[1:], **call.kwargs)
     return tuple(map(x.replaced, result)) if isinstance(result, tuple) else x.replaced(result)

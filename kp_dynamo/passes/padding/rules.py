@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,9 +11,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
-from kp_dynamo.passes.padding.atoms import Padded, Size
-from kp_dynamo.passes.padding.layout import all_aligned
+from kp_dynamo.passes.padding.atoms import Padded, Size, Symbolic, broadcast
 from kp_dynamo.passes.padding.masks import Masks
+from kp_dynamo.passes.padding.operands import Layouts, require_no_length_as_number, with_layouts
 
 aten, kp = torch.ops.aten, torch.ops.kp
 
@@ -76,21 +77,44 @@ class Call:
         return self.kwargs[name] if name in self.kwargs else self.arg(position, default)
 
 
-Rule = Callable[[Call], Any]
+Function = Callable[[Call], Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What makes the calls of an operator right, and which operands it takes.
+
+    Attributes:
+        layouts: See `operands.py`; a function of the call where they depend on its arguments.
+        takes_lengths: Whether it computes with the true length where a length is a number and no size.
+    """
+
+    function: Function
+    layouts: Layouts | Callable[[Call], Layouts]
+    takes_lengths: bool
+
+    def __call__(self, call: Call) -> Any:
+        if not self.takes_lengths:
+            require_no_length_as_number(call)
+        return self.function(with_layouts(call, self.layouts(call) if callable(self.layouts) else self.layouts))
+
+
 RULES: dict[Any, Rule] = {}
 
 
-def rule(*targets: Any) -> Callable[[Rule], Rule]:
+def rule(
+    *targets: Any, layouts: Layouts | Callable[[Call], Layouts] = None, takes_lengths: bool = False
+) -> Callable[[Function], Function]:
     """Register the rule of some operators: Call -> `Padded`, or a tuple of them.
 
     A rule raises `Refused` where the call cannot be made right, and returns NotImplemented where it is to be taken
-    apart.
+    apart. Its operands have the layouts that it declares, and canonical ones where it declares none.
     """
 
-    def register(function: Rule) -> Rule:
+    def register(function: Function) -> Function:
         for target in targets:
             assert target not in RULES, target
-            RULES[target] = function
+            RULES[target] = Rule(function, layouts, takes_lengths)
         return function
 
     return register
@@ -112,9 +136,12 @@ _ELEMENTWISE = {
     aten.masked_fill.Tensor, aten.native_dropout_backward.default, aten.ones_like.default, aten.rand_like.default,
     aten.randn_like.default, aten.randint_like.default, aten.randint_like.low_dtype, aten.where.ScalarOther,
     aten.where.ScalarSelf, aten.where.self, aten.zeros_like.default, aten._to_copy.default, aten.fill.Scalar,
-    aten.fill.Tensor, aten.bucketize.Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor,
+    aten.fill.Tensor, aten.copy.default, aten.normal.Tensor_float, aten.normal.float_Tensor,
     aten.normal.Tensor_Tensor, kp.shard_batch.default,
 }  # fmt: skip
+
+
+_NARROW = (torch.bfloat16, torch.float16)
 
 
 def is_elementwise(target: Any) -> bool:
@@ -124,25 +151,38 @@ def is_elementwise(target: Any) -> bool:
 
 def elementwise(call: Call) -> Any:
     """Tails stay tails. A length among the arguments is a value, and means the true one."""
-    dims, operands = all_aligned(call.masks, call.operands())
-    call = call.with_operands(operands)
-    numbers = (torch.SymInt, torch.SymFloat)
-    has_length = any(isinstance(x, numbers) for x in pytree.tree_leaves((call.args, call.kwargs), is_leaf=_is_padded))
+    call = with_layouts(call, "...")
+    dims = broadcast([x.dims for x in call.operands()])
+    has_length = any(isinstance(x, Symbolic) for x in pytree.tree_leaves((call.args, call.kwargs), is_leaf=_is_padded))
     result = _with_true_lengths(call) if has_length else call.unchanged()
     return pytree.tree_map_only(torch.Tensor, lambda tensor: Padded(tensor, dims), result)
 
 
 def _with_true_lengths(call: Call) -> Any:
-    narrow = (torch.bfloat16, torch.float16)
-    widens = isinstance(call.like, Like) and call.like.dtype in narrow
+    dtypes = [x.tensor.dtype for x in call.operands()]
+    # A length above 256 is no bfloat16 number; eager computes in float32 with it.
+    widens = isinstance(call.like, Like) and call.like.dtype in _NARROW
 
     def value(x: Any) -> Any:
         if isinstance(x, Padded):
-            # A length above 256 is no bfloat16 number; eager computes in float32 with it.
-            return x.tensor.float() if widens and x.tensor.dtype in narrow else x.tensor
-        return call.masks.true_value(x)
+            return x.tensor.float() if widens and x.tensor.dtype in _NARROW else x.tensor
+        true = call.masks.true_value(x)
+        return true.to(dtype_beside(true.dtype, dtypes)) if isinstance(true, torch.Tensor) else true
 
     args, kwargs = pytree.tree_map(value, (call.args, call.kwargs), is_leaf=_is_padded)
     # A tensor where a number was: the packet finds the overload that takes it.
     result = call.target.overloadpacket(*args, **kwargs)
     return result.to(call.like.dtype) if isinstance(call.like, Like) else result
+
+
+def dtype_beside(number: torch.dtype, tensors: Sequence[torch.dtype]) -> torch.dtype:
+    """In which dtype a number enters: as torch promotes it, said aloud because torch_xla does not always."""
+    if number == torch.bool:
+        return number
+    floating = [torch.float32 if dtype in _NARROW else dtype for dtype in tensors if dtype.is_floating_point]
+    if floating:
+        return functools.reduce(torch.promote_types, floating)
+    if number.is_floating_point:
+        return torch.get_default_dtype()
+    integers = [dtype for dtype in tensors if dtype != torch.bool and not dtype.is_complex]
+    return functools.reduce(torch.promote_types, integers, *([] if integers else [number]))

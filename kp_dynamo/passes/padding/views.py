@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import torch
+
 from kp_dynamo.passes.padding.atoms import (
     Padded,
     Refused,
+    broadcast,
     has_tail,
     is_padded,
-    is_prefix,
     plain,
     product,
 )
-from kp_dynamo.passes.padding.layout import all_aligned, viewed, with_one_atom
+from kp_dynamo.passes.padding.layout import gathered, viewed, with_one_atom
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 
-@rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+@rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, layouts="...")
 def _view(call: Call) -> Padded:
     return viewed(call.masks, call.args[0], list(call.like.shape))
 
 
-@rule(aten.permute.default)
+@rule(aten.permute.default, layouts="...")
 def _permute(call: Call) -> Padded:
     x, order = call.args
     return Padded(call.unchanged(), tuple(x.dims[d] for d in order))
 
 
-@rule(aten.transpose.int)
+@rule(aten.transpose.int, layouts="...")
 def _transpose(call: Call) -> Padded:
     x, first, second = call.args
     order = list(range(len(x.dims)))
@@ -34,19 +36,19 @@ def _transpose(call: Call) -> Padded:
     return Padded(call.unchanged(), tuple(x.dims[d] for d in order))
 
 
-@rule(aten.t.default)
+@rule(aten.t.default, layouts="...")
 def _t(call: Call) -> Padded:
     return Padded(call.unchanged(), call.args[0].dims[::-1])
 
 
-@rule(aten.unsqueeze.default)
+@rule(aten.unsqueeze.default, layouts="...")
 def _unsqueeze(call: Call) -> Padded:
     x, d = call.args
     d %= len(x.dims) + 1
     return Padded(call.unchanged(), (*x.dims[:d], (), *x.dims[d:]))
 
 
-@rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, layouts="...")
 def _squeeze(call: Call) -> Padded:
     x, dims = call.args[0], call.arg(1, range(len(call.args[0].dims)))
     asked = {d % len(x.dims) for d in ([dims] if isinstance(dims, int) else dims)}
@@ -54,7 +56,7 @@ def _squeeze(call: Call) -> Padded:
     return Padded(call.unchanged(), tuple(x.dims[d] for d in kept))
 
 
-@rule(aten.expand.default)
+@rule(aten.expand.default, layouts="...")
 def _expand(call: Call) -> Padded:
     x, shape = call.args[0], list(call.like.shape)
     new = len(shape) - len(x.dims)
@@ -63,7 +65,7 @@ def _expand(call: Call) -> Padded:
     return Padded(x.tensor.expand([product(atoms) for atoms in dims]), dims)
 
 
-@rule(aten.repeat.default)
+@rule(aten.repeat.default, layouts="...")
 def _repeat(call: Call) -> Padded:
     x, repeats = call.args
     if any(map(is_padded, repeats)):
@@ -74,15 +76,15 @@ def _repeat(call: Call) -> Padded:
     return Padded(call.unchanged(), dims)
 
 
-@rule(aten.stack.default)
+@rule(aten.stack.default, layouts="...")
 def _stack(call: Call) -> Padded:
     tensors, d = call.args[0], call.arg(1, 0)
     d %= len(tensors[0].dims) + 1
-    one, tensors = all_aligned(call.masks, tensors)
-    return Padded(call.run(tensors, d), (*one[:d], *plain([len(tensors)]), *one[d:]))
+    one = broadcast([x.dims for x in tensors])
+    return Padded(call.unchanged(), (*one[:d], *plain([len(tensors)]), *one[d:]))
 
 
-@rule(aten.unbind.int)
+@rule(aten.unbind.int, layouts="...")
 def _unbind(call: Call) -> tuple[Padded, ...]:
     x, d = call.args[0], call.arg(1, 0)
     d %= len(x.dims)
@@ -95,13 +97,28 @@ def _unbind(call: Call) -> tuple[Padded, ...]:
 def _diagonal(call: Call) -> Padded:
     x = call.args[0]
     offset, first, second = call.arg(1, 0), call.arg(2, 0) % len(x.dims), call.arg(3, 1) % len(x.dims)
-    if is_padded(offset) or not (is_prefix(x.dims[first]) and is_prefix(x.dims[second])):
-        raise Refused("a diagonal of merged dimensions, or one that the length places")
+    if is_padded(offset):
+        raise Refused("a diagonal that the length places")
     kept = tuple(atoms for d, atoms in enumerate(x.dims) if d not in (first, second))
     return Padded(call.unchanged(), kept + plain(call.like.shape[-1:]))
 
 
-@rule(aten.unfold.default)
+@rule(aten.diagonal_backward.default)
+def _diagonal_backward(call: Call) -> Padded:
+    """A row of the result has the one element of the gradient whose place on the diagonal it crosses."""
+    gradient, sizes, offset, first, second = call.args
+    if is_padded(offset):
+        raise Refused("a diagonal that the length places")
+    rank = len(sizes)
+    first, second = first % rank, second % rank
+    rows, columns = call.masks.positions(sizes[first]), call.masks.positions(sizes[second])
+    spread = gathered(gradient.tensor, rank - 2, rows + min(offset, 0)).unsqueeze(-1)
+    crosses = rows.unsqueeze(-1) + offset == columns
+    placed = torch.where(crosses, spread, torch.zeros((), dtype=spread.dtype))
+    return Padded(placed.movedim((-2, -1), (first, second)), plain(sizes))
+
+
+@rule(aten.unfold.default, layouts="...")
 def _unfold(call: Call) -> Padded:
     x, d, size, step = call.args
     if is_padded(size) or is_padded(step):
@@ -115,6 +132,6 @@ def _unfold(call: Call) -> Padded:
 @rule(aten.tril.default, aten.triu.default)
 def _triangle(call: Call) -> Padded:
     x = call.args[0]
-    if is_padded(call.arg(1, 0)) or not all(map(is_prefix, x.dims[-2:])):
-        raise Refused("a triangle of merged dimensions, or one that the length places")
+    if is_padded(call.arg(1, 0)):
+        raise Refused("a triangle that the length places")
     return Padded(call.unchanged(), x.dims)

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, has_tail, plain
-from kp_dynamo.passes.padding.layout import with_one_atom
+from kp_dynamo.passes.padding.operands import with_canonical
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 
-def _with_single_atoms(call: Call, x: Padded, dims: Iterable[int]) -> Padded:
-    for d in dims:
-        x = with_one_atom(call.masks, x, d)
-    return x
-
-
 def _spatial(call: Call, x: Padded) -> Padded:
-    """`x` with its windows' dimensions one atom each, and nothing in their tails."""
-    x = _with_single_atoms(call, x, range(2, len(x.dims)))
+    """`x` with nothing in the tails of its windows' dimensions."""
     return x.replaced(call.masks.filled(x, range(1, len(x.dims)), 0))
 
 
@@ -27,7 +19,13 @@ def _slid(x: Padded, channels: Any, like: Any) -> Dims:
     return (x.dims[0], channels, *plain(like.shape[2:]))
 
 
-@rule(aten.convolution.default)
+def _batch_and_windows(call: Call) -> dict[str, str]:
+    """Of one batch; channels and windows are canonical."""
+    term = with_canonical(slice(1, None), len(call.args[0].dims))
+    return {"grad_output": term, "input": term}
+
+
+@rule(aten.convolution.default, layouts=_batch_and_windows)
 def _convolution(call: Call) -> Padded:
     x, weight, bias = _spatial(call, call.args[0]), call.args[1], call.args[2]
     if any(map(has_tail, weight.dims)):
@@ -36,10 +34,10 @@ def _convolution(call: Call) -> Padded:
     return Padded(call.run(x, weight, bias, *call.args[3:]), _slid(x, channels, call.like))
 
 
-@rule(aten.convolution_backward.default)
+@rule(aten.convolution_backward.default, layouts=_batch_and_windows)
 def _convolution_backward(call: Call) -> tuple[Padded | None, ...]:
     """The gradient of the weight sums over batch and windows, so their tails are cleared as well."""
-    gradient, x = (_with_single_atoms(call, v, range(2, len(v.dims))) for v in call.args[:2])
+    gradient, x = call.args[:2]
     cleared = call.masks.cleared(gradient), call.masks.cleared(x)
     results = call.run(*cleared, *call.args[2:])
     dims = x.dims, call.args[2].dims, (plain(gradient.shape[1:2]))
@@ -52,7 +50,6 @@ def _max_pool(call: Call) -> tuple[Padded, Padded]:
     first = len(x.dims) - 2
     if ceil_mode or (has_tail(x.dims[-1]) and x.dims[-2]):
         raise Refused("a pool with ceil_mode, or indices into rows of a padded width")
-    x = _with_single_atoms(call, x, (first, first + 1))
     result = call.run(call.masks.filled(x, (first, first + 1), -math.inf), *call.args[1:])
     dims = (*x.dims[:first], *plain(call.like[0].shape[first:]))
     return Padded(result[0], dims), Padded(result[1], dims)

@@ -1,0 +1,93 @@
+"""Arguments that overlap in memory where a graph writes to one of them.
+
+AOTAutograd compiles for the overlap of CPU tensors at the first call, and guards it with no backend; of XLA tensors it
+sees none. A call with another overlap would read old values: it is an error.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from kp_dynamo.exceptions import TPUValidationError
+
+Pairs = frozenset[tuple[int, int]]
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies in its storage: bytes from `start` up to `end`."""
+
+    start: int
+    end: int
+
+
+class OverlapCheck:
+    """Compares the overlap of arguments in memory with the one that a graph was compiled for.
+
+    Args:
+        written: The arguments that the graph writes to.
+        compiled_for: The pairs of arguments that overlapped then, see `overlapping`.
+    """
+
+    def __init__(self, written: Sequence[int], compiled_for: Pairs) -> None:
+        self._written, self._compiled_for = frozenset(written), compiled_for
+
+    def require_same(self, args: Sequence[Any]) -> None:
+        """Raise where a call overlaps in another way.
+
+        Raises:
+            TPUValidationError: It does.
+        """
+        found = overlapping(args, self._written)
+        if found == self._compiled_for:
+            return
+        first, second = min(found ^ self._compiled_for)
+        given, other = ("overlap", "do not") if (first, second) in found else ("do not overlap", "do")
+        raise TPUValidationError(
+            f"inputs {first} and {second} of a compiled graph (shapes {tuple(args[first].shape)} and "
+            f"{tuple(args[second].shape)}) {given} in memory, and the graph, which writes to one of them, is compiled "
+            f"for inputs that {other}. Pass the base tensor and take the views inside the compiled function, or pass "
+            "a copy."
+        )
+
+
+def overlapping(args: Sequence[Any], written: frozenset[int]) -> Pairs:
+    """The pairs of positions whose tensors share bytes, one of the two being written to."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for position, value in enumerate(args):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            groups[value.untyped_storage()._cdata].append(position)
+    shared = [group for group in groups.values() if len(group) > 1 and not written.isdisjoint(group)]
+    return frozenset(pair for group in shared for pair in _pairs(args, group, written))
+
+
+def _pairs(args: Sequence[Any], group: list[int], written: frozenset[int]) -> list[tuple[int, int]]:
+    places = sorted((_place(args[position]), position) for position in group)
+    found = []
+    for number, (place, position) in enumerate(places):
+        for other, other_position in places[number + 1 :]:
+            if other.start >= place.end:
+                break
+            if position in written or other_position in written:
+                found.append((min(position, other_position), max(position, other_position)))
+    return found
+
+
+def _place(tensor: torch.Tensor) -> _Place:
+    like = tensor if tensor.device.type != "xla" else _as_strided(tensor)
+    if not like.numel():
+        return _Place(0, 0)
+    reach = sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
+    start = int(like.storage_offset()) * like.element_size()
+    return _Place(start, start + (int(reach) + 1) * like.element_size())
+
+
+def _as_strided(tensor: torch.Tensor) -> torch.Tensor:
+    """The view that an XLA tensor is of its base, of a base on the meta device: XLA tensors have no strides."""
+    base = tensor._base
+    if base is None:
+        return tensor
+    return tensor._view_func_unsafe(torch.empty(base.shape, dtype=base.dtype, device="meta"))  # type: ignore[no-any-return]

@@ -1,0 +1,86 @@
+"""Which argument, seed or constant each input of a traced program is.
+
+torch_xla tells the inputs of a program apart by ids. Each argument and constant becomes a node of the lazy graph before
+the trace, which fixes its id: nothing that the trace does can give two of them one id without an error here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from kp_dynamo import compat
+
+Kind = Literal["argument", "copy", "seed", "constant", "root", "root copy", "value"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A program input or graph output: the position of an argument or a root (itself, or a copy of it), or a value."""
+
+    kind: Kind
+    value: Any = None
+
+
+class InputIds:
+    """The ids of program inputs, fixed before the trace: each tensor is a node of its own that nothing can relabel."""
+
+    def __init__(self, placeholders: list[Any], constants: dict[str, torch.Tensor]) -> None:
+        arguments = [(t, Slot("argument", i)) for i, t in enumerate(placeholders) if isinstance(t, torch.Tensor)]
+        slots = [*arguments, *((t, Slot("constant", t)) for t in constants.values())]
+        self._tensors = [tensor for tensor, _ in slots]
+        # torch_xla 2.9: reading a tensor's id makes its node, and the node keeps the id.
+        self._ids, _ = compat.xlac()._get_tensors_xla_device_data_node(self._tensors)
+        assert len(set(self._ids)) == len(slots), "an argument has no program input of its own"
+        self._slots = dict(zip(self._ids, (slot for _, slot in slots), strict=True))
+        self._slots[compat.xlac()._get_seed_info_id()] = Slot("seed")
+
+    def require_unchanged(self) -> None:
+        """Raise where an operator wrote to an argument, which would then answer with another one's id."""
+        ids, _ = compat.xlac()._get_tensors_xla_device_data_node(self._tensors)
+        assert ids == self._ids, "an operator wrote to an argument while the graph was traced"
+
+    def slot(self, number: int) -> Slot | None:
+        """The argument, constant or seed that a program input is; None for another input."""
+        return self._slots.get(number)
+
+
+def classify_inputs(roots: list[torch.Tensor], known: InputIds) -> list[Slot]:
+    """One slot for each input of the program that computes `roots`, in its order."""
+    if not roots:
+        return []
+    ids, values = compat.xlac()._get_tensors_xla_device_data_node(roots)
+    slots = [known.slot(i) or _born_in_trace(value) for i, value in zip(ids, values, strict=True)]
+    assert sum(slot.kind == "seed" for slot in slots) <= 1, "a program with more than one seed"
+    return slots
+
+
+def require_read(inputs: list[Slot], graph: fx.Graph) -> None:
+    """Raise unless each argument among the program's inputs is there once, and the graph's results depend on it."""
+    read = [slot.value for slot in inputs if slot.kind == "argument"]
+    assert len(set(read)) == len(read), "an argument is two inputs of the program"
+    needed = _dependencies(graph)
+    stray = [i for i, node in enumerate(graph.find_nodes(op="placeholder")) if i in set(read) and node not in needed]
+    assert not stray, f"the program reads arguments {stray}, and the graph does not"
+
+
+def _dependencies(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that the results of a graph are made of."""
+    found: set[fx.Node] = set()
+    stack = [graph.output_node()]
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                stack.append(source)
+    return found
+
+
+def _born_in_trace(value: torch.Tensor) -> Slot:
+    """A program input that was not there before the trace: a number that torch_xla has put into a buffer."""
+    has_buffer = "Data Handle: None" not in compat.xlac()._get_xla_tensor_debug_info(value)
+    assert has_buffer, "a program input is neither argument, seed nor constant"
+    return Slot("constant", value)

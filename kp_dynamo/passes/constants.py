@@ -1,0 +1,101 @@
+"""Constants of a graph, read in one place: the number that an argument is, as its dtype holds it.
+
+`full([], 2.7, dtype=int64)` is 2, `full([], 300, dtype=bool)` is True, and `scalar_tensor(0.1, dtype=bfloat16)` is
+0.10009765625. A pass that looks at the argument of the creation sees 2.7, 300 and 0.1, which the program never does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._python_dispatch import _disable_current_modes
+
+from kp_dynamo.passes.base import tensor_of
+
+aten = torch.ops.aten
+
+Number = bool | int | float | complex
+
+# Creations of one number repeated, and where the number stands among their arguments.
+_POSITIONS: dict[Any, int] = {
+    aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0,
+}  # fmt: skip
+_VALUES: dict[Any, Number] = {
+    aten.zeros.default: 0, aten.zeros_like.default: 0, aten.new_zeros.default: 0,
+    aten.ones.default: 1, aten.ones_like.default: 1, aten.new_ones.default: 1,
+}  # fmt: skip
+_MULTIPLICATIONS = (aten.mul.Tensor, aten.mul.Scalar)
+_DIVISIONS = (aten.div.Tensor, aten.div.Scalar)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number of a graph.
+
+    Attributes:
+        value: The number, as `dtype` holds it.
+        dtype: The dtype of the tensor that is full of it; None for a Python number, which promotes nothing but kinds.
+    """
+
+    value: Number
+    dtype: torch.dtype | None
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it is no complex number; True counts as 1."""
+        return not isinstance(self.value, complex)
+
+    def as_float(self, dtype: torch.dtype) -> float:
+        """The number cast to a floating-point dtype; what is beyond its range is infinite, as in a cast of tensors."""
+        with _disable_current_modes():
+            return float(torch.tensor(self.value, dtype=self.dtype or torch.float64).to(dtype).item())
+
+
+def constant_of(argument: object) -> Constant | None:
+    """The number that an argument is, or that a node is full of; None for all others."""
+    if isinstance(argument, Number):
+        return Constant(argument, None)
+    result = tensor_of(argument)
+    if result is None or not isinstance(argument, fx.Node):
+        return None
+    number = _created_from(argument)
+    if not isinstance(number, Number):
+        return None
+    try:
+        with _disable_current_modes():
+            return Constant(torch.full((), number, dtype=result.dtype).item(), result.dtype)
+    except RuntimeError:  # the creation itself raises when it runs: out of the range of its dtype
+        return None
+
+
+def factor_of(node: fx.Node) -> float | None:
+    """What a node multiplies its first operand by, all of it alike; None for no factor, and for 0, inf and NaN."""
+    if node.target not in _MULTIPLICATIONS + _DIVISIONS or len(node.args) != 2 or node.kwargs:
+        return None
+    constant = constant_of(node.args[1])
+    if constant is None or not constant.is_real or not _is_as_large(node, node.args[0]):
+        return None
+    number = float(constant.value)  # type: ignore[arg-type]  # it is real
+    if number == 0 or not math.isfinite(number):
+        return None
+    return 1 / number if node.target in _DIVISIONS else number
+
+
+def _created_from(node: fx.Node) -> object:
+    if node.target in _VALUES:
+        return _VALUES[node.target]
+    position = _POSITIONS.get(node.target)
+    return None if position is None or len(node.args) <= position else node.args[position]
+
+
+def _is_as_large(node: fx.Node, source: object) -> bool:
+    """Whether a constant of several elements has repeated nothing of `source`."""
+    one, other = tensor_of(node), tensor_of(source)
+    if one is None or other is None or one.dim() != other.dim():
+        return False
+    return all(statically_known_true(a == b) for a, b in zip(one.shape, other.shape, strict=True))

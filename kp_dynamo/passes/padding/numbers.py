@@ -1,0 +1,43 @@
+"""Elementwise operators that take a number where no tensor may be, so that a true length enters by other operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kp_dynamo.passes.padding.atoms import Padded, broadcast
+from kp_dynamo.passes.padding.rules import Call, aten, dtype_beside, elementwise, rule
+
+
+def _true(call: Call, number: object) -> object:
+    """A number, or the tensor of a true length in the dtype in which it enters."""
+    true = call.masks.true_value(number)
+    if not isinstance(true, torch.Tensor):
+        return true
+    return true.to(dtype_beside(true.dtype, [x.tensor.dtype for x in call.operands()]))
+
+
+@rule(aten.clamp.default, layouts="...", takes_lengths=True)
+def _clamp(call: Call) -> Any:
+    """The form of two tensors, where one end is a length."""
+    x = call.args[0]
+    ends = [_true(call, call.own(name, position)) for position, name in enumerate(("min", "max"), start=1)]
+    if not any(isinstance(end, torch.Tensor) for end in ends):
+        return x.replaced(call.unchanged())
+    dtypes = [x.tensor.dtype]
+    given = (None if end is None else torch.as_tensor(end) for end in ends)
+    least, most = (None if end is None else end.to(dtype_beside(end.dtype, dtypes)) for end in given)
+    result: torch.Tensor = torch.clamp(x.tensor, least, most)
+    return x.replaced(result.to(call.like.dtype))
+
+
+@rule(aten.add.Tensor, aten.sub.Tensor, layouts="...", takes_lengths=True)
+def _sum(call: Call) -> Any:
+    """A factor that is a length multiplies by itself."""
+    factor = _true(call, call.kwargs.get("alpha", 1))
+    if not isinstance(factor, torch.Tensor):
+        return elementwise(call)
+    x, y = (value.tensor if isinstance(value, Padded) else call.masks.true_value(value) for value in call.args)
+    result = x + y * factor if call.target is aten.add.Tensor else x - y * factor
+    return Padded(result.to(call.like.dtype), broadcast([operand.dims for operand in call.operands()]))

@@ -1,0 +1,121 @@
+"""The layouts that a rule sees: what it declares of its operands, and nothing else.
+
+The *layout* of a dimension is where its true elements are: its atoms. It is *canonical* where they come first, in one
+atom; then equal sizes mean equal layouts. A rule that declares nothing gets canonical operands. One that takes merged
+dimensions as they are declares a term for each such operand, in the notation of einsum:
+
+    @rule(aten.addmm.default, layouts={"self": "ij", "mat1": "ik", "mat2": "kj"})
+
+* A letter stands for a dimension, counted from the last: those of one letter get one layout, that of the operand with
+  the most atoms; where their sizes are not proven equal, each is canonical.
+* `...` stands for the dimensions before, which broadcast: those equally far from the last get one layout.
+* `_` is a dimension that is canonical whatever the others are.
+* Operands without a term are canonical. A string in the place of the dict is the term of every operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.utils import _pytree as pytree
+
+from kp_dynamo.passes.padding.atoms import Atoms, Padded, Refused, Symbolic, equal_sizes, has_tail, is_padded, product
+from kp_dynamo.passes.padding.layout import aligned, with_one_atom
+from kp_dynamo.passes.padding.masks import Masks
+
+if TYPE_CHECKING:
+    from kp_dynamo.passes.padding.rules import Call
+
+Layouts = str | Mapping[str, str] | None
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def with_layouts(call: Call, layouts: Layouts) -> Call:
+    """The call on operands of the layouts that a rule declares."""
+    terms = [layouts if isinstance(layouts, str) else (layouts or {}).get(name) for name, _ in _tensors(call)]
+    operands = call.operands()
+    labels = [_labels(term, len(x.dims)) for x, term in zip(operands, terms, strict=True)]
+    chosen = _chosen(operands, labels)
+    return call.with_operands([_moved(call.masks, x, names, chosen) for x, names in zip(operands, labels, strict=True)])
+
+
+def _moved(masks: Masks, x: Padded, labels: list[str], chosen: Mapping[str, Atoms]) -> Padded:
+    """`x` in the layouts that are chosen; canonical where none is."""
+    for d, label in enumerate(labels):
+        if label not in chosen:
+            x = with_one_atom(masks, x, d)
+    return aligned(masks, x, tuple(chosen.get(label, x.dims[d]) for d, label in enumerate(labels)))
+
+
+def with_canonical(dims: int | slice, rank: int) -> str:
+    """A term for operands of a rank: some dimensions are canonical, the others of one layout."""
+    letters = list(_LETTERS[:rank])
+    for d in range(rank)[dims] if isinstance(dims, slice) else [range(rank)[dims]]:
+        letters[d] = "_"
+    return "".join(letters)
+
+
+def _labels(term: str | None, rank: int) -> list[str]:
+    """What stands for each dimension: a letter, `_`, or its distance from the last dimension of `...`."""
+    if term is None:
+        return ["_"] * rank
+    letters = list(term.removeprefix("..."))
+    if rank <= len(letters):
+        return letters[len(letters) - rank :]
+    assert term.startswith("..."), f"{term} does not name the {rank} dimensions of an operand"
+    before = rank - len(letters)
+    return [f"...{before - i}" for i in range(before)] + letters
+
+
+def _chosen(operands: list[Padded], labels: list[list[str]]) -> dict[str, Atoms]:
+    """For each label the layout of the operand with the most atoms; none where sizes are not proven equal."""
+    found: dict[str, list[Atoms]] = {}
+    for x, names in zip(operands, labels, strict=True):
+        for atoms, label in zip(x.dims, names, strict=True):
+            found.setdefault(label, []).append(atoms)
+    found.pop("_", None)
+    return {label: max(layouts, key=len) for label, layouts in found.items() if _are_equal(filter(None, layouts))}
+
+
+def _are_equal(layouts: Iterable[Atoms]) -> bool:
+    first, *others = [product(atoms) for atoms in layouts] or [1]
+    return all(equal_sizes(first, size) for size in others)
+
+
+def _arguments(call: Call) -> Iterator[tuple[Any, Any]]:
+    """The arguments that are given, each with its declaration in the operator's schema."""
+    declared = call.target._schema.arguments
+    yield from zip(declared, call.args, strict=False)
+    by_name = {argument.name: argument for argument in declared}
+    yield from ((by_name[name], value) for name, value in call.kwargs.items())
+
+
+def _tensors(call: Call) -> Iterator[tuple[str, Padded]]:
+    """Name and value of each operand, in the order of `call.operands()`."""
+    for argument, value in _arguments(call):
+        for leaf in pytree.tree_leaves(value, is_leaf=lambda x: isinstance(x, Padded)):
+            if isinstance(leaf, Padded):
+                yield argument.name, leaf
+
+
+def require_no_length_as_number(call: Call) -> None:
+    """Refuse a length in the place of a number that is no size: the operator would take the padded one."""
+    for argument, value in _arguments(call):
+        takes_sizes = _element(argument.real_type) == "SymIntType"
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, Symbolic) and is_padded(leaf) and not takes_sizes:
+                raise Refused(f"the length is its argument {argument.name}")
+
+
+def _element(kind: Any) -> str:
+    """What a type of a schema is an optional, or a list, of."""
+    while kind.kind() in ("OptionalType", "ListType"):
+        kind = kind.getElementType()
+    return str(kind.kind())
+
+
+def is_concerned(call: Call) -> bool:
+    """Whether an argument is padded, or is a length."""
+    leaves = pytree.tree_leaves((call.args, call.kwargs), is_leaf=lambda x: isinstance(x, Padded))
+    return any(any(map(has_tail, x.dims)) if isinstance(x, Padded) else isinstance(x, Symbolic) for x in leaves)

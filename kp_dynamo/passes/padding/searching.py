@@ -1,0 +1,32 @@
+"""Places in sorted numbers: the tail comes last, and no place is behind the true end."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused
+from kp_dynamo.passes.padding.rules import Call, aten, rule
+
+
+@rule(aten.bucketize.Tensor, layouts={"self": "..."})
+def _bucketize(call: Call) -> Padded:
+    x, boundaries = call.args
+    return _searched(call, boundaries, x.dims, (x, call.masks.filled(boundaries, [-1], math.inf)))
+
+
+@rule(aten.searchsorted.Tensor)
+def _search_sorted(call: Call) -> Padded:
+    numbers, x = call.args
+    if call.kwargs.get("sorter") is not None:
+        raise Refused("numbers that another tensor sorts")
+    return _searched(call, numbers, x.dims, (call.masks.filled(numbers, [-1], math.inf), x))
+
+
+def _searched(call: Call, numbers: Padded, dims: Dims, operands: tuple[Any, ...]) -> Padded:
+    """NaN, and the largest number of all from the right, are found behind the tail."""
+    places = call.run(*operands, **call.kwargs)
+    count = torch.as_tensor(call.masks.true_count(numbers, [-1])).to(places.dtype)
+    return Padded(torch.minimum(places, count), dims)

@@ -1,0 +1,41 @@
+"""Right or refused, never wrong: merged dimensions beside others, and lengths as numbers, at four lengths each."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.buckets import layouts, values
+from tests.buckets.harness import refused
+
+# torch advises against corrections that leave nothing to divide by, and computes.
+pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0:UserWarning")
+
+LENGTHS = (7, 3, 5, 11)
+# What has no rule, and why: compiled for each length, with a warning. Whoever adds a rule takes the name out.
+REFUSED = {
+    "filled_up_to_twenty_by_pad": "padded by as much as the length says",
+    "flat_split": "a result is a view of an input",
+    "ignored_by_length": "targets are ignored that equal the length",
+    "multiplied_by_length": "the length is the alpha of addmm",
+    "padded_by_half": "padded by as much as the length says",
+    "resized_by_area": "an adaptive pool to several results",
+    "scattered_length": "the length of a tensor that is no input",
+    "threshold_of_length": "the length is a threshold",
+    "variance_corrected_by_length": "the length is a correction",
+}
+REFUSED_IN_TRAINING = {
+    "padded_by_replication": "replication_pad1d_backward",
+    "sampled": "grid_sampler_2d_backward",
+}
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    monkeypatch.setenv("KP_TPU_POISON", "1")
+
+
+@pytest.mark.parametrize("name", sorted(layouts.CASES | values.CASES))
+def test_right_at_every_length(name):
+    fn = (layouts.CASES | values.CASES)[name]
+    found = refused(fn, trains=False, lengths=LENGTHS), refused(fn, trains=True, lengths=LENGTHS)
+    assert found == (name in REFUSED, name in REFUSED or name in REFUSED_IN_TRAINING)
