@@ -75,7 +75,8 @@ def _results(draft: Draft) -> list[str]:
     if not results or draft.chance(6):
         extra = draft.pick(lambda v: v.numel() <= 256)
         results += [extra] if extra is not None and extra not in results else []
-    return [*results, *draft.random]
+    # Copies: dropout that is off is its operand in eager, and with none of torch's backends.
+    return [*results, *(f"{name}.clone()" for name in draft.random)]
 
 
 def _optimizer(draft: Draft) -> str | None:
