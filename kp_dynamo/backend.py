@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from kp_dynamo import compat, log
+from kp_dynamo import compat, log, thread_state
 from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.options import CompileOptions
@@ -83,6 +83,7 @@ def clear_cache() -> None:
     SESSION.clear()
 
 
+thread_state.install()
 # Dynamo traces before it calls a backend: XLA tensors with symbolic sizes must be traceable by then.
 if "torch_xla" in sys.modules:
     compat.mend_tracing()

@@ -12,7 +12,8 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 
 from kp_dynamo import compat
 from kp_dynamo.cpu_view import inputs_on_cpu, is_fake, lift_held_tensors, name_the_cpu
-from kp_dynamo.graph_key import Uncacheable, graph_text, input_parts, mode_parts, shares_storage
+from kp_dynamo.graph_key import graph_text, input_parts, is_known_operator, mode_parts, shares_storage
+from kp_dynamo.identity import Uncacheable
 from kp_dynamo.key_diff import Parts
 from kp_dynamo.placement import placement_mode
 
@@ -72,7 +73,11 @@ def _result_devices(gm: fx.GraphModule) -> list[tuple[int, torch.device]]:
 
 
 def _early_key(gm: fx.GraphModule, inputs: Sequence[Any], moved: object, with_modules: bool) -> Parts | None:
-    """The key for a look-up before AOTAutograd, if that is right: static shapes, plain tensors, no shared storage."""
+    """The key for a look-up before AOTAutograd, if that is right: static shapes, plain tensors, no shared storage.
+
+    And no operator of the user's own: AOTAutograd runs its fake kernel and its backward, which may be registered again,
+    or read what has changed.
+    """
     if any(not _is_plain(x) for x in inputs) or shares_storage(inputs):
         return None
     try:
@@ -101,6 +106,13 @@ def _check_safe(gm: fx.GraphModule) -> None:
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
                 check_node_safe(node)
+                if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+                    _check_known(node.target)
+
+
+def _check_known(target: Any) -> None:
+    if not is_known_operator(target):
+        raise Uncacheable(f"{target} is an operator of the user's own")
 
 
 def as_dynamo_calls_it(run: Callable[..., Any], capture: Capture) -> Callable[..., Any]:

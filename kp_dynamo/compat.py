@@ -68,12 +68,13 @@ def _keep_nan() -> None:
 
 
 def mend_tracing() -> None:
-    """Mend what keeps Dynamo from tracing on XLA tensors; torch_xla has been imported. On 2.9 only."""
+    """Mend what keeps threads and Dynamo from tracing on XLA tensors; torch_xla has been imported. On 2.9 only."""
     if earlier_version() is not None:
         return
-    from kp_dynamo.lowering.symbolic_layer_norm import install
+    from kp_dynamo.lowering import lock, symbolic_layer_norm
 
-    install()
+    symbolic_layer_norm.install()
+    lock.install()
 
 
 def refuse_fork() -> None:
@@ -145,6 +146,8 @@ def require_backward() -> None:
         try:
             probe.sum().backward()
         except RuntimeError as cause:
+            if "device_ready_queues_" not in str(cause):
+                raise
             raise TPUDeviceError(
                 "a backward ran on the CPU before the XLA device was first used, and torch has no autograd thread for "
                 "XLA now. Use the device once at the start of the process: torch.ones(1, device=torch_xla.device())."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import types
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
@@ -17,13 +18,10 @@ import torch
 from torch import fx
 
 from kp_dynamo import compat
+from kp_dynamo.identity import Uncacheable, is_of_library, number_of
 
 # Attributes up to this many bytes are in the key by their bytes; a graph that holds a larger one is not shared.
 MAX_CONSTANT_BYTES = 1 << 20
-
-
-class Uncacheable(Exception):
-    """A graph holds something without a stable text."""
 
 
 def graph_text(gm: fx.GraphModule, *, with_modules: bool = False) -> str:
@@ -112,13 +110,50 @@ def _text(value: Any, number: dict[fx.Node, str]) -> str:
     # `0.0` and `-0.0`, `1` and `True` are equal and mean different programs: the type goes with the text.
     if isinstance(value, _PLAIN):
         return f"{type(value).__name__}:{value!r}"
-    if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
+    if isinstance(value, torch._ops.HigherOrderOperator):
         return str(value)
-    if callable(value) and getattr(value, "__module__", None) and getattr(value, "__qualname__", "<").find("<") < 0:
-        return f"{value.__module__}.{value.__qualname__}"
-    if callable(value) and type(value).__name__ == "builtin_function_or_method":
-        return f"{getattr(value, '__module__', None)}.{value.__name__}"
+    if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return _operator_text(value)
+    if isinstance(value, (types.BuiltinFunctionType, types.FunctionType, type)) and is_of_library(value):
+        return _function_text(value)
     raise Uncacheable(f"an argument of type {type(value).__name__}")
+
+
+def _operator_text(target: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> str:
+    """An operator by its name, and one of the user's own by its number as well: it may be defined again.
+
+    Such an operator runs as it is at every call (`lowering/interpreter.py`), but for one with a kernel for XLA, which
+    is in the program.
+    """
+    if is_known_operator(target):
+        return str(target)
+    if isinstance(target, torch._ops.OpOverload) and has_xla_kernel(target):
+        raise Uncacheable(f"{target} has a kernel for XLA, which may be registered again")
+    return f"{target}#{number_of(target)}"
+
+
+def is_known_operator(target: Any) -> bool:
+    """Whether an operator belongs to torch, to torch_xla or to this package."""
+    packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+    return packet._qualified_op_name.partition("::")[0] in _NAMESPACES
+
+
+def has_xla_kernel(target: torch._ops.OpOverload) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "XLA"))
+
+
+_NAMESPACES = frozenset(("aten", "prims", "prim", "kp", "rngprims", "xla", "torch_xla", "_c10d_functional"))
+
+
+def _function_text(value: Any) -> str:
+    """A function or class of a library; what a name was rebound to has another number."""
+    owner = getattr(value, "__self__", None)
+    if owner is not None and not isinstance(owner, types.ModuleType | type):
+        raise Uncacheable(f"a method of an object of type {type(owner).__name__}")
+    name = f"{value.__module__}.{value.__qualname__}"
+    if "<" in name:
+        raise Uncacheable(f"an argument of type {type(value).__name__}")
+    return name if isinstance(value, types.BuiltinFunctionType) else f"{name}#{number_of(value)}"
 
 
 class InputPart(NamedTuple):

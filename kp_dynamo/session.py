@@ -24,8 +24,9 @@ from kp_dynamo.cpu_view import surrounding_autocast
 from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
-from kp_dynamo.graph_key import Uncacheable, environment_parts, graph_text
+from kp_dynamo.graph_key import environment_parts, graph_text
 from kp_dynamo.hardware import memory_budget_bytes
+from kp_dynamo.identity import Uncacheable, identity_of
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec, get_lowering
 from kp_dynamo.memory_bound import MemoryBudget, require_room
@@ -44,7 +45,7 @@ class _Plan(NamedTuple):
     options: CompileOptions
     pipeline: Pipeline
     behind: Pipeline
-    conditions: Parts
+    conditions: Parts | None
     bucketing: Bucketing | None
 
 
@@ -96,7 +97,7 @@ class Session:
         behind = build_backward_pipeline(options)
         conditions = _conditions(options, (*pipeline, *behind), "cpu" if capture.mode == "fake" else capture.mode)
         plan = _Plan(options, pipeline, behind, conditions, bucketing)
-        key = None if capture.key is None else CompileKey((*capture.key, *conditions))
+        key = None if capture.key is None or conditions is None else CompileKey((*capture.key, *conditions))
         run = self._look_up(key)
         if run is not None:
             self.runtime.observe(CaptureReady(None, key, 0.0))
@@ -149,7 +150,7 @@ class Session:
                 name, num_returned, needed, options.strict, identity, overwritten, donate, payload_of=payload_of
             )
             interface = (("graph", text), ("returned", num_returned), ("overwritten", overwritten))
-            key = None if text is None else (*interface, *conditions)
+            key = None if text is None or conditions is None else (*interface, *conditions)
             contract = GraphContract(key, capture.mode == "cpu", f"{number}.{name}", options.compile_timeout_s)
             lowering = self._export or get_lowering(options.lowering)
             return CompiledGraph(gm, contract, lowering, spec, self.runtime)
@@ -196,11 +197,18 @@ def _precision(options: CompileOptions) -> str:
     return resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
 
 
-def _conditions(options: CompileOptions, pipeline: Pipeline, mode: str) -> Parts:
+def _conditions(options: CompileOptions, pipeline: Pipeline, mode: str) -> Parts | None:
+    """What else decides about a program; None where nothing stable says what a pass of the user's does."""
+    try:
+        # A class that is defined again has the same repr.
+        passes = identity_of(options.extra_passes)
+    except Uncacheable:
+        return None
     return (
         ("options", options.key()),
         ("matmul precision", _precision(options)),
         ("pipeline", repr(pipeline)),
+        ("passes of the user's own", passes),
         ("tensors on", mode),
         *environment_parts(),
     )

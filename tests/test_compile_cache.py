@@ -258,7 +258,6 @@ def test_a_miss_names_what_differs(caplog):
 
 
 def test_threads_compile_and_train_at_once():
-    # torch refuses to enter a compiled function while another thread traces; such a call then runs as it is.
     results, start = {}, threading.Barrier(4)
 
     def work(number):
@@ -271,7 +270,7 @@ def test_threads_compile_and_train_at_once():
         torch.testing.assert_close(y, model(x))
         results[number] = model[0].weight.grad / 20, torch.autograd.grad(model(x).sum(), model[0].weight)[0]
 
-    with torch._dynamo.config.patch(error_on_nested_fx_trace=False), counted() as counts:
+    with counted() as counts:
         threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()

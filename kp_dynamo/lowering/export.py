@@ -21,7 +21,8 @@ from kp_dynamo.lowering.checks import check_donation, check_layouts, check_runs_
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.cut import Conductor, is_xla_piece, spec_of_pieces, split_around
 from kp_dynamo.lowering.flash_calls import calls_with
-from kp_dynamo.lowering.program import LOCK, settings
+from kp_dynamo.lowering.lock import one_trace_at_a_time
+from kp_dynamo.lowering.program import settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.flash_kernels import flash_calls
@@ -97,25 +98,34 @@ class Export:
         Conductor(whole, run_piece).run(*args)
         return sum(is_xla_piece(node) for node in whole.graph.nodes)
 
-    @without_placeholders_in_errors()
     def _export(
         self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec, programs: list[ExportedProgram]
     ) -> list[fx.Node]:
         """Trace, add to `programs` and hand over; the nodes that XLA lacks, if any stand in the way."""
         start = time.perf_counter()
-        with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
-            with barriers(compat.optimization_barrier), flash_calls(calls_with(spec.payload_of)):
-                traced = trace(gm, args, device_constants(gm), spec, on_node=_name_operations)
-            if traced.fallbacks or not traced.roots:
-                return traced.fallbacks
-            check_donation(traced.donation.kept, args, spec)
-            stablehlo = _stablehlo(traced, self._as_text)
+        missing, stablehlo, donated = self._trace(gm, args, spec)
+        if stablehlo is None:
+            return missing
         calls = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
         origins = {n.name: (str(n.target), source_line(n)) for n in calls}
         seconds = time.perf_counter() - start
-        programs.append(ExportedProgram(spec.name, stablehlo, origins, seconds, gm, donated=traced.donation.inputs))
+        programs.append(ExportedProgram(spec.name, stablehlo, origins, seconds, gm, donated=donated))
         self._receive(programs[-1])
         return []
+
+    @one_trace_at_a_time()
+    @without_placeholders_in_errors()
+    def _trace(
+        self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec
+    ) -> tuple[list[fx.Node], bytes | None, tuple[int, ...]]:
+        """The nodes that XLA lacks; the program, if there is one; the inputs that are donated."""
+        with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
+            with barriers(compat.optimization_barrier), flash_calls(calls_with(spec.payload_of)):
+                traced = trace(gm, args, device_constants(gm), spec, on_node=_name_operations)
+            if traced.fallbacks or not traced.roots:
+                return traced.fallbacks, None, ()
+            check_donation(traced.donation.kept, args, spec)
+            return [], _stablehlo(traced, self._as_text), traced.donation.inputs
 
 
 _SEPARATOR = "|"

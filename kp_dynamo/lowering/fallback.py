@@ -2,23 +2,26 @@
 
 A torch_xla kernel that lacks a lowering, for its operator or only for these arguments, hands
 its tensors to `aten::_to_cpu` or `aten::_local_scalar_dense`. On a placeholder, which has no buffer, that ends
-the process. Both are therefore overridden (torch_xla 2.9) and raise while a graph is traced.
+the process. Both therefore have kernels (torch_xla 2.9) that raise while a graph is traced.
+
+They are registered for a dispatch key that only a thread which traces includes. torch_xla's own kernels must stay the
+ones that every other thread calls: a Python kernel would hold the GIL while a tensor is read, which deadlocks with a
+thread that compiles (one has the GIL and waits for the lock of the device, the other has the lock and waits for the
+GIL), and a read that fails would end the process: torch_xla 2.9 leaves `ReleaseGilAndTransferData` by an early return,
+without the GIL that it has released.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from kp_dynamo import compat
-
-_state = threading.local()
+# torch has no dispatch key for backends of other people that is a mode of a thread. This one has no kernels.
+_KEY = "TESTING_ONLY_GenericMode"
 
 
 class NeedsValue(Exception):
@@ -27,32 +30,30 @@ class NeedsValue(Exception):
 
 @contextlib.contextmanager
 def values_forbidden() -> Iterator[None]:
-    """Within, an operator that needs a tensor's value on the CPU raises `NeedsValue`."""
-    _guard_kernels()
-    _state.tracing = True
-    try:
+    """Within, in this thread, an operator that needs a tensor's value on the CPU raises `NeedsValue`."""
+    _register_kernels()
+    with torch._C._IncludeDispatchKeyGuard(torch._C._dispatch_key_parse(_KEY)):
         yield
-    finally:
-        _state.tracing = False
 
 
 @functools.cache
-def _guard_kernels() -> torch.library.Library:
-    compat.device()
+def _register_kernels() -> list[torch.library.Library]:
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(torch.library.fallthrough_kernel, _KEY)
     library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        # torch warns of any override, and this one is meant; outside a trace it only passes on.
-        warnings.simplefilter("ignore", UserWarning)
-        for name in ("_to_cpu", "_local_scalar_dense"):
-            kernel = torch.library.get_kernel(f"aten::{name}", "XLA")
-            library.impl(name, _guarded(name, kernel), "XLA", with_keyset=True, allow_override=True)
-    return library
+    for op in (torch.ops.aten._to_cpu.default, torch.ops.aten._local_scalar_dense.default):
+        library.impl(op, _guarded(op), _KEY)
+    return [others, library]
 
 
-def _guarded(name: str, kernel: Any) -> Any:
-    def guarded(keyset: Any, *args: Any) -> Any:
-        if getattr(_state, "tracing", False):
-            raise NeedsValue(name)
-        return kernel.call_boxed(keyset, *args)
+def _guarded(op: torch._ops.OpOverload) -> Any:
+    key = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
+
+    def guarded(given: Any) -> Any:
+        tensors = [given] if isinstance(given, torch.Tensor) else given
+        if any(tensor.device.type == "xla" for tensor in tensors):
+            raise NeedsValue(op.name())
+        with torch._C._ExcludeDispatchKeyGuard(key):
+            return op(given)
 
     return guarded

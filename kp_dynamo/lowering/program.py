@@ -18,6 +18,7 @@ from kp_dynamo import compat
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import DONORS, Donation
 from kp_dynamo.lowering.flash_calls import calls_with
+from kp_dynamo.lowering.lock import one_trace_at_a_time
 from kp_dynamo.lowering.program_inputs import Slot
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.spmd import is_spmd
@@ -27,8 +28,6 @@ from kp_dynamo.ops.wait_for import barriers
 
 Run = Callable[[Sequence[Any]], list[Any]]
 
-# Tracing moves process-wide state of torch_xla (scalars, precision, seed): one graph at a time.
-LOCK = threading.RLock()
 # Two threads may run programs on one tensor: torch_xla 2.9 changes its state without a lock when it is first used.
 _DISPATCH = threading.Lock()
 _DROPPED = "Failed to get computation by hash"  # what torch_xla 2.9 says of it
@@ -53,6 +52,7 @@ class CompiledProgram(NamedTuple):
     donation: Donation
 
 
+@one_trace_at_a_time()
 @without_placeholders_in_errors()
 def compile_program(
     gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], spec: LoweringSpec
@@ -60,7 +60,7 @@ def compile_program(
     """Trace and compile `gm` for the shapes of `args`, and under SPMD for their shardings."""
     spec = replace(spec, is_sharded=is_spmd())
     # AOTAutograd compiles under a fake mode, which would take the tensors made here for its own.
-    with LOCK, _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
+    with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
         # XLA:CPU drops barriers, and has no kernels.
         on_tpu = compat.device_kind() == "TPU"

@@ -14,7 +14,7 @@ from torch import fx
 from kp_dynamo import compat
 from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.constants import device_constants
-from kp_dynamo.lowering.program import LOCK
+from kp_dynamo.lowering.lock import LOCK
 
 
 class Stock:

@@ -1,0 +1,72 @@
+"""State of torch 2.9 that belongs to a thread, and that it keeps for the whole process."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from torch._dynamo.backends import registry
+from torch.fx import _symbolic_trace
+
+_here = threading.local()
+
+
+@functools.cache
+def install() -> None:
+    """Let threads compile at once. Once; `import kp_dynamo.backend` does it.
+
+    * While one thread traces (AOTAutograd does, at every first call), torch takes a call of a compiled function in any
+      other thread for one inside the trace, and raises "Detected that you are using FX to symbolically trace a
+      dynamo-optimized function". Every trace is noted with its thread, and torch asked about the thread that asks.
+    * Two threads that name a backend for the first time both register it, and the second fails with "duplicate name".
+    """
+    _symbolic_trace.Tracer.trace = _noted(_symbolic_trace.Tracer.trace)  # type: ignore[method-assign]
+    for asked in (_symbolic_trace.is_fx_tracing, _symbolic_trace.is_fx_symbolic_tracing):
+        _only_here(asked)
+    registry.register_backend = _once_each(registry.register_backend)
+
+
+def _noted(trace: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(trace)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        _here.traces = _traces_here() + 1
+        try:
+            return trace(*args, **kwargs)
+        finally:
+            _here.traces -= 1
+
+    return noted
+
+
+def _traces_here() -> int:
+    return getattr(_here, "traces", 0)
+
+
+def _only_here(asked: Any) -> None:
+    """Let `asked` be false where only other threads trace.
+
+    In place: compiled functions hold it, and Dynamo knows it by its identity.
+    """
+    original = FunctionType(asked.__code__, asked.__globals__)
+    asked.__kwdefaults__ = {"original": original, "traces_here": _traces_here}
+    asked.__code__ = _asked_here.__code__
+
+
+def _asked_here(*, original: Callable[[], bool], traces_here: Callable[[], int]) -> bool:
+    return traces_here() > 0 and original()
+
+
+def _once_each(register: Callable[..., Any]) -> Callable[..., Any]:
+    lock = threading.Lock()
+
+    @functools.wraps(register)
+    def registered(compiler_fn: Any = None, name: str | None = None, tags: Any = ()) -> Any:
+        with lock:
+            if compiler_fn is not None and registry._COMPILER_FNS.get(name or "") is compiler_fn:
+                return compiler_fn
+            return register(compiler_fn, name, tags)
+
+    return registered
