@@ -131,7 +131,10 @@ def test_shares_of_dropout():
 
 
 def test_reasons_count_as_one():
-    texts = ["view_3: a size is s3*4 where 12 was expected (at <program 12>:3 in forward): x", "view: a size is s7*8 where 1 was expected: x"]
+    texts = [
+        "view_3: a size is s3*4 where 12 was expected (at <program 12>:3 in forward): x",
+        "view: a size is s7*8 where 1 was expected: x",
+    ]
     assert len({plain_reason(text) for text in texts}) == 1
 
 
