@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch.utils import _pytree as pytree
 
+from kp_dynamo import compat
 from kp_dynamo.lowering.pure_forms import PURE_FORMS
-from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd
+from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd, replicated
 from kp_dynamo.lowering.view_forms import VIEW_FORMS
 
 aten = torch.ops.aten
@@ -21,6 +24,25 @@ _IN_PARTS = (
     aten.native_layer_norm_backward.default,
     aten.native_group_norm.default,
     aten.native_group_norm_backward.default,
+)
+
+
+# Scatters: XLA's partitioner ends the process where it has to share out a dimension unevenly (torch_xla 2.9: "Check
+# failed: ShapeUtil::IsScalarWithElementType").
+_SCATTERS = (
+    aten.embedding_dense_backward.default,
+    aten.index_add.default,
+    aten.index_copy.default,
+    aten.index_fill.int_Scalar,
+    aten.index_fill.int_Tensor,
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter.reduce,
+    aten.scatter.value_reduce,
+    aten.scatter_add.default,
+    aten.scatter_reduce.two,
 )
 
 
@@ -35,11 +57,21 @@ def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
         return None
     if (form := VIEW_FORMS.get(target) or PURE_FORMS.get(target)) is not None:
         return form
+    if target in _SCATTERS:
+        return partial(_scatter, target) if is_sharded else None
     if target in _IN_PARTS:
         return decomposition_table[target] if is_sharded else None
     if (sharding_of := _SHARDING_OF.get(target.name())) is None:
         return None
     return lambda x, *args: annotated(x, sharding_of(x, *args)) if is_sharded else x.clone()
+
+
+def _scatter(target: Any, *args: Any, **kwargs: Any) -> Any:
+    """A scatter; of tensors that every device has all of, where a size is no multiple of the devices."""
+    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    if any(size % compat.num_devices() for t in tensors for size in t.shape if size != 1):
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: annotated(t, replicated()), (args, kwargs))
+    return target(*args, **kwargs)
 
 
 def _of_batch(x: torch.Tensor, mesh_shape: list[int]) -> Any:

@@ -141,11 +141,12 @@ def _sharding_of(argument: torch.Tensor) -> Any:
     # torch_xla 2.9 has no public way to ask.
     is_on_xla = argument.device.type == "xla"
     found = compat.xlac()._get_xla_op_sharding(_as_it_lies(argument)) if is_on_xla else None
-    return _replicated() if found is None else found
+    return replicated() if found is None else found
 
 
 @cache
-def _replicated() -> Any:
+def replicated() -> Any:
+    """XLA's sharding of a tensor that every device has all of."""
     return _mesh((compat.num_devices(),)).get_op_sharding(())
 
 

@@ -87,6 +87,10 @@ def test_normalizations_are_cut_as_well(answers):
         assert difference < CLOSE
 
 
+def test_sharded_tensors_are_written_to_by_index(answers):
+    assert all(difference < CLOSE for difference in answers["writes_by_index"])
+
+
 def test_a_model_that_is_wrapped_again_has_the_new_mesh(answers):
     assert answers["wrapped_twice"] == [1, "{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}"]
 
