@@ -12,7 +12,7 @@ _POWERS = (operator.pow, operator.ipow, torch.pow, torch.float_power, "pow", "po
 
 
 def fix_exponents(gm: fx.GraphModule) -> None:
-    """Write the value of such a number into differentiated powers, in place; Dynamo guards it, and captures others anew.
+    """Write the value of such a number into differentiated powers, in place; Dynamo guards it.
 
     The gradient of a power asks whether the number is 0, which torch 2.9 cannot answer for a symbolic one: it fails in
     an assertion of its own, or with "NYI log symbolic float".

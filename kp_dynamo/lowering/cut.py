@@ -102,7 +102,7 @@ class Pieces:
             TELEMETRY.spent(stage, value)
 
     def _on_cpu(self, piece: fx.GraphModule, args: Sequence[Any]) -> Any:
-        """Run a piece on the CPU. Its results stay there: a program takes CPU tensors as they are, so as plain values."""
+        """Run a piece on the CPU. Its results stay there: a program takes CPU tensors, as plain values."""
         with torch.no_grad():
             result = piece(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), tuple(args)))
             # On the device nothing is pending: `imag` of a `conj` is a view that torch has yet to negate.
