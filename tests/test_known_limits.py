@@ -21,6 +21,55 @@ def limit(words):
     return found
 
 
+@pytest.mark.parametrize("backend", ["kp_tpu", "aot_eager"])
+def test_what_leads_to_unused_results_gets_zeros(backend):
+    assert "set that `.grad` to None" in limit("gets zeros for its gradient").cure
+
+    def gradient(fn):
+        used, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        fn(used, unused)[0].sum().backward()
+        return unused.grad
+
+    def two_results(a, b):
+        return a * 2, a * b
+
+    def one_result(a, b):
+        return (a * 2,)
+
+    assert gradient(two_results) is None
+    assert gradient(torch.compile(two_results, backend=backend)).tolist() == [0, 0]
+    assert gradient(torch.compile(one_result, backend=backend)) is None
+
+
+SYNC_BESIDE_EAGER = """
+import threading, time, torch, torch_xla
+torch.ones(1, device="xla")
+failed, until = threading.Event(), time.monotonic() + 20
+
+def work(once):
+    try:
+        while not failed.is_set() and time.monotonic() < until:
+            once()
+    except RuntimeError:
+        failed.set()
+
+def make():
+    assert (torch.ones(2, 3, device="xla").sum() + 1).item() == 7
+
+threads = [threading.Thread(target=work, args=(once,)) for once in (torch_xla.sync, make)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+raise SystemExit("failed" if failed.is_set() else 0)
+"""
+
+
+@pytest.mark.slow  # a process of its own
+def test_threads_of_eager_torch_xla_may_not_synchronise():
+    assert "Let one thread work eagerly" in limit("`torch_xla.sync()` in one thread").cure
+    done = subprocess.run([sys.executable, "-c", SYNC_BESIDE_EAGER], capture_output=True, check=False)
+    assert done.returncode != 0
+
+
 @pytest.mark.slow
 def test_libtpu_cannot_compile_the_attention_of_t5_at_highest():
     assert "matmul_precision" in limit("libtpu 0.0.21 cannot compile").cure
