@@ -1,4 +1,4 @@
-"""Operators that say how a tensor is sharded, and those that torch_xla lowers to what XLA cannot cut."""
+"""Which operators have another form while a graph is traced, and how those that shard a tensor are lowered."""
 
 from __future__ import annotations
 
@@ -8,42 +8,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
-from torch.utils import _pytree as pytree
 
-from kp_dynamo import compat
+from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
+from kp_dynamo.lowering.norm_forms import NORM_FORMS
 from kp_dynamo.lowering.pure_forms import PURE_FORMS
-from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd, replicated
+from kp_dynamo.lowering.random_forms import RANDOM_FORMS
+from kp_dynamo.lowering.reduction_forms import REDUCTION_FORMS
+from kp_dynamo.lowering.sharded_scatters import SCATTERS, scattered
+from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd
 from kp_dynamo.lowering.view_forms import VIEW_FORMS
 
-aten = torch.ops.aten
-
-# torch_xla 2.9 makes a batch norm over all rows of them, and every device would compute all rows.
-_IN_PARTS = (
-    aten.native_layer_norm.default,
-    aten.native_layer_norm_backward.default,
-    aten.native_group_norm.default,
-    aten.native_group_norm_backward.default,
-)
-
-
-# Scatters: XLA's partitioner ends the process where it has to share out a dimension unevenly (torch_xla 2.9: "Check
-# failed: ShapeUtil::IsScalarWithElementType").
-_SCATTERS = (
-    aten.embedding_dense_backward.default,
-    aten.index_add.default,
-    aten.index_copy.default,
-    aten.index_fill.int_Scalar,
-    aten.index_fill.int_Tensor,
-    aten.index_put.default,
-    aten._unsafe_index_put.default,
-    aten.scatter.src,
-    aten.scatter.value,
-    aten.scatter.reduce,
-    aten.scatter.value_reduce,
-    aten.scatter_add.default,
-    aten.scatter_reduce.two,
-)
+FORMS: dict[Any, Callable[..., Any]] = {
+    **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS,
+}  # fmt: skip
 
 
 def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
@@ -51,27 +28,17 @@ def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
 
     Args:
         target: The operator.
-        is_sharded: Whether several devices run the program. To one alone, all but views are what they compute.
+        is_sharded: Whether several devices run the program. On one alone, a tensor marked with a sharding is itself.
     """
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    if (form := VIEW_FORMS.get(target) or PURE_FORMS.get(target)) is not None:
-        return form
-    if target in _SCATTERS:
-        return partial(_scatter, target) if is_sharded else None
-    if target in _IN_PARTS:
-        return decomposition_table[target] if is_sharded else None
+    if target in FORMS:
+        return FORMS[target]
+    if target in SCATTERS:
+        return partial(scattered, target) if is_sharded else None
     if (sharding_of := _SHARDING_OF.get(target.name())) is None:
         return None
     return lambda x, *args: annotated(x, sharding_of(x, *args)) if is_sharded else x.clone()
-
-
-def _scatter(target: Any, *args: Any, **kwargs: Any) -> Any:
-    """A scatter; of tensors that every device has all of, where a size is no multiple of the devices."""
-    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-    if any(size % compat.num_devices() for t in tensors for size in t.shape if size != 1):
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: annotated(t, replicated()), (args, kwargs))
-    return target(*args, **kwargs)
 
 
 def _of_batch(x: torch.Tensor, mesh_shape: list[int]) -> Any:
