@@ -130,3 +130,11 @@ def test_no_operator_may_write_to_an_argument_of_the_trace(monkeypatch):
 
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="an operator wrote to an argument"):
         torch.compile(f, backend="kp_tpu")(torch.ones(7), torch.zeros(7))
+
+
+def test_a_number_that_a_graph_holds_need_not_be_an_input_of_the_program():
+    x = torch.randn(3, 4)
+    run = torch.compile(lambda x: x.clamp(-0.5, 0.5).kthvalue(2, 0).values, backend="kp_tpu", dynamic=True,
+                        options={**FLOAT32, "buckets": [4, 8]})  # fmt: skip
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), x.clamp(-0.5, 0.5).kthvalue(2, 0).values, rtol=0, atol=0)

@@ -30,22 +30,27 @@ class InputIds:
 
     def __init__(self, placeholders: list[Any], constants: dict[str, torch.Tensor]) -> None:
         arguments = [(t, Slot("argument", i)) for i, t in enumerate(placeholders) if isinstance(t, torch.Tensor)]
-        slots = [*arguments, *((t, Slot("constant", t)) for t in constants.values())]
-        self._tensors = [tensor for tensor, _ in slots]
-        # torch_xla 2.9: reading a tensor's id makes its node, and the node keeps the id.
-        self._ids, _ = compat.xlac()._get_tensors_xla_device_data_node(self._tensors)
-        assert len(set(self._ids)) == len(slots), "an argument has no program input of its own"
-        self._slots = dict(zip(self._ids, (slot for _, slot in slots), strict=True))
+        self._arguments = [tensor for tensor, _ in arguments]
+        self._ids = _ids(self._arguments)
+        assert len(set(self._ids)) == len(arguments), "an argument has no program input of its own"
+        self._slots = dict(zip(self._ids, (slot for _, slot in arguments), strict=True))
+        # A constant that is a number may be part of the program, and has no id then.
+        self._slots |= {number: Slot("constant", t) for t in constants.values() for number in _ids([t])}
         self._slots[compat.xlac()._get_seed_info_id()] = Slot("seed")
 
     def require_unchanged(self) -> None:
         """Raise where an operator wrote to an argument, which would then answer with another one's id."""
-        ids, _ = compat.xlac()._get_tensors_xla_device_data_node(self._tensors)
-        assert ids == self._ids, "an operator wrote to an argument while the graph was traced"
+        assert _ids(self._arguments) == self._ids, "an operator wrote to an argument while the graph was traced"
 
     def slot(self, number: int) -> Slot | None:
         """The argument, constant or seed that a program input is; None for another input."""
         return self._slots.get(number)
+
+
+def _ids(tensors: list[torch.Tensor]) -> list[int]:
+    # torch_xla 2.9: reading a tensor's id makes its node, and the node keeps the id.
+    ids: list[int] = compat.xlac()._get_tensors_xla_device_data_node(tensors)[0]
+    return ids
 
 
 def classify_inputs(roots: list[torch.Tensor], known: InputIds) -> list[Slot]:
