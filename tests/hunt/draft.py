@@ -34,6 +34,9 @@ class Draft:
         draw: Hypothesis's.
         sizes: Of each symbol ("B", "L"), for each call.
         modes: Of each call.
+        allows_extremes: Whether numbers may be so large that rounding cannot be judged: masks.
+        has_buckets: Sizes that vary are padded: then few programs write to inputs or return views of them, which is
+            refused by name.
     """
 
     draw: Callable[[st.SearchStrategy[Any]], Any]
@@ -47,6 +50,7 @@ class Draft:
     random: list[str] = field(default_factory=list)
     families: list[str] = field(default_factory=list)
     allows_extremes: bool = False
+    has_buckets: bool = False
 
     def __post_init__(self) -> None:
         self.calls = [namespace(None) for _ in self.modes]
@@ -219,6 +223,12 @@ class Draft:
         lines += [textwrap.indent(line, " " * 8) for line in self.body]
         lines += [f"        return {returned}"]
         return "\n".join(lines).strip() + "\n"
+
+    def is_view_of_input(self, name: str) -> bool:
+        """Whether a value shares memory with an input."""
+        call = self.calls[0]
+        memory = call[name].untyped_storage().data_ptr()
+        return any(call[spec.name].untyped_storage().data_ptr() == memory for spec in self.inputs)
 
     def unused(self) -> list[str]:
         """Names of tensors that no later statement reads."""

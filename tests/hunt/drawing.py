@@ -30,7 +30,8 @@ def programs(draw: st.DrawFn, *, is_sharded: bool = False, only: tuple[str, ...]
     """
     configuration = draw(configurations(is_sharded=is_sharded))
     modes = _modes(draw)
-    draft = Draft(draw, _sizes(draw, len(modes), configuration.has_buckets), modes)
+    has_buckets = configuration.has_buckets
+    draft = Draft(draw, _sizes(draw, len(modes), has_buckets), modes, has_buckets=has_buckets)
     START(draft)
     chosen = draw(st.lists(st.sampled_from(only or tuple(FAMILIES)), min_size=1, max_size=3, unique=True))
     draft.families = chosen
@@ -75,6 +76,8 @@ def _results(draft: Draft) -> list[str]:
     if not results or draft.chance(6):
         extra = draft.pick(lambda v: v.numel() <= 256)
         results += [extra] if extra is not None and extra not in results else []
+    if draft.has_buckets and not draft.chance(25):
+        results = [f"{name}.clone()" if draft.is_view_of_input(name) else name for name in results]
     # Copies: dropout that is off is its operand in eager, and with none of torch's backends.
     return [*results, *(f"{name}.clone()" for name in draft.random)]
 

@@ -113,6 +113,7 @@ class _Run:
         self.kept: dict[str, torch.Tensor] = {}
         self.bases: dict[str, torch.Tensor] = {}
         self.results: dict[str, Any] = {}
+        self.is_on_xla = program.configuration.device == "xla"
         parameters = list(model.parameters())
         self.optimizer = None
         if program.optimizer is not None and parameters:
@@ -159,7 +160,8 @@ class _Run:
         made = values.make(spec.values, shape, dtype, self.program.seed + 100 * number + position)
         if self.how.floating is not None and dtype.is_floating_point:
             made = made.to(self.how.floating)
-        if spec.layout == "transposed" and made.dim() > 1:
+        # Every XLA tensor is contiguous to torch, one that was transposed as well.
+        if spec.layout == "transposed" and made.dim() > 1 and not (self.is_on_xla and self.how.device == "cpu"):
             return made.transpose(0, -1).contiguous().to(self.how.device).transpose(0, -1)
         if spec.layout == "offset" and made.dim() > 0:
             base = torch.cat([made[:1], made, made[:1]]) if made.shape[0] else made

@@ -22,7 +22,7 @@ _DEVIATIONS = 6.0
 def odd_shares(kept: Sequence[Kept]) -> str | None:
     """What is wrong with how much dropout kept, over all of a program's."""
     if any(k != n for k, n, share in kept if share == 1.0):
-        return "dropout of nothing dropped something"
+        return "dropout of nothing dropped something, or rand left [0, 1)"
     variance = sum(n * share * (1 - share) for _, n, share in kept)
     off = sum(k - n * share for k, n, share in kept)
     # One element more or less than a normal distribution says is no deviation.
@@ -51,15 +51,18 @@ def replayed(recorded: Sequence[torch.Tensor] | None, kept: list[Kept] | None = 
             kept.append((int((mask & (x != 0)).sum()), int((x != 0).sum()), 1 - p if training else 1.0))
         return x * mask / (1 - p) if training else x
 
-    def drawn(original: Callable[..., Any]) -> Callable[..., Any]:
+    def drawn(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def take(*args: Any, **keywords: Any) -> torch.Tensor:
             expected = original(*args, **keywords)
-            return waiting.pop(0).to(expected)
+            value = waiting.pop(0).to(expected)
+            if kept is not None and name in ("rand", "rand_like") and ((value < 0) | (value >= 1)).any():
+                kept.append((1, 0, 1.0))
+            return value
 
         return take
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(F, "dropout", dropout))
         for name in ("rand_like", "randn_like", "bernoulli", "rand", "randn"):
-            stack.enter_context(mock.patch.object(torch, name, drawn(getattr(torch, name))))
+            stack.enter_context(mock.patch.object(torch, name, drawn(name, getattr(torch, name))))
         yield

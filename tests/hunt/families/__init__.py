@@ -10,6 +10,7 @@ from tests.hunt.families import (
     autograd_functions,
     basics,
     dropout,
+    extremes,
     indexing,
     losses,
     norms,
@@ -38,4 +39,5 @@ FAMILIES: dict[str, tuple[Step, ...]] = {
     "recurrent": recurrent.STEPS,
     "optimizers": optimizers.STEPS,
     "indexing": indexing.STEPS,
+    "extremes": extremes.STEPS,
 }

@@ -26,6 +26,7 @@ _MIX = (
     "{0}.logcumsumexp(1)", "torch.trapezoid({0}, dim=1)", "{0}.nanmean(1)", "{0}.aminmax(dim=1)[0]", "{0}.count_nonzero(1)",
     "{0}.any(1)", "({0} > 0).all(1)", "{0}.nansum(1)", "{0}.var(1, correction=5)", "{0}.kthvalue(2, 1).values",
     "torch.triu({0}[..., 0])", "torch.tril({0}.transpose(1, 2))", "{0}.std((0, 1))", "{0}.mean(1, keepdim=True) - {0}",
+    "{0}.tanh() ** {0}.shape[1]", "{0}.sigmoid() ** {0}.shape[0]",
 )  # fmt: skip
 _PRODUCTS = (
     "{0} @ {0}.transpose(1, 2)", "{0}.transpose(1, 2) @ {0}", "{0}.flatten(0, 1) @ {0}.flatten(0, 1).t()",

@@ -127,6 +127,8 @@ def ring(draft: Draft) -> None:
 def _plain_inputs(draft: Draft, count: int) -> list[str]:
     """`count` inputs of one shape that may be written, some of them new."""
     shape = draft.dims(draft.inputs[0].name)
+    if draft.has_buckets and not draft.chance(25):
+        shape = (4, 8)
     found = [
         i.name for i in draft.inputs
         if draft.dims(i.name) == shape and not i.requires_grad and i.dtype == "float32" and i.layout != "transposed"

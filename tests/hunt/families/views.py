@@ -65,7 +65,7 @@ def table(draft: Draft) -> None:
 def written(draft: Draft) -> None:
     """A view that is taken before or after its base is written."""
     names = [i.name for i in draft.inputs if not i.requires_grad and len(i.shapes[0]) in (1, 2, 3)]
-    if not names:
+    if not names or (draft.has_buckets and not draft.chance(25)):
         return
     x, view = draft.choose(*names), draft.fresh("view")
     take = f"{view} = " + draft.choose(*_ONE).format(x)
