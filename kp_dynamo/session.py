@@ -14,7 +14,7 @@ from torch import fx
 
 from kp_dynamo.aot.flash_payloads import payload_of
 from kp_dynamo.autograd import GraphStages, trace_and_compile
-from kp_dynamo.bucketing import Bucketing, bucketed
+from kp_dynamo.bucketing import Bucketing, NotPadded, bucketed
 from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture, as_dynamo_calls_it
@@ -138,6 +138,8 @@ class Session:
         def compile_graph(
             gm: fx.GraphModule, num_returned: int, name: str, overwritten: tuple[int | None, ...]
         ) -> CompiledGraph:
+            if bucketing is not None and name == "forward":
+                bucketing.require_own_memory(options.strict)
             TELEMETRY.count("graphs")
             if budget is not None:
                 require_room(gm.graph, name, budget)
@@ -154,8 +156,12 @@ class Session:
             lowering = self._export or get_lowering(options.lowering)
             return CompiledGraph(gm, contract, lowering, spec, self.runtime)
 
+        stages = GraphStages(transform, compile_graph)
         with surrounding_autocast(capture.mode):
-            run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph))
+            try:
+                run = trace_and_compile(capture.gm, capture.inputs, stages)
+            except NotPadded:  # the masks are in the joint graph: trace it without them
+                run = trace_and_compile(capture.gm, capture.inputs, stages)
         if options.donate == "mutated" and capture.mode == "xla":
             run = _settled(run)
         run = run if bucketing is None else bucketing.wrap(run)
