@@ -157,6 +157,7 @@ def _boxed(run: Any) -> Any:
 def _tracing_settings() -> Iterator[None]:
     with (
         _backward_with_forward(),
+        _metadata_before_partition(),
         # The math form is differentiated op by op; the CPU's fused kernels mean nothing to XLA.
         sdpa_kernel(SDPBackend.MATH),
         _without_mkldnn(),
@@ -172,6 +173,18 @@ def _backward_with_forward() -> contextlib.AbstractContextManager[Any]:
     """
     prepare = partial(aot_autograd.prepare_aot_module_simplified, force_non_lazy_backward_lowering=True)
     return mock.patch.object(aot_autograd, "prepare_aot_module_simplified", prepare)
+
+
+def _metadata_before_partition() -> contextlib.AbstractContextManager[Any]:
+    """Let `_metadata` know of a joint graph what torch 2.9 says only once it is partitioned."""
+    compile_stage = aot_autograd.aot_stage2_compile
+
+    def noted(state: Any, capture: Any) -> Any:
+        if (context := torch._guards.TracingContext.try_get()) is not None:
+            context.fw_metadata = state.fw_metadata
+        return compile_stage(state, capture)
+
+    return mock.patch.object(aot_autograd, "aot_stage2_compile", noted)
 
 
 @contextlib.contextmanager
