@@ -177,7 +177,7 @@ def _backward_with_forward() -> contextlib.AbstractContextManager[Any]:
 
 def _metadata_before_partition() -> contextlib.AbstractContextManager[Any]:
     """Let `_metadata` know of a joint graph what torch 2.9 says only once it is partitioned."""
-    compile_stage = aot_autograd.aot_stage2_compile
+    compile_stage = aot_autograd.aot_stage2_compile  # type: ignore[attr-defined]
 
     def noted(state: Any, capture: Any) -> Any:
         if (context := torch._guards.TracingContext.try_get()) is not None:
