@@ -8,6 +8,7 @@ what it computes does not depend on them.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
@@ -131,6 +132,16 @@ def sharded_placeholder(make: Callable[[], torch.Tensor], argument: torch.Tensor
         inner(annotated).copy_(inner(bare))
     xlac._get_xla_sharding_spec(annotated)  # the reading hands it on
     return annotated
+
+
+def is_uneven(value: Any) -> bool:
+    """Whether devices have parts of different sizes of a tensor."""
+    if not isinstance(value, torch.Tensor) or value.device.type != "xla":
+        return False
+    found = re.match(r"\{devices=\[([\d,]+)\]", compat.xlac()._get_xla_sharding_spec(_as_it_lies(value)))
+    parts = [int(n) for n in found[1].split(",")] if found else []
+    # A last number more than there are dimensions counts copies.
+    return any(size % count for size, count in zip(value.shape, parts, strict=False))
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

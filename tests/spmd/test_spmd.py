@@ -183,6 +183,10 @@ def test_marks_inside_a_graph(answers):
     assert answers["a_public_mark_that_dynamo_leaves_alone"] == ["{devices=[1,4]0,1,2,3}", True]
 
 
+def test_a_buffer_in_uneven_parts_is_kept(answers):
+    assert answers["uneven_parts_are_not_donated"] == [0, 4, 8, 12, 16, 20]
+
+
 def test_a_donated_buffer_keeps_its_sharding(answers):
     assert answers["donated_buffers"] == [True, ROWS]
 

@@ -496,6 +496,16 @@ def donated_buffers() -> Any:
 
 
 @check
+def uneven_parts_are_not_donated() -> Any:
+    run = compiled(lambda x: x.mul_(2), donate="mutated")
+    mine = torch.arange(6.0).to("xla")
+    xs.mark_sharding(mine, mesh(4), (0,))
+    for _ in range(2):
+        run(mine)
+    return mine.cpu().tolist()
+
+
+@check
 def lengths_that_are_padded() -> Any:
     run = torch.compile(
         lambda x: x.softmax(dim=1), backend="kp_tpu", dynamic=True, options={"buckets": [8, 16], "precision": "float32"}
