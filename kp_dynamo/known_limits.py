@@ -24,12 +24,6 @@ KNOWN_LIMITS = (
         "Make one tensor on the device first: `torch.ones(1, device=torch_xla.device())`.",
     ),
     KnownLimit(
-        "An input of a compiled graph that only leads to results outside the loss gets zeros for its gradient, where "
-        "eager leaves None: AOTAutograd gives such results a gradient of zeros, under every backend that uses it. An "
-        "optimizer then decays the parameter and moves it by its momentum.",
-        "Do not return what is not used, or set that `.grad` to None before the optimizer's step.",
-    ),
-    KnownLimit(
         "`torch_xla.sync()` in one thread while another one makes or changes XLA tensors in eager code fails, in "
         'torch_xla alone too ("Check failed: data()->tensor_data").',
         "Let one thread work eagerly on the device. Compiled functions may be compiled and called meanwhile.",

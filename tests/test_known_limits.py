@@ -21,26 +21,6 @@ def limit(words):
     return found
 
 
-@pytest.mark.parametrize("backend", ["kp_tpu", "aot_eager"])
-def test_what_leads_to_unused_results_gets_zeros(backend):
-    assert "set that `.grad` to None" in limit("gets zeros for its gradient").cure
-
-    def gradient(fn):
-        used, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-        fn(used, unused)[0].sum().backward()
-        return unused.grad
-
-    def two_results(a, b):
-        return a * 2, a * b
-
-    def one_result(a, b):
-        return (a * 2,)
-
-    assert gradient(two_results) is None
-    assert gradient(torch.compile(two_results, backend=backend)).tolist() == [0, 0]
-    assert gradient(torch.compile(one_result, backend=backend)) is None
-
-
 SYNC_BESIDE_EAGER = """
 import threading, time, torch, torch_xla
 torch.ones(1, device="xla")
