@@ -179,3 +179,20 @@ def test_indices_are_int64_in_the_program_too():
         check_like_eager(lambda x: F.max_pool2d(x, 2, return_indices=True)[1] * 2**33, torch.randn(1, 1, 4, 4))
     assert counts.fallbacks == 0
     assert_same(compiled(lambda x: x.cummax(0)[1] * 2**33)(LINE[3:6]), LINE[3:6].cummax(0)[1] * 2**33)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"kernel_size": 2},
+        {"kernel_size": 3, "stride": 2, "padding": 1},
+        {"kernel_size": (2, 3), "stride": (1, 2), "padding": (0, 1), "dilation": (2, 1), "ceil_mode": True},
+    ],
+)
+def test_places_in_windows_of_infinities(how):
+    x = torch.randn(1, 2, 7, 8)
+    x[0, 0, :3] = -INF
+    x[0, 1, 2:5, 1::2] = NAN
+    check_like_eager(lambda x: F.max_pool2d(x, **how, return_indices=True), x)
+    check_like_eager(lambda x: F.max_pool3d(x[None], 2, return_indices=True), x)
+    check_like_eager(lambda x: F.max_pool1d(x[0], 3, padding=1, return_indices=True), x)

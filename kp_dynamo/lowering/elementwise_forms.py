@@ -97,7 +97,7 @@ def _hardsigmoid_backward(gradient: torch.Tensor, x: torch.Tensor) -> Any:
 def _hardswish_backward(gradient: torch.Tensor, x: torch.Tensor) -> Any:
     """For x between -3 and 3, x / 3 + 1 / 2."""
     inside = (wide(gradient) * (wide(x) / 3 + 0.5)).to(gradient.dtype)
-    return torch.where(x <= -3, number(0, gradient), torch.where(x < 3, inside, gradient))
+    return torch.where(x <= -3, number(0, gradient), torch.where(x >= 3, gradient, inside))
 
 
 def _hardshrink_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: Any) -> Any:

@@ -10,13 +10,14 @@ import torch
 
 from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
 from kp_dynamo.lowering.norm_forms import NORM_FORMS
+from kp_dynamo.lowering.pool_forms import POOL_FORMS
 from kp_dynamo.lowering.random_forms import RANDOM_FORMS
 from kp_dynamo.lowering.reduction_forms import REDUCTION_FORMS
 from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd
 from kp_dynamo.lowering.view_forms import VIEW_FORMS
 
 FORMS: dict[Any, Callable[..., Any]] = {
-    **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS,
+    **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS,
 }  # fmt: skip
 
 
