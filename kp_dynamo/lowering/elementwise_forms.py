@@ -104,6 +104,16 @@ def _hardshrink_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: Any
     return torch.where((x < -threshold) | (x > threshold), gradient, number(0, gradient))
 
 
+def _smooth_l1_backward(
+    gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> Any:
+    """torch_xla takes the gradient of a NaN for that of a large negative difference."""
+    gradient = gradient / x.numel() if reduction == 1 else gradient
+    difference = x - target
+    near = gradient * (difference if beta == 0 else difference / beta)
+    return torch.where(difference <= -beta, -gradient, torch.where(difference >= beta, gradient, near))
+
+
 def _remainder(x: Any, y: Any) -> Any:
     """torch_xla subtracts floor(x / y) * y: NaN where y is infinite, and off where the quotient is rounded up."""
     x, y, dtype = operands(x, y)
@@ -186,6 +196,7 @@ ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
     aten.hardsigmoid_backward.default: _hardsigmoid_backward,
     aten.hardswish_backward.default: _hardswish_backward,
     aten.hardshrink_backward.default: _hardshrink_backward,
+    aten.smooth_l1_loss_backward.default: _smooth_l1_backward,
     aten.remainder.Tensor: _remainder,
     aten.remainder.Scalar: _remainder,
     aten.remainder.Scalar_Tensor: _remainder,

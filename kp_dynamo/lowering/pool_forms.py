@@ -79,7 +79,20 @@ def _places(x: torch.Tensor, windows: _Windows) -> torch.Tensor:
     return place
 
 
+def _max_unpool(dims: int) -> Callable[..., Any]:
+    """torch_xla leaves -inf out, which it begins with."""
+
+    def form(x: torch.Tensor, places: torch.Tensor, sizes: Sequence[int], *_: Any) -> Any:
+        outer = x.shape[:-dims]
+        empty = torch.zeros([*outer, math.prod(sizes)], dtype=x.dtype, device=x.device)
+        return empty.scatter(-1, places.flatten(-dims), x.flatten(-dims)).reshape([*outer, *sizes])
+
+    return form
+
+
 POOL_FORMS: dict[Any, Callable[..., Any]] = {
     aten.max_pool2d_with_indices.default: _max_pool(aten.max_pool2d_with_indices.default, 2),
     aten.max_pool3d_with_indices.default: _max_pool(aten.max_pool3d_with_indices.default, 3),
+    aten.max_unpool2d.default: _max_unpool(2),
+    aten.max_unpool3d.default: _max_unpool(3),
 }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
+from kp_dynamo.lowering.linalg_forms import LINALG_FORMS
 from kp_dynamo.lowering.norm_forms import NORM_FORMS
 from kp_dynamo.lowering.pool_forms import POOL_FORMS
 from kp_dynamo.lowering.random_forms import RANDOM_FORMS
@@ -17,7 +18,7 @@ from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd
 from kp_dynamo.lowering.view_forms import VIEW_FORMS
 
 FORMS: dict[Any, Callable[..., Any]] = {
-    **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS,
+    **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS, **LINALG_FORMS,
 }  # fmt: skip
 
 
