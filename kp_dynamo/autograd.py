@@ -25,6 +25,7 @@ from kp_dynamo.analysis.random_results import save_random_results
 from kp_dynamo.argument_overlap import OverlapCheck, overlapping
 from kp_dynamo.decompositions import decompositions
 from kp_dynamo.result_aliases import ResultAliases
+from kp_dynamo.undefined_gradients import UndefinedGradients
 
 # (graph, number of results that the user sees, name of the graph, see `_overwritten`) -> what runs it.
 CompileGraph = Callable[[fx.GraphModule, int, str, tuple[int | None, ...]], Callable[[list[Any]], list[Any]]]
@@ -49,6 +50,7 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
     num_returned: list[int] = []
     metadata: list[Any] = []
     aliases: list[ResultAliases] = []
+    undefined: list[UndefinedGradients] = []
 
     def take_out_aliases(graph: fx.GraphModule, num_results: int) -> Sequence[int]:
         metadata.append(_metadata())
@@ -56,6 +58,7 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
         return aliases[-1].symbolic
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
+        undefined.append(UndefinedGradients(joint, _metadata(), num_fwd_outputs))
         stages.transform(joint, "joint", take_out_aliases(joint, num_fwd_outputs))
         budget = functorch_config.activation_memory_budget
         # At 0 torch 2.9 recomputes everything, whatever is tagged to be saved; just above, it looks.
@@ -93,7 +96,8 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
             # With symbolic shapes torch 2.9 asserts where mutations stay in the graph.
             keep_inference_input_mutations=False,
         )
-    return _at_run_time(run, aliases[-1], _overlap_check(metadata[-1], inputs))
+    gradients = undefined[-1] if undefined and not undefined[-1].is_uniform else None
+    return _at_run_time(run, aliases[-1], _overlap_check(metadata[-1], inputs), gradients)
 
 
 def _overlap_check(metadata: Any, inputs: Sequence[Any]) -> OverlapCheck | None:
@@ -106,16 +110,24 @@ def _overlap_check(metadata: Any, inputs: Sequence[Any]) -> OverlapCheck | None:
     return OverlapCheck(written, overlapping(inputs, frozenset(written))) if written else None
 
 
-def _at_run_time(run: Callable[..., Any], aliases: ResultAliases, overlap: OverlapCheck | None) -> Callable[..., Any]:
-    """`run`, with its arguments checked, and with the views of arguments that only their operators can take."""
-    if overlap is None and not aliases.has_symbolic_views:
+def _at_run_time(
+    run: Callable[..., Any],
+    aliases: ResultAliases,
+    overlap: OverlapCheck | None,
+    gradients: UndefinedGradients | None,
+) -> Callable[..., Any]:
+    """`run`, with what depends on the tensors of a call: checks of its arguments, views of them, its backward."""
+    if overlap is None and gradients is None and not aliases.has_symbolic_views:
         return run
 
     def called(*args: Any) -> Any:
         if overlap is not None:
             overlap.require_same(args)
         results = list(run(*args))
-        aliases.replay(args, results)
+        if gradients is not None:
+            gradients.watch(results)
+        if aliases.has_symbolic_views:
+            aliases.replay(args, results)
         return results
 
     return called
@@ -157,6 +169,7 @@ def _boxed(run: Any) -> Any:
 def _tracing_settings() -> Iterator[None]:
     with (
         _backward_with_forward(),
+        _metadata_before_partition(),
         # The math form is differentiated op by op; the CPU's fused kernels mean nothing to XLA.
         sdpa_kernel(SDPBackend.MATH),
         _without_mkldnn(),
@@ -172,6 +185,18 @@ def _backward_with_forward() -> contextlib.AbstractContextManager[Any]:
     """
     prepare = partial(aot_autograd.prepare_aot_module_simplified, force_non_lazy_backward_lowering=True)
     return mock.patch.object(aot_autograd, "prepare_aot_module_simplified", prepare)
+
+
+def _metadata_before_partition() -> contextlib.AbstractContextManager[Any]:
+    """Let `_metadata` know of a joint graph what torch 2.9 says only once it is partitioned."""
+    compile_stage = aot_autograd.aot_stage2_compile  # type: ignore[attr-defined]
+
+    def noted(state: Any, capture: Any) -> Any:
+        if (context := torch._guards.TracingContext.try_get()) is not None:
+            context.fw_metadata = state.fw_metadata
+        return compile_stage(state, capture)
+
+    return mock.patch.object(aot_autograd, "aot_stage2_compile", noted)
 
 
 @contextlib.contextmanager

@@ -40,9 +40,9 @@ _MAX_PLANS = 4096  # of some hundred bytes each
 class _Plan:
     """What is done for one combination of true lengths: shapes of padded inputs, lengths, what results are cut to."""
 
-    inputs: tuple[tuple[int, Shape | int], ...]
+    inputs: tuple[tuple[int, Shape | float], ...]
     lengths: tuple[int, ...]
-    results: tuple[tuple[int, Shape | int], ...]
+    results: tuple[tuple[int, Shape | float], ...]
 
 
 class Bucketing:
@@ -75,10 +75,10 @@ class Bucketing:
                 self._plans.set(lengths, plan)
             padded = list(args)
             for position, shape in plan.inputs:
-                padded[position] = shape if isinstance(shape, int) else self._resized(padded[position], shape)
+                padded[position] = self._resized(padded[position], shape) if isinstance(shape, tuple) else shape
             results = list(run(*padded, *map(torch.tensor, plan.lengths)))
             for position, shape in plan.results:
-                results[position] = shape if isinstance(shape, int) else self._resized(results[position], shape)
+                results[position] = self._resized(results[position], shape) if isinstance(shape, tuple) else shape
             return results
 
         return called
@@ -124,8 +124,10 @@ class Bucketing:
         metadata: Any = context.fw_metadata if context is not None else None
         if metadata is None:
             return None
+        if len(metadata.input_info) != len(self._inputs) + len(self.symbols):
+            return "inputs that share memory are written in place"  # AOTAutograd has put their base in their place
         for number, info in enumerate(metadata.input_info):
-            if info.mutates_data and self._may_be_padded(number):
+            if (info.mutates_data or info.mutates_metadata) and self._may_be_padded(number):
                 return f"input {number} has a padded size and is written in place"
         for number, info in enumerate(metadata.output_info):
             if info.output_type in (OutputType.alias_of_input, OutputType.is_input):
@@ -281,18 +283,19 @@ def _first_places(inputs: Sequence[Any]) -> dict[sympy.Symbol, tuple[int, int]]:
 
 def _changes(
     values: Sequence[Any], source: dict[sympy.Symbol, int], target: dict[sympy.Symbol, int]
-) -> tuple[tuple[int, Shape | int], ...]:
+) -> tuple[tuple[int, Shape | float], ...]:
     """(position, shape or number) of the values that differ between two sets of lengths."""
     pairs = [(i, _at(v, source), _at(v, target)) for i, v in enumerate(values)]
     return tuple((i, new) for i, old, new in pairs if new is not None and new != old)
 
 
-def _at(value: Any, sizes: dict[sympy.Symbol, int]) -> Shape | int | None:
+def _at(value: Any, sizes: dict[sympy.Symbol, int]) -> Shape | float | None:
     """The shape of a tensor, or a symbolic number, at given lengths."""
-    if isinstance(value, torch.SymInt):
-        return int(value.node.expr.xreplace(sizes))
+    for symbolic, number in ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)):
+        if isinstance(value, symbolic):
+            return number(_value(value.node.expr, sizes))
     if isinstance(value, torch.Tensor):
-        return tuple(_at(s, sizes) if isinstance(s, torch.SymInt) else int(s) for s in value.shape)
+        return tuple(int(_value(s.node.expr, sizes)) if isinstance(s, torch.SymInt) else int(s) for s in value.shape)
     return None
 
 

@@ -12,6 +12,7 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 
 from kp_dynamo import compat
 from kp_dynamo.cpu_view import inputs_on_cpu, is_fake, lift_held_tensors, name_the_cpu
+from kp_dynamo.exponents import fix_exponents
 from kp_dynamo.graph_key import graph_text, input_parts, is_known_operator, mode_parts, shares_storage
 from kp_dynamo.identity import Uncacheable
 from kp_dynamo.key_diff import Parts
@@ -61,6 +62,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
         compat.require_backward()
     moved = tuple((i, device) for i, device in results if device.type != ("cpu" if mode == "fake" else mode))
     key = _early_key(gm, inputs, moved, with_modules) if not held else None
+    fix_exponents(gm)
     name_the_cpu(gm, mode)
     gm, lifted = lift_held_tensors(gm) if mode == "xla" and held else (gm, [])
     return Capture(gm, inputs_on_cpu([*lifted, *inputs]), mode, lifted, moved, key)
@@ -78,7 +80,7 @@ def _early_key(gm: fx.GraphModule, inputs: Sequence[Any], moved: object, with_mo
     And no operator of the user's own: AOTAutograd runs its fake kernel and its backward, which may be registered again,
     or read what has changed.
     """
-    if any(not _is_plain(x) for x in inputs) or shares_storage(inputs):
+    if any(not _is_plain(x) for x in inputs) or shares_storage(inputs) or _has_numbers(gm):
         return None
     try:
         _check_safe(gm)
@@ -99,6 +101,17 @@ def _is_plain(value: Any) -> bool:
     symbolic = context.tensor_to_context.get(value) if context is not None else None
     sizes = getattr(symbolic, "dynamic_sizes", ())
     return all(size is torch.fx.experimental.symbolic_shapes.DimDynamic.STATIC for size in sizes)
+
+
+def _has_numbers(gm: fx.GraphModule) -> bool:
+    """Whether a number is computed that varies from call to call: AOTAutograd may write its value into its graphs.
+
+    Dynamo hands a float in as a tensor, which looks like any other.
+    """
+    return any(isinstance(n.meta.get("example_value"), _NUMBERS) for n in gm.graph.nodes)
+
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _check_safe(gm: fx.GraphModule) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -69,6 +70,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer
     for op in (aten.cumsum.default, aten.cumprod.default):
         table[op] = partial(_accumulated_in_int64, op)
+    for op in (aten.addmm.default, aten.addmv.default, aten.baddbmm.default, aten.addbmm.default, aten.addr.default):
+        before = table.get(op)
+        table[op] = partial(_without_addend, op, before)
     for op in (aten.index.Tensor, aten.index_put.default):
         table[op] = partial(_with_equal_indices, op)
     return table
@@ -82,18 +86,43 @@ def _with_equal_indices(op: Any, x: torch.Tensor, indices: Any, *rest: Any, **kw
     return op(x, [None if i is None else i.long() for i in indices], *rest, **kwargs)
 
 
+_MATMUL: dict[Any, Callable[..., torch.Tensor]] = {
+    aten.addmm.default: torch.mm,
+    aten.addmv.default: torch.mv,
+    aten.baddbmm.default: torch.bmm,
+    aten.addbmm.default: lambda a, b: torch.bmm(a, b).sum(0),
+    aten.addr.default: torch.outer,
+}
+
+
+def _without_addend(
+    op: Any, otherwise: Any, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    """torch_xla 2.9 multiplies what is added by a `beta` of 0, which a NaN survives; ATen leaves it out."""
+    if beta != 0:
+        return NotImplemented if otherwise is None else otherwise(x, a, b, beta=beta, alpha=alpha)
+    product = _MATMUL[op](a, b)
+    product = product if alpha == 1 else product * alpha
+    return product.expand(torch.broadcast_shapes(x.shape, product.shape)).to(x.dtype)
+
+
 def _has_lowering(op: Any) -> bool:
     compat.xlac()
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "XLA")
 
 
 def _accumulated_in_int64(op: Any, x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """torch_xla 2.9 accumulates integers and booleans in their own dtype; ATen does in int64."""
-    if dtype is not None and dtype != x.dtype:
-        return op(x.to(dtype), dim)
-    if dtype is not None or x.dtype.is_floating_point or x.is_complex() or x.dtype == torch.int64:
+    """torch_xla 2.9 accumulates integers and booleans in their own dtype, or reports another; ATen does in int64."""
+    dtype = dtype or (torch.int64 if _is_whole(x.dtype) else x.dtype)
+    if dtype == x.dtype and (dtype == torch.int64 or not _is_whole(dtype)):
         return NotImplemented
-    return op(x.to(torch.int64), dim)
+    if not _is_whole(dtype):
+        return op(x.to(dtype), dim)
+    return op(x.to(dtype).to(torch.int64), dim).to(dtype)
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex
 
 
 def _randperm(n: int, *, dtype: torch.dtype = torch.int64, **_: Any) -> torch.Tensor:
@@ -108,9 +137,12 @@ def _abs(x: torch.Tensor) -> torch.Tensor:
 
 def _hypot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """sqrt(a^2 + b^2) that overflows no earlier than its result."""
+    dtype = torch.result_type(a, b)
+    a, b = a.to(dtype), b.to(dtype)
     large, small = torch.maximum(a.abs(), b.abs()), torch.minimum(a.abs(), b.abs())
     ratio = torch.where(large == 0, 0.0, small / large)
-    return torch.where(large.isinf(), large, large * (1 + ratio * ratio).sqrt())
+    is_infinite = a.isinf() | b.isinf()  # whatever the other is, a NaN too
+    return torch.where(is_infinite, math.inf, large * (1 + ratio * ratio).sqrt())
 
 
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

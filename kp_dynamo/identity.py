@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
+import logging
 import sys
 import types
 import weakref
@@ -114,6 +115,8 @@ class _Reading:
     def _of_object(self, value: Any) -> object:
         if isinstance(value, types.ModuleType):
             return "module", value.__name__
+        if isinstance(value, logging.Logger):  # its handlers say nothing of what is computed
+            return "logger", value.name
         if isinstance(value, types.MethodType):
             return "method", self.identity(value.__func__), self.identity(value.__self__)
         if isinstance(value, (types.BuiltinFunctionType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)):

@@ -24,6 +24,11 @@ KNOWN_LIMITS = (
         "Make one tensor on the device first: `torch.ones(1, device=torch_xla.device())`.",
     ),
     KnownLimit(
+        "`torch_xla.sync()` in one thread while another one makes or changes XLA tensors in eager code fails, in "
+        'torch_xla alone too ("Check failed: data()->tensor_data").',
+        "Let one thread work eagerly on the device. Compiled functions may be compiled and called meanwhile.",
+    ),
+    KnownLimit(
         "`torch_xla.manual_seed` repeats random operators of eager XLA code, not those of compiled graphs.",
         "`torch.manual_seed` repeats those of compiled graphs; set both where both are used.",
     ),

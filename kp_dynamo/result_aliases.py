@@ -164,7 +164,9 @@ class ResultAliases:
             computed = list(results)
             for view in self._views.values():
                 source = sources[view.source] if view.is_of_argument else computed[view.source]
-                take = _metadata_of if view.is_metadata else _View.taken
+                # Of a result on XLA autograd replays the operators of a true view; strides mean nothing there.
+                is_on_xla = not view.is_of_argument and source.device.type == "xla"
+                take = _metadata_of if view.is_metadata and not is_on_xla else _View.taken
                 results[view.position] = take(view, source, values)
             return results
 

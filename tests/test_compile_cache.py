@@ -318,3 +318,11 @@ def test_statistics_count_hits_misses_and_sizes():
     assert after["captures"]["hits"] - before["captures"]["hits"] == 2
     assert after["captures"]["misses"] - before["captures"]["misses"] == 1
     assert (after["size"], after["captures"]["size"]) == (1, 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_number_that_varies_is_not_answered_with_an_earlier_one(device):
+    # AOTAutograd writes a float that is returned into its graph, and guards it.
+    run = compiled(lambda x, n: (x * n, n * 2))
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=True, specialize_float=False):
+        assert [run(SQUARE.to(device), n)[1] for n in (3.5, 5.5, 4.5, 7.5)] == [7, 11, 9, 15]

@@ -130,3 +130,18 @@ def test_an_operator_of_the_user_s_own_is_run_and_never_frozen(device):
 
 def test_a_sort_of_operator_that_needs_a_value():
     check_like_eager(lambda x: x * torch.linalg.matrix_rank(x), MATRIX)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "pending",
+    [
+        lambda x: torch.complex(x, 2 * x).conj().imag,
+        lambda x: torch.fft.rfft(x).conj().imag + 1,
+        lambda x: torch._neg_view(x) * 2,
+    ],
+)
+def test_what_the_cpu_hands_on_has_nothing_pending(pending, device):
+    x = torch.randn(3, 4)
+    run = compiled(pending)
+    torch.testing.assert_close(run(x.to(device)).cpu(), pending(x), rtol=1e-5, atol=1e-6)

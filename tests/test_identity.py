@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import gc
+import logging
 import operator
 from dataclasses import dataclass
 
@@ -230,6 +231,12 @@ def test_what_refers_to_itself_has_an_identity():
         return recursive(n - 1) if n else 0
 
     assert identity_of(recursive) == identity_of(recursive)
+
+
+def test_a_logger_is_its_name():
+    logger = logging.getLogger(__name__)
+    before = identity_of(lambda: logger.info("here"))
+    assert ("logger", __name__) in before[1][1]
 
 
 def test_what_reads_too_much_has_none():

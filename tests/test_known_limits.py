@@ -21,6 +21,35 @@ def limit(words):
     return found
 
 
+SYNC_BESIDE_EAGER = """
+import threading, time, torch, torch_xla
+torch.ones(1, device="xla")
+failed, until = threading.Event(), time.monotonic() + 20
+
+def work(once):
+    try:
+        while not failed.is_set() and time.monotonic() < until:
+            once()
+    except RuntimeError:
+        failed.set()
+
+def make():
+    assert (torch.ones(2, 3, device="xla").sum() + 1).item() == 7
+
+threads = [threading.Thread(target=work, args=(once,)) for once in (torch_xla.sync, make)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+raise SystemExit("failed" if failed.is_set() else 0)
+"""
+
+
+@pytest.mark.slow  # a process of its own
+def test_threads_of_eager_torch_xla_may_not_synchronise():
+    assert "Let one thread work eagerly" in limit("`torch_xla.sync()` in one thread").cure
+    done = subprocess.run([sys.executable, "-c", SYNC_BESIDE_EAGER], capture_output=True, check=False)
+    assert done.returncode != 0
+
+
 @pytest.mark.slow
 def test_libtpu_cannot_compile_the_attention_of_t5_at_highest():
     assert "matmul_precision" in limit("libtpu 0.0.21 cannot compile").cure

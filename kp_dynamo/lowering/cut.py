@@ -108,9 +108,11 @@ class Pieces:
             TELEMETRY.spent(stage, value)
 
     def _on_cpu(self, piece: fx.GraphModule, args: Sequence[Any]) -> Any:
-        """Run a piece on the CPU. Its results stay there: a program takes CPU tensors as they are."""
+        """Run a piece on the CPU. Its results stay there: a program takes CPU tensors, as plain values."""
         with torch.no_grad():
             result = piece(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), tuple(args)))
+            # On the device nothing is pending: `imag` of a `conj` is a view that torch has yet to negate.
+            result = torch.utils._pytree.tree_map_only(torch.Tensor, _resolved, result)
         moved = _num_bytes(args) + _num_bytes(result)
         for node in piece.graph.nodes:
             if node.op == "call_function" and not _is_pick(node):
@@ -137,6 +139,10 @@ class Conductor(fx.Interpreter):
 def is_xla_piece(node: fx.Node) -> bool:
     """Whether XLA runs a piece. split_module names it after its stage: submod_0, submod_1, ..."""
     return node.op == "call_module" and int(str(node.target).rsplit("_", 1)[1]) % 2 == 0
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg()
 
 
 def _num_bytes(tree: Any) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,13 +45,19 @@ class Donation:
     kept: tuple[tuple[int, str], ...] = ()
 
 
-def plan(inputs: Sequence[Slot], outputs: Sequence[Slot], overwritten: Sequence[int | None]) -> Donation:
+def plan(
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    overwritten: Sequence[int | None],
+    uneven: Collection[int] = (),
+) -> Donation:
     """What to donate of a traced program.
 
     Args:
         inputs: Of the program.
         outputs: Of the graph.
         overwritten: The arguments that the first outputs are the new values of; None for those that must be kept.
+        uneven: Arguments of which devices have parts of different sizes: a copy of one is whole on every device.
     """
     input_of = {slot.value: i for i, slot in enumerate(inputs) if slot.kind == "argument"}
     returned = {slot.value for slot in outputs if slot.kind == "argument"}
@@ -63,6 +69,9 @@ def plan(inputs: Sequence[Slot], outputs: Sequence[Slot], overwritten: Sequence[
             continue
         if argument in returned | cloned:
             kept.append((argument, f"the graph returns {'it' if argument in returned else 'its old value'}"))
+            continue
+        if argument in uneven:
+            kept.append((argument, "the devices share it out unevenly"))
             continue
         donated.append(argument)
         if output.kind == "root" and times[output.value] == 1:

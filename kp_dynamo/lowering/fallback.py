@@ -50,6 +50,8 @@ def _guarded(op: torch._ops.OpOverload) -> Any:
     key = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
 
     def guarded(given: Any) -> Any:
+        if isinstance(given, (bool, int, float, complex)):
+            return given  # torch hands a number that it has wrapped in a tensor to Python as the number
         tensors = [given] if isinstance(given, torch.Tensor) else given
         if any(tensor.device.type == "xla" for tensor in tensors):
             raise NeedsValue(op.name())

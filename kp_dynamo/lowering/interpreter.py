@@ -16,6 +16,7 @@ from torch import fx
 
 from kp_dynamo.exceptions import TPUBackendError, XLACompilationError
 from kp_dynamo.lowering.fallback import values_forbidden
+from kp_dynamo.lowering.promotion import in_reported_dtype, with_common_dtype
 from kp_dynamo.lowering.sharded_forms import form_of
 from kp_dynamo.source_lines import user_line
 
@@ -70,19 +71,19 @@ class XlaInterpreter(fx.Interpreter):
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self._higher_order(node, args, kwargs)
         args, kwargs = fx.node.map_aggregate((args, kwargs), self._on_device)
-        if (form := form_of(node.target, self.is_sharded)) is not None:
-            return form(*args, **kwargs)
-        if _is_opaque(node.target) or _decomposes_nothing(node.target, args):
+        args = with_common_dtype(node, args)
+        form = form_of(node.target, self.is_sharded)
+        if form is None and (_is_opaque(node.target) or _decomposes_nothing(node.target, args)):
             return self._on_fallback(node, args, kwargs)
         try:
-            result = node.target(*args, **kwargs)  # type: ignore[operator]
+            run: Any = form or node.target
+            result = in_reported_dtype(run(*args, **kwargs))
         except TPUBackendError:
             raise  # ours: the user is to read it
         except Exception as error:  # noqa: BLE001
             # The operator ran on fake tensors before: what fails now is torch_xla's form of it.
             logger.debug("%s cannot be lowered for these arguments: %s", node.target, error)
             return self._on_fallback(node, args, kwargs)
-        result = _widened(node, result)
         return result if _is_as_traced(node, result) else self._on_fallback(node, args, kwargs)
 
     def _on_device(self, value: Any) -> Any:
@@ -119,23 +120,6 @@ def _decomposes_nothing(target: Any, args: Any) -> bool:
     """torch_xla 2.9 slices one element off the singular vectors of an empty matrix, and fails when it compiles."""
     name = target.name() if isinstance(target, torch._ops.OpOverload) else ""
     return name.startswith(("aten::svd", "aten::_linalg_svd", "aten::linalg_pinv")) and args[0].numel() == 0
-
-
-# torch_xla 2.9 gives these indices as int32, under the name of int64; a cast of them fails.
-_INT32_INDICES = (
-    torch.ops.aten.max_pool2d_with_indices.default,
-    torch.ops.aten.max_pool3d_with_indices.default,
-    torch.ops.aten.cummax.default,
-    torch.ops.aten.cummin.default,
-)
-
-
-def _widened(node: fx.Node, result: Any) -> Any:
-    """Indices as ATen gives them: an int64 zero makes XLA widen them."""
-    if node.target not in _INT32_INDICES:
-        return result
-    values, indices = result
-    return values, indices + torch.zeros((), dtype=torch.int64, device=indices.device)
 
 
 def _is_as_traced(node: fx.Node, result: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,15 @@ def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> 
     return source.to(x.dtype).expand(x.shape).clone()
 
 
-PURE_FORMS: dict[Any, Callable[..., torch.Tensor]] = {
+def _foreach_copy(
+    many: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool = False
+) -> list[torch.Tensor]:
+    return [_copy(x, source) for x, source in zip(many, sources, strict=True)]
+
+
+PURE_FORMS: dict[Any, Callable[..., Any]] = {
     # Copies over its first argument and returns it: from then on the argument is read as the source.
     torch.ops.aten.copy.default: _copy,
+    # Has no kernel for XLA: that of the operator in place runs on the argument.
+    torch.ops.aten._foreach_copy.default: _foreach_copy,
 }

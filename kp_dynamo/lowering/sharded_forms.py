@@ -1,27 +1,26 @@
-"""Operators that say how a tensor is sharded, and those that torch_xla lowers to what XLA cannot cut."""
+"""Which operators have another form while a graph is traced, and how those that shard a tensor are lowered."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
 
+from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
+from kp_dynamo.lowering.norm_forms import NORM_FORMS
 from kp_dynamo.lowering.pure_forms import PURE_FORMS
+from kp_dynamo.lowering.random_forms import RANDOM_FORMS
+from kp_dynamo.lowering.reduction_forms import REDUCTION_FORMS
+from kp_dynamo.lowering.sharded_scatters import SCATTERS, scattered
 from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd
 from kp_dynamo.lowering.view_forms import VIEW_FORMS
 
-aten = torch.ops.aten
-
-# torch_xla 2.9 makes a batch norm over all rows of them, and every device would compute all rows.
-_IN_PARTS = (
-    aten.native_layer_norm.default,
-    aten.native_layer_norm_backward.default,
-    aten.native_group_norm.default,
-    aten.native_group_norm_backward.default,
-)
+FORMS: dict[Any, Callable[..., Any]] = {
+    **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS,
+}  # fmt: skip
 
 
 def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
@@ -29,14 +28,14 @@ def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
 
     Args:
         target: The operator.
-        is_sharded: Whether several devices run the program. To one alone, all but views are what they compute.
+        is_sharded: Whether several devices run the program. On one alone, a tensor marked with a sharding is itself.
     """
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    if (form := VIEW_FORMS.get(target) or PURE_FORMS.get(target)) is not None:
-        return form
-    if target in _IN_PARTS:
-        return decomposition_table[target] if is_sharded else None
+    if target in FORMS:
+        return FORMS[target]
+    if target in SCATTERS:
+        return partial(scattered, target) if is_sharded else None
     if (sharding_of := _SHARDING_OF.get(target.name())) is None:
         return None
     return lambda x, *args: annotated(x, sharding_of(x, *args)) if is_sharded else x.clone()

@@ -8,6 +8,7 @@ what it computes does not depend on them.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
@@ -133,6 +134,16 @@ def sharded_placeholder(make: Callable[[], torch.Tensor], argument: torch.Tensor
     return annotated
 
 
+def is_uneven(value: Any) -> bool:
+    """Whether devices have parts of different sizes of a tensor."""
+    if not isinstance(value, torch.Tensor) or value.device.type != "xla":
+        return False
+    found = re.match(r"\{devices=\[([\d,]+)\]", compat.xlac()._get_xla_sharding_spec(_as_it_lies(value)))
+    parts = [int(n) for n in found[1].split(",")] if found else []
+    # A last number more than there are dimensions counts copies.
+    return any(size % count for size, count in zip(value.shape, parts, strict=False))
+
+
 def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
@@ -141,11 +152,12 @@ def _sharding_of(argument: torch.Tensor) -> Any:
     # torch_xla 2.9 has no public way to ask.
     is_on_xla = argument.device.type == "xla"
     found = compat.xlac()._get_xla_op_sharding(_as_it_lies(argument)) if is_on_xla else None
-    return _replicated() if found is None else found
+    return replicated() if found is None else found
 
 
 @cache
-def _replicated() -> Any:
+def replicated() -> Any:
+    """XLA's sharding of a tensor that every device has all of."""
     return _mesh((compat.num_devices(),)).get_op_sharding(())
 
 

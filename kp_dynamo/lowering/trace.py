@@ -22,7 +22,7 @@ from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, ShardedInterpreter, XlaInterpreter, ignore, tracing
 from kp_dynamo.lowering.program_inputs import InputIds, Slot, classify_inputs, require_read
-from kp_dynamo.lowering.spmd import sharded_placeholder
+from kp_dynamo.lowering.spmd import is_uneven, sharded_placeholder
 
 
 @dataclass
@@ -94,7 +94,8 @@ def trace(
     outputs, roots = _classify_outputs(flat, _memories(gm.graph), placeholders, known, spec)
     inputs = classify_inputs(roots, known)
     require_read(inputs, gm.graph)
-    donation = plan(inputs, outputs, spec.overwritten) if spec.donate else Donation()
+    uneven = {i for i, a in enumerate(args) if spec.donate and spec.is_sharded and is_uneven(a)}
+    donation = plan(inputs, outputs, spec.overwritten, uneven) if spec.donate else Donation()
     mark(placeholders, donation)
     return Trace(roots, inputs, outputs, [], donation, [placeholders, flat])
 

@@ -16,7 +16,8 @@ dimension has the tail replaced by what changes nothing, and one that counts fro
 takes the true length. So one program serves every length up to its sizes.
 
 1. Each operator has a rule (`padding/`), or acts on elements alone, or is taken apart by torch's own decomposition.
-2. Refused: an operator without a rule, named with the rule that is missing. Then the graph stays as it is.
+2. Refused: an operator without a rule, named with the rule that is missing, and one that raises. Then the graph stays
+   as it is.
 3. Results whose true elements are not the first ones (`view(B * s)`) are brought into that order.
 
 Source: the definitions of the operators; masked keys as in Vaswani et al., "Attention Is All You Need" (2017), 3.2.3.

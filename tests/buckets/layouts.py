@@ -358,7 +358,7 @@ def flat_and_numbered_stacked(x, places):
 @case
 def flat_split(x):
     left, right = x.reshape(-1, 4).split([3, x.shape[0] * x.shape[1] - 3])
-    return left, right * 2
+    return left * 3, right * 2
 
 
 @case

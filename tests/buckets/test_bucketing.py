@@ -233,6 +233,82 @@ def test_writes_and_views_of_padded_inputs_are_not_padded():
     assert x[:, 1:].abs().sum() == 0
 
 
+def scaled_in_place(x, state):
+    state.mul_(2)
+    return (x * state).sum(1)
+
+
+def kept(x, state):
+    state.copy_(x.detach())
+    return x * 2
+
+
+def flat_both_ways(x, state):
+    """The first result is a view of `x`, the second a copy."""
+    return x.reshape(-1, 4), x.transpose(0, 1).reshape(-1, 4), (x * state).sum()
+
+
+@pytest.mark.parametrize("fn", [scaled_in_place, kept, flat_both_ways])
+def test_writes_and_views_of_padded_inputs_are_not_padded_in_training(fn):
+    run, before = compiled(fn, buckets=BUCKETS), snapshot()["bucket_refusals"]
+    for length in (5, 7, 11):
+        x, w = rows(length, trains=True), rows(length + 1)[:, 1:].contiguous()
+        mine, eager = (mark_sequence(w.clone(), 1) for _ in range(2))
+        assert_same((run(x, mine), mine), (fn(x, eager), eager))
+    assert snapshot()["bucket_refusals"] == before + 1
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"written in place|shares memory"):
+        compiled(fn, buckets=BUCKETS, strict=True)(rows(5, trains=True), rows(5))
+
+
+def test_an_input_that_is_expanded():
+    """Its strides say that all its elements are one, which they are not once it is padded."""
+
+    def times(x, scale):
+        return x.sum(2).reshape(-1) * scale
+
+    run = compiled(times, buckets=BUCKETS)
+    for length in (5, 7):
+        scale = torch.tensor(2.0).expand(3 * length)
+        assert_same(run(rows(length), mark_sequence(scale, 0)), times(rows(length), scale))
+
+
+def test_a_size_that_shrinks_as_the_length_grows_is_compiled_as_it_is(caplog):
+    def rest(x, table):
+        return table[x.shape[1] :].sum(0) * x
+
+    run, before, table = compiled(rest, buckets=BUCKETS), snapshot()["exact_lengths"], torch.randn(20, 4)
+    with caplog.at_level(logging.WARNING, "kp_dynamo"):
+        for length in (5, 7, 11):
+            assert_same(run(rows(length), table), rest(rows(length), table))
+    assert snapshot()["exact_lengths"] > before
+    assert "a tensor of size 20 - size 1 of input" in caplog.text
+    assert "would be too short" in caplog.text
+
+
+def test_what_raises_while_a_graph_is_padded_is_a_refusal(caplog):
+    def fails(x):
+        return F.hardtanh(x, -1 / x.shape[1], 1 / x.shape[1])
+
+    run = compiled(fails, buckets=BUCKETS)
+    with caplog.at_level(logging.WARNING, "kp_dynamo"):
+        for length in (5, 7):
+            assert_same(run(rows(length)), fails(rows(length)))
+    assert "it cannot be traced at padded sizes" in caplog.text
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="mask_padding refused"):
+        compiled(fails, buckets=BUCKETS, strict=True)(rows(5))
+
+
+def test_sizes_and_comparisons_among_results():
+    def measured(x):
+        return x * 2, x.shape[1] / 2, x.shape[1] > 6, x.shape[1] * 3
+
+    run = compiled(measured, buckets=BUCKETS)
+    for length in (5, 7, 11):
+        assert_same(run(rows(length)), measured(rows(length)))
+
+
 def test_without_dynamic_sizes_buckets_change_nothing():
     run = compiled(softmax, buckets=BUCKETS, dynamic=False)
     assert_same(run(torch.ones(3, 5, 4)), softmax(torch.ones(3, 5, 4)))

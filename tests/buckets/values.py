@@ -358,3 +358,33 @@ def shuffled(x):
 @case
 def expanded_and_flat(v, x):
     return v.expand(3, x.shape[1], 4).reshape(-1, 4) * torch.arange(3 * x.shape[1], device=x.device)[:, None]
+
+
+# Positions before the first.
+
+
+@case
+def last_five(x):
+    return x[:, -5:] * 2
+
+
+@case
+def last_as_many_of_fewer(x):
+    return (x[:, :-2] * 2)[:, -x.shape[1] :] + 1
+
+
+@case
+def written_last_five(x):
+    y = x.clone()
+    y[:, -5:] = 1.5
+    return y * x
+
+
+@case
+def full_like_length(x):
+    return x + torch.full_like(x, x.shape[1])
+
+
+@case
+def bucket_of_a_number(x):
+    return torch.bucketize(0.1, x[0, :, 0].sort().values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import expecttest
@@ -13,9 +13,12 @@ from torch import fx
 from kp_dynamo import mark_sequence
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.mask_padding import MaskPadding
+from kp_dynamo.passes.padding.rules import RULES
 from kp_dynamo.telemetry import snapshot
 from tests.graphs import graph_text
 from tests.spine import compiled
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,35 @@ def test_a_mask_is_made_once():
     targets = [str(n.target) for n in gm.graph.nodes]
     assert sum("arange" in t for t in targets) == 1
     assert sum("aten.where" in t for t in targets) == 3
+
+
+def test_a_rule_that_declares_no_layouts_gets_canonical_operands(monkeypatch):
+    seen = []
+
+    def checked(rule):
+        def function(call):
+            seen.append(call.target)
+            assert all(len(atoms) <= 1 for x in call.operands() for atoms in x.dims), call.target
+            return rule.function(call)
+
+        return replace(rule, function=function)
+
+    for target, rule in RULES.items():
+        if rule.layouts is None:
+            monkeypatch.setitem(RULES, target, checked(rule))
+    gm = masked(lambda x: (x.reshape(-1, 4) @ x.reshape(-1, 4).mT).tril().diagonal()[torch.arange(3)], rows())
+    assert seen == [aten.tril.default, aten.diagonal.default]
+    assert [n for n in gm.graph.nodes if n.target is aten.index_select.default]
+
+
+def test_operands_of_one_layout_are_not_moved():
+    """Linear layers of merged batches, and the loss of their tokens."""
+    gm = masked(lambda x, w, t: F.cross_entropy((x.reshape(-1, 4) @ w).relu(), t.flatten()), *merged())
+    assert not [n for n in gm.graph.nodes if n.target is aten.index_select.default]
+
+
+def merged():
+    return rows(), torch.ones(4, 4), mark_sequence(torch.zeros(3, 5, dtype=torch.int64), 1)
 
 
 def test_a_refused_graph_is_left_as_it_was():

@@ -87,6 +87,10 @@ def test_normalizations_are_cut_as_well(answers):
         assert difference < CLOSE
 
 
+def test_sharded_tensors_are_written_to_by_index(answers):
+    assert all(difference < CLOSE for difference in answers["writes_by_index"])
+
+
 def test_a_model_that_is_wrapped_again_has_the_new_mesh(answers):
     assert answers["wrapped_twice"] == [1, "{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}"]
 
@@ -177,6 +181,10 @@ def test_an_operator_that_runs_on_the_cpu(answers):
 def test_marks_inside_a_graph(answers):
     assert answers["marks_inside_a_graph"] == [[ROWS, True]] * 2
     assert answers["a_public_mark_that_dynamo_leaves_alone"] == ["{devices=[1,4]0,1,2,3}", True]
+
+
+def test_a_buffer_in_uneven_parts_is_kept(answers):
+    assert answers["uneven_parts_are_not_donated"] == [0, 4, 8, 12, 16, 20]
 
 
 def test_a_donated_buffer_keeps_its_sharding(answers):

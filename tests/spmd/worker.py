@@ -221,6 +221,23 @@ def normalizations() -> Any:
 
 
 @check
+def writes_by_index() -> Any:
+    """Largest differences of scatters whose operand is sharded: XLA's partitioner ends the process over them."""
+    torch.manual_seed(0)
+    x, index = torch.randn(8, 6), torch.tensor([0, 3])
+    rows = index.view(-1, 1).expand(2, 6)
+    functions = [
+        lambda x, index, rows: x.index_put((index,), x[1:3].clone(), accumulate=True),
+        lambda x, index, rows: x.scatter_add(0, rows, x[1:3].clone()),
+        lambda x, index, rows: x.scatter(0, rows, x[1:3].clone()),
+        lambda x, index, rows: x.scatter_reduce(0, rows, x[1:3].clone(), "amax"),
+        lambda x, index, rows: x.index_add(0, index, x[1:3].clone()),
+    ]
+    mine = [devices().shard_batch(x), index.to("xla"), rows.to("xla")]
+    return [(compiled(f)(*mine).cpu() - f(x, index, rows)).abs().max().item() for f in functions]
+
+
+@check
 def wrapped_twice() -> Any:
     manager = create_xla_integration(TPUConfig())[0]
     mine = Block()
@@ -476,6 +493,16 @@ def donated_buffers() -> Any:
         run(mine, gradient.to("xla"))
         step(expected, gradient)
     return [torch.equal(mine.cpu(), expected), sharding(mine)]
+
+
+@check
+def uneven_parts_are_not_donated() -> Any:
+    run = compiled(lambda x: x.mul_(2), donate="mutated")
+    mine = torch.arange(6.0).to("xla")
+    xs.mark_sharding(mine, mesh(4), (0,))
+    for _ in range(2):
+        run(mine)
+    return mine.cpu().tolist()
 
 
 @check

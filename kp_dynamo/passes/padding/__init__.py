@@ -5,8 +5,8 @@ Legend: L true length, P padded length; the *tail* of a dimension is what lies b
 * `atoms.py`: what a dimension is made of, and where its true elements are.
 * `masks.py`: masks, true sizes and counts, as values of the graph.
 * `rules.py`: the registry, and the rule of operators that act on each element alone.
-* `layout.py`: operands brought to have their true elements at the same places.
-* `creation.py`, `views.py`, `cutting.py`, `reductions.py`, `norms.py`, `products.py`, `indexing.py`, `losses.py`,
-  `windows.py`, `averages.py`, `ordering.py`, `attention.py`: the rules.
+* `layout.py`: true elements moved to other places. `operands.py`: which layouts a rule takes.
+* `numbers.py`, `creation.py`, `views.py`, `cutting.py`, `reductions.py`, `norms.py`, `products.py`, `indexing.py`,
+  `losses.py`, `windows.py`, `averages.py`, `ordering.py`, `searching.py`, `attention.py`: the rules.
 * `interpreter.py`: traces a graph again, with the rules.
 """

@@ -33,6 +33,13 @@ def _full(call: Call) -> Padded:
     return Padded(true.to(call.like.dtype).expand(size), dims)  # one element, wherever the true ones are
 
 
+@rule(aten.full_like.default, layouts="...", takes_lengths=True)
+def _full_like(call: Call) -> Padded:
+    x, value = call.args
+    true = torch.as_tensor(call.masks.true_value(value))
+    return Padded(true.to(call.like.dtype).expand(x.shape), x.dims)
+
+
 @rule(aten.scalar_tensor.default, takes_lengths=True)
 def _scalar_tensor(call: Call) -> Padded:
     value = torch.as_tensor(call.masks.true_value(call.args[0]))

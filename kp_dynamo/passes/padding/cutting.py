@@ -26,11 +26,13 @@ def _is_counted_from_start(position: Size) -> bool:
 
 
 def _true_position(masks: Masks, x: Padded, d: int, position: Size) -> Number:
-    """A position along `d`, of which the caller may count from the end."""
+    """A position along `d`, of which the caller may count from the end; before the first is the first."""
     value, count = masks.true_value(position), masks.true_count(x, [d])
     if isinstance(value, torch.Tensor):  # `x[:, -y.shape[1] :]`: only the length says whether it is negative
-        return torch.where(value < 0, value + count, value)
-    return value + count if value < 0 else value
+        value = torch.where(value < 0, value + count, value)
+    elif value < 0:
+        value = value + count
+    return value.clamp(min=0) if isinstance(value, torch.Tensor) else max(0, value)
 
 
 def cut(masks: Masks, x: Padded, d: int, start: Size, size: Size, step: int = 1) -> Padded:

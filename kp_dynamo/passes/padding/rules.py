@@ -132,7 +132,7 @@ def unwrapped(tree: Any) -> Any:
 # Act on each element alone, and torch 2.9 does not tag them so, or they have parameters of their own.
 _ELEMENTWISE = {
     aten.alias.default, aten.bernoulli.default, aten.bernoulli.p, aten.clone.default, aten.detach.default,
-    aten.empty_like.default, aten.full_like.default, aten.lift_fresh_copy.default, aten.masked_fill.Scalar,
+    aten.empty_like.default, aten.lift_fresh_copy.default, aten.masked_fill.Scalar,
     aten.masked_fill.Tensor, aten.native_dropout_backward.default, aten.ones_like.default, aten.rand_like.default,
     aten.randn_like.default, aten.randint_like.default, aten.randint_like.low_dtype, aten.where.ScalarOther,
     aten.where.ScalarSelf, aten.where.self, aten.zeros_like.default, aten._to_copy.default, aten.fill.Scalar,

@@ -11,18 +11,20 @@ from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 
-@rule(aten.bucketize.Tensor, layouts={"self": "..."})
+@rule(aten.bucketize.Tensor, aten.bucketize.Scalar, layouts={"self": "..."})
 def _bucketize(call: Call) -> Padded:
     x, boundaries = call.args
-    return _searched(call, boundaries, x.dims, (x, call.masks.filled(boundaries, [-1], math.inf)))
+    dims = x.dims if isinstance(x, Padded) else ()
+    return _searched(call, boundaries, dims, (x, call.masks.filled(boundaries, [-1], math.inf)))
 
 
-@rule(aten.searchsorted.Tensor)
+@rule(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def _search_sorted(call: Call) -> Padded:
     numbers, x = call.args
     if call.kwargs.get("sorter") is not None:
         raise Refused("numbers that another tensor sorts")
-    return _searched(call, numbers, x.dims, (call.masks.filled(numbers, [-1], math.inf), x))
+    dims = x.dims if isinstance(x, Padded) else ()
+    return _searched(call, numbers, dims, (call.masks.filled(numbers, [-1], math.inf), x))
 
 
 def _searched(call: Call, numbers: Padded, dims: Dims, operands: tuple[Any, ...]) -> Padded:

@@ -1,0 +1,53 @@
+"""XLA operators that no ATen operator of torch_xla 2.9 is lowered to, as computations of our own that XLA inlines."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def reduce_max(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    """The largest along `dims`, from -inf on: torch_xla's own begins with the lowest finite number."""
+    return _registered("kp_reduce_max", _max)(x, dims=dims)  # type: ignore[no-any-return]
+
+
+def reduce_min(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    """The smallest along `dims`, from inf on."""
+    return _registered("kp_reduce_min", _min)(x, dims=dims)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _registered(name: str, lowering: Callable[..., Any]) -> Callable[..., Any]:
+    # torch_xla 2.9; it keeps one computation for each shape.
+    from torch_xla.core.xla_op_registry import register
+
+    return register(name, lowering)  # type: ignore[no-any-return]
+
+
+def _max(x: Any, *, dims: list[int]) -> Any:
+    return _reduced(x, dims, lambda a, b: a.max(b), float("-inf"))
+
+
+def _min(x: Any, *, dims: list[int]) -> Any:
+    return _reduced(x, dims, lambda a, b: a.min(b), float("inf"))
+
+
+def _reduced(x: Any, dims: list[int], combine: Callable[..., Any], start: float) -> Any:
+    from torch_xla.core import xla_builder as xb
+
+    kind = x.shape().dtype
+    number = xb.Shape.create(kind, ())
+    computation = xb.create_computation("combine", combine, (number, number))
+    return x.reduce(xb.Op.scalar(x.builder(), start, kind), computation, dims)
+
+
+def cast(x: torch.Tensor, xla_type: str) -> torch.Tensor:
+    """A cast that XLA performs, whatever torch_xla takes the dtype of `x` to be."""
+    return _registered("kp_cast", _cast)(x, xla_type=xla_type)  # type: ignore[no-any-return]
+
+
+def _cast(x: Any, *, xla_type: str) -> Any:
+    return x.cast(xla_type)

@@ -1,0 +1,120 @@
+"""Reductions and scans of floating-point numbers that torch_xla 2.9 gets wrong where some are infinite or NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kp_dynamo.lowering.hlo_ops import reduce_max, reduce_min
+
+aten = torch.ops.aten
+
+Reduce = Callable[[torch.Tensor, list[int]], torch.Tensor]
+
+
+def _extreme(reduce: Reduce, op: Any) -> Callable[..., Any]:
+    """`amax` or `amin`: torch_xla begins with the lowest finite number, which rows of -inf then give."""
+
+    def form(x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+        if not _has_extremes(x):
+            return op(x, dim, keepdim)
+        return _over(reduce, x, _dims(x, dim), keepdim)
+
+    return form
+
+
+def _extreme_of_all(reduce: Reduce, op: Any) -> Callable[..., Any]:
+    return lambda x: reduce(x, _dims(x, ())) if _has_extremes(x) else op(x)
+
+
+def _aminmax(x: torch.Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    dims = () if dim is None else (dim,)
+    return _AMIN(x, dims, keepdim), _AMAX(x, dims, keepdim)
+
+
+def _logsumexp(x: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -> Any:
+    """torch_xla subtracts the largest also where that is infinite: inf - inf."""
+    dims, wide = _dims(x, dim), _wide(x)
+    if x.numel() == 0:
+        return aten.logsumexp(wide, dim, keepdim).to(x.dtype)
+    largest = _over(reduce_max, wide, dims, True) if x.dim() else wide
+    shift = torch.where(largest.isinf(), 0.0, largest)
+    result = (wide - shift).exp().sum(dims, keepdim=True).log() + shift
+    return (result if keepdim else result.squeeze(dims)).to(x.dtype)
+
+
+def _vector_norm(
+    x: torch.Tensor, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    """torch_xla takes the power -inf, and the lowest finite number to begin with."""
+    if order not in (math.inf, -math.inf) or x.numel() == 0:
+        return aten.linalg_vector_norm.default(x, order, dim, keepdim, dtype=dtype)
+    extreme = _AMAX if order > 0 else _AMIN
+    return extreme(x.abs() if dtype is None else x.to(dtype).abs(), dim or (), keepdim)
+
+
+def _cumulative(combine: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """`cummax` or `cummin`: torch_xla's goes on after a NaN, and XLA:CPU cannot compile it at sizes 31 and 33.
+
+    Values double the stretch that they are the extreme of at each step. A place is the last one so far that equals
+    the extreme, or is a NaN.
+    """
+
+    def form(x: torch.Tensor, dim: int) -> Any:
+        if x.dim() == 0 or x.numel() == 0:
+            return x.clone(), torch.zeros(x.shape, dtype=torch.int64, device=x.device)
+        values = _scan(x, dim, combine)
+        is_extreme = x == values
+        if x.dtype.is_floating_point:
+            is_extreme = is_extreme | x.isnan()
+        shape = [-1 if d == dim % x.dim() else 1 for d in range(x.dim())]
+        places = torch.arange(x.shape[dim], device=x.device).reshape(shape)
+        return values, _scan(torch.where(is_extreme, places, 0), dim, torch.maximum)
+
+    return form
+
+
+def _scan(x: torch.Tensor, dim: int, combine: Callable[..., torch.Tensor]) -> torch.Tensor:
+    size, reach = x.shape[dim], 1
+    while reach < size:
+        later = combine(x.narrow(dim, reach, size - reach), x.narrow(dim, 0, size - reach))
+        x = torch.cat([x.narrow(dim, 0, reach), later], dim)
+        reach *= 2
+    return x
+
+
+def _over(reduce: Reduce, x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
+    shape = [1 if d in dims else size for d, size in enumerate(x.shape)]
+    return reduce(x, dims).reshape(shape) if keepdim else reduce(x, dims)
+
+
+def _has_extremes(x: torch.Tensor) -> bool:
+    """Whether there is something to reduce that may be infinite."""
+    return x.dtype.is_floating_point and x.dim() > 0 and x.numel() > 0
+
+
+def _dims(x: torch.Tensor, dim: Sequence[int]) -> list[int]:
+    return sorted(d % x.dim() for d in dim) if dim else list(range(x.dim()))
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+_AMAX = _extreme(reduce_max, aten.amax.default)
+_AMIN = _extreme(reduce_min, aten.amin.default)
+
+REDUCTION_FORMS: dict[Any, Callable[..., Any]] = {
+    aten.amax.default: _AMAX,
+    aten.amin.default: _AMIN,
+    aten.max.default: _extreme_of_all(reduce_max, aten.max.default),
+    aten.min.default: _extreme_of_all(reduce_min, aten.min.default),
+    aten.aminmax.default: _aminmax,
+    aten.logsumexp.default: _logsumexp,
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.cummax.default: _cumulative(torch.maximum),
+    aten.cummin.default: _cumulative(torch.minimum),
+}

@@ -1,0 +1,92 @@
+"""Gradients that eager leaves None, where only results outside the loss lead to an input.
+
+AOTAutograd's backward is one function of the gradients of all results. Autograd gives it zeros for those that are
+undefined, and every input gets a gradient. Which gradients depend on which results the joint graph says: hooks on the
+node of the backward see what is undefined, and take out what depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.schemas import OutputType
+
+_WITH_TANGENT = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+_NODE = "CompiledFunctionBackward"  # what torch 2.9 calls the node of AOTAutograd's backward
+
+
+class UndefinedGradients:
+    """Which gradients of a joint graph are undefined where gradients of some results are.
+
+    Args:
+        joint: The joint graph, as AOTAutograd traced it.
+        metadata: What AOTAutograd knows of it.
+        num_returned: Its results; the gradients of its inputs come after them.
+    """
+
+    def __init__(self, joint: fx.GraphModule, metadata: Any, num_returned: int) -> None:
+        tangents = [n for n in joint.graph.find_nodes(op="placeholder") if str(n.target).startswith("tangents_")]
+        results = [] if metadata is None else _results_with_tangents(metadata)
+        self._gradients: list[frozenset[int] | None] = []
+        if len(results) == len(tangents) > 1:
+            needed = _tangents_behind(joint.graph, dict(zip(tangents, results, strict=True)))
+            output = joint.graph.output_node().args[0]
+            assert isinstance(output, (list, tuple))
+            self._gradients = [needed.get(g) if isinstance(g, fx.Node) else None for g in output[num_returned:]]
+        every = frozenset(results)
+        self.is_uniform = all(found is None or found == every for found in self._gradients)
+
+    def watch(self, results: Sequence[Any]) -> None:
+        """Let the backward of these results, of one call, leave undefined what depends on undefined gradients alone."""
+        node = _node_behind(results)
+        if node is None:
+            return
+        undefined: set[int] = set()
+
+        def before(gradients: Sequence[Any]) -> None:
+            undefined.clear()
+            undefined.update(i for i, gradient in enumerate(gradients) if gradient is None)
+
+        def after(gradients: Sequence[Any], _: Any) -> tuple[Any, ...] | None:
+            if not undefined or len(gradients) != len(self._gradients):
+                return None
+            pairs = zip(gradients, self._gradients, strict=True)
+            return tuple(None if needed is not None and needed <= undefined else g for g, needed in pairs)
+
+        node.register_prehook(before)
+        node.register_hook(after)
+
+
+def _results_with_tangents(metadata: Any) -> list[int]:
+    """The results of the forward that have a tangent, in the order of the tangents."""
+    written = metadata.mutated_inp_runtime_indices
+    infos = [metadata.input_info[i] for i in written]
+    first, count = len(written), len(metadata.output_info)
+    found = [i for i, info in enumerate(infos) if info.mutates_data and info.requires_grad]
+    for i, info in enumerate(metadata.output_info):
+        is_tensor = isinstance(info.raw_type, type) and issubclass(info.raw_type, torch.Tensor)
+        if info.output_type in _WITH_TANGENT and is_tensor and info.requires_grad:
+            found.append(first + i)
+    return [*found, *(first + count + i for i in range(metadata.num_intermediate_bases))]
+
+
+def _tangents_behind(graph: fx.Graph, results: dict[fx.Node, int]) -> dict[fx.Node, frozenset[int]]:
+    """Node -> the results whose tangents it depends on."""
+    found: dict[fx.Node, frozenset[int]] = {}
+    for node in graph.nodes:
+        own = frozenset([results[node]]) if node in results else frozenset()
+        found[node] = own.union(*(found[source] for source in node.all_input_nodes))
+    return found
+
+
+def _node_behind(results: Sequence[Any]) -> Any:
+    """The node of the backward that made these results; None where no gradient is recorded."""
+    nodes = [r.grad_fn for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
+    for _ in range(3):  # a result may be a view of one of the backward's, or a part of it
+        if (found := next((n for n in nodes if n.name() == _NODE), None)) is not None:
+            return found
+        nodes = [n for node in nodes for n, _ in node.next_functions if n is not None]
+    return None

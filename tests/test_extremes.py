@@ -1,0 +1,181 @@
+"""Operators at infinities, NaN, the ends of their ranges and mixed dtypes: as eager."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.spine import assert_same, check_gradients_like_eager, check_like_eager, compiled, counted
+
+INF, NAN = math.inf, math.nan
+ROWS = torch.tensor(
+    [[-INF] * 4, [INF] * 4, [NAN] * 4, [1, INF, 2, -INF], [1, 2, NAN, INF], [-INF, -INF, 2, 1], [5, 3, 5, 3]]
+)
+LINE = torch.tensor([INF, -INF, NAN, 0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -2.5, 3.0, -3.0, 6.0, 100.0, -100.0, 1e30])
+PAIRS = torch.cartesian_prod(LINE, LINE).T
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_extremes_of_infinities(dtype):
+    def extremes(x):
+        low = x.abs().neg() - INF
+        return x.amax(1), x.amin((0, 1)), x.amin(1, keepdim=True), *x.max(1), *x.min(0), low.max(), *x.aminmax(dim=1)
+
+    check_like_eager(extremes, ROWS.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_sums_of_exponentials_of_infinities(dtype):
+    check_like_eager(lambda x: (x.logsumexp(1), x.logsumexp((0, 1)), x.logsumexp(0, True)), ROWS.to(dtype))
+
+
+def test_gradients_of_sums_of_exponentials_of_infinities():
+    x = torch.tensor([[1.0, -INF, 2.0], [-INF, -INF, 0.0]], requires_grad=True)
+    check_gradients_like_eager(lambda x: x.logsumexp(1), x)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3, -1, INF, -INF])
+def test_norms_of_infinities(order):
+    x = torch.cat([ROWS, torch.tensor([[3.0, -4.0, 0.0, 1.0]])])
+    check_like_eager(lambda x: (torch.linalg.vector_norm(x, order, dim=1), torch.linalg.vector_norm(x[-1], order)), x)
+
+
+@pytest.mark.parametrize("size", [1, 5, 31, 33])
+def test_running_extremes_carry_a_nan_on(size):
+    x = torch.randn(3, size).round()
+    x[1, size // 2] = NAN
+    x[2] = -INF
+    check_like_eager(lambda x: (*x.cummax(1), *x.cummin(-1), *x.long().cummax(0)), x.nan_to_num(0.0, 0.0, 0.0))
+    check_like_eager(lambda x: (*x.cummax(1), *x.cummin(0)), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_elementwise_operators_at_extremes(dtype):
+    def functions(x):
+        return (
+            x.clamp(None, 1.0), x.clamp(0.0, None), x.clamp_min(-2.0), F.normalize(x, dim=0), x.nan_to_num(),
+            x.nan_to_num(1.0, INF, -INF), F.logsigmoid(x), F.threshold(x, 0.1, 20.0), x**0.5, x**-0.5,
+            torch.copysign(x, -0.0), x // 2.5, x % INF, x % -INF, x // -INF,
+        )  # fmt: skip
+
+    check_like_eager(functions, LINE.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_operators_of_two_at_extremes(dtype):
+    def functions(x, y):
+        return (
+            x // y, x % y, torch.div(x, y, rounding_mode="trunc"), torch.fmod(x, y), torch.hypot(x, y),
+            torch.lerp(x, y, 0.3), torch.lerp(x, y, 0.9), torch.lerp(x, y, y), torch.xlogy(x, y), torch.logaddexp(x, y),
+            torch.pow(x, y), torch.atan2(x, y), torch.maximum(x, y), torch.fmin(x, y),
+            F.binary_cross_entropy_with_logits(x, y, reduction="none"),
+        )  # fmt: skip
+
+    check_like_eager(functions, *PAIRS.to(dtype))
+
+
+def test_quotients_that_round_up_to_a_whole_number():
+    """1 // 0.1 is 9, and 1 % 0.1 almost 0.1."""
+    x, y = torch.tensor([1.0, -1.0, 3.0, 0.3, 6.0]), torch.tensor([0.1, 0.1, 0.1, 0.1, -0.2])
+    check_like_eager(lambda x, y: (x // y, x % y, x // 0.1, x % 0.1, 1.0 // y, 7 % y), x, y)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        F.relu, F.relu6, F.hardtanh, F.hardsigmoid, F.hardswish, F.logsigmoid, F.softplus, F.silu,
+        lambda x: F.threshold(x, 0.5, 3.0), lambda x: x.clamp(0, 6), lambda x: x**0.5, lambda x: x % 2.5,
+    ],
+)  # fmt: skip
+def test_gradients_at_the_ends_of_a_range(fn):
+    x = torch.tensor([-INF, -100.0, -6.0, -3.0, -1.0, 0.0, 0.5, 1.0, 2.5, 3.0, 6.0, 100.0, INF], requires_grad=True)
+    check_gradients_like_eager(lambda x: fn(x) + 0, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("fn", [F.gelu, F.logsigmoid, lambda x: torch.lerp(x, -x, 0.9)])
+def test_narrow_floats_are_rounded_once(dtype, fn):
+    x = torch.linspace(-4, 4, 33).to(dtype)
+    torch.testing.assert_close(compiled(lambda x: fn(x))(x), fn(x), rtol=torch.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_uniform_numbers_are_below_one(dtype):
+    def draw(x):
+        return torch.rand(2**16, dtype=dtype, device=x.device), torch.rand_like(x), torch.empty_like(x).uniform_(0, 1)
+
+    for numbers in compiled(draw)(torch.zeros(2**16, dtype=dtype)):
+        assert numbers.dtype == dtype
+        assert numbers.min() >= 0
+        assert numbers.max() < 1
+        assert abs(numbers.double().mean() - 0.5) < 0.01
+
+
+def test_a_beta_of_zero_leaves_the_addend_out():
+    nan, a, b = torch.full((2, 2), NAN), torch.randn(2, 2), torch.randn(2, 2)
+
+    def products(n, a, b):
+        return (
+            torch.addmm(n, a, b, beta=0), torch.addmm(n[0], a, b, beta=0, alpha=2), torch.addmv(n[0], a, b[0], beta=0),
+            torch.baddbmm(n[None], a[None], b[None], beta=0), torch.addbmm(n, a[None], b[None], beta=0),
+            torch.addr(n, a[0], b[0], beta=0), torch.addmm(n, a, b, beta=0.5), torch.addmm(b, a, b),
+        )  # fmt: skip
+
+    check_like_eager(products, nan, a, b)
+
+
+BYTES = torch.tensor([100, 127, -128, 3], dtype=torch.int8)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.uint8], ids=str)
+def test_a_tensor_of_no_dimensions_does_not_widen(dtype):
+    def functions(x, n):
+        sums = x + n, x * n, n - x, torch.maximum(x, n), torch.where(x > 0, x, n)
+        return (
+            *sums,
+            *(s.long() for s in sums),
+            x > n,
+            (x + n) // 3,
+            x & n,
+            torch.clamp(x, n),
+            x / n,
+        )
+
+    check_like_eager(functions, BYTES, torch.tensor(200, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_wider_float_of_no_dimensions_does_not_widen(dtype):
+    def functions(x, n):
+        return (
+            x + n,
+            (x * n).float(),
+            (x - n).double(),
+            x == n,
+            torch.maximum(x, n).double(),
+            (x / n).double(),
+            (n * x).double(),
+        )
+
+    check_like_eager(functions, torch.tensor([1.1, 3.0, 1e3], dtype=dtype), torch.tensor(1.1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=str)
+def test_running_sums_wrap(dtype):
+    def sums(x):
+        narrow = x.cumsum(0, dtype=dtype)
+        return narrow, narrow.long(), x.cumsum(0), x.long().cumsum(0, dtype=dtype), x.to(dtype).cumsum(0, dtype=dtype)
+
+    check_like_eager(sums, BYTES.to(torch.int16).mul(99))
+    check_like_eager(sums, BYTES)
+
+
+def test_indices_are_int64_in_the_program_too():
+    with counted() as counts:
+        check_like_eager(lambda x: F.max_pool2d(x, 2, return_indices=True)[1] * 2**33, torch.randn(1, 1, 4, 4))
+    assert counts.fallbacks == 0
+    assert_same(compiled(lambda x: x.cummax(0)[1] * 2**33)(LINE[3:6]), LINE[3:6].cummax(0)[1] * 2**33)

@@ -1,0 +1,64 @@
+"""Layer, group, instance and batch normalization where the mean is many deviations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.spine import check_gradients_like_eager, compiled
+
+NORMS: dict[str, Callable] = {
+    "layer": lambda x, w, b: F.layer_norm(x, (32,), w, b),
+    "layer over two dimensions": lambda x, w, b: F.layer_norm(x, (8, 32), w.expand(8, 32), b.expand(8, 32)),
+    "group": lambda x, w, b: F.group_norm(x, 4, w[:8], b[:8]),
+    "instance": lambda x, w, b: F.instance_norm(x, weight=w[:8], bias=b[:8]),
+    "batch": lambda x, w, b: F.batch_norm(x, None, None, w[:8], b[:8], training=True),
+}
+# Of 2^-24 of the mean each, in sums of up to 128 numbers: eager is off by up to 20 of them.
+ROUNDINGS = 64
+
+
+def _results(norm: Callable, inputs: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    leaves = [t.to(dtype).requires_grad_() for t in inputs]
+    result = norm(*leaves)
+    ramp = torch.arange(result.numel(), dtype=torch.float64).sin().to(dtype).reshape(result.shape)
+    return [result.detach(), *torch.autograd.grad((result * ramp).sum(), leaves)]
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("mean", [0.0, 100.0, 1000.0, 3000.0, 30000.0])
+def test_a_norm_is_as_near_as_eager_at_any_mean(name, mean):
+    inputs = [torch.randn(4, 8, 32) + mean, torch.rand(32) + 0.5, torch.randn(32)]
+    exact = _results(NORMS[name], inputs, torch.float64)
+    mine = _results(compiled(NORMS[name]), inputs, torch.float32)
+    for got, true in zip(mine, exact, strict=True):
+        assert (got - true).abs().max() <= ROUNDINGS * 2**-24 * max(mean, 8) * true.abs().max()
+
+
+@pytest.mark.parametrize("name", ["layer", "group"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_a_norm_of_every_dtype_keeps_it(name, dtype):
+    inputs = [torch.randn(4, 8, 32) + 5, torch.rand(32) + 0.5, torch.randn(32)]
+    for got, wanted in zip(
+        _results(compiled(NORMS[name]), inputs, dtype), _results(NORMS[name], inputs, dtype), strict=True
+    ):
+        assert got.dtype == wanted.dtype
+        # Sums of up to 128 numbers, and a mean of 5 deviations.
+        bound = 128 * torch.finfo(dtype).eps * wanted.abs().max()
+        assert (got.double() - wanted.double()).abs().max() <= bound
+
+
+def test_norms_without_weights_and_with_some_gradients():
+    x = torch.randn(2, 8, 16).requires_grad_()
+    check_gradients_like_eager(lambda x: F.layer_norm(x, (16,)), x)
+    weight = torch.ones(8, requires_grad=True)
+    check_gradients_like_eager(lambda w, x: F.group_norm(x, 2, w), weight, x.detach())
+
+
+def test_norms_of_nothing():
+    for shape in ((0, 8, 16), (2, 8, 0)):
+        x = torch.ones(shape)
+        assert compiled(lambda x: F.layer_norm(x, x.shape[-1:]))(x).shape == shape

@@ -1,0 +1,78 @@
+"""Gradients are None where eager's are: of inputs that only lead to results outside the loss."""
+
+import pytest
+import torch
+from torch import nn
+
+import kp_dynamo.compat as compat
+
+FLOAT32 = {"precision": "float32"}
+
+
+def two_heads(a, b, c):
+    return a * c, b * c
+
+
+def a_result_and_a_view(a, b, c):
+    y = a * c
+    return y, y[1:], (b * 2).sum()
+
+
+def a_written_input(a, b, c):
+    c = c * 1
+    c.mul_(a)
+    return c, b * 3, a + 1
+
+
+def three(a, b, c):
+    return a * b, b * c, (c * a).sum()
+
+
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("f", [two_heads, a_result_and_a_view, a_written_input, three])
+def test_gradients_are_undefined_where_eager_s_are(f, device):
+    place = compat.device() if device == "xla" else torch.device("cpu")
+    compiled = torch.compile(f, backend="kp_tpu", options=FLOAT32)
+    for used in range(len(f(*torch.ones(3, 3)))):
+        found = []
+        for run in (f, compiled):
+            leaves = [torch.full((3,), i + 1.0, device=place, requires_grad=True) for i in range(3)]
+            run(*leaves)[used].sum().backward()
+            found.append([None if leaf.grad is None else leaf.grad.tolist() for leaf in leaves])
+        assert found[1] == found[0]
+
+
+class _Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.body(x).tanh()
+        return self.first(h), self.second(h)
+
+
+def test_an_optimizer_leaves_a_head_alone_that_is_not_used():
+    torch.manual_seed(0)
+    eager, mine = _Heads(), _Heads()
+    mine.load_state_dict(eager.state_dict())
+    x = torch.randn(3, 4)
+    for model, run in ((eager, eager), (mine, torch.compile(mine, backend="kp_tpu", options=FLOAT32))):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+        for head in (0, 0, 1, 0):
+            optimizer.zero_grad()
+            run(x)[head].square().sum().backward()
+            optimizer.step()
+    for name, value in eager.state_dict().items():
+        torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_graph_may_go_backward_twice():
+    compiled = torch.compile(two_heads, backend="kp_tpu", options=FLOAT32)
+    a, b, c = (torch.ones(3, requires_grad=True) for _ in range(3))
+    first, second = compiled(a, b, c)
+    first.sum().backward(retain_graph=True)
+    assert b.grad is None
+    second.sum().backward()
+    assert b.grad.tolist() == [1, 1, 1]
+    assert a.grad.tolist() == [1, 1, 1]
