@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import time
 import warnings
 from collections.abc import Iterator
@@ -61,7 +62,7 @@ def _check(program: Program) -> Outcome:
     counts, refusals = dict(TELEMETRY.counts), []
     try:
         with _refusals_noted(refusals):
-            mine = _compiled(program)
+            mine = _compiled(program, exact["end written"])
     except Exception as error:  # noqa: BLE001
         return _failed(program, error, refusals)
     recorder = Recorder()
@@ -80,10 +81,11 @@ def _check(program: Program) -> Outcome:
     return Outcome("refused" if is_refused else "right", "", tuple(refusals), ops)
 
 
-def _compiled(program: Program) -> Observation:
+def _compiled(program: Program, written: tuple[bool, ...]) -> Observation:
     configuration = program.configuration
     torch._dynamo.reset()
-    how = How(compiled=functools.partial(_compile, program), device=configuration.device, mark=_marker(program))
+    compiled = functools.partial(_compile, program)
+    how = How(compiled, device=configuration.device, mark=_marker(program), written=written)
     with _poisoned(configuration.is_poisoned):
         return observe(program, how)
 
@@ -188,8 +190,8 @@ def _aot_eager(program: Program) -> Observation:
 
 def _failed(program: Program, error: Exception, refusals: list[str]) -> Outcome:
     cause = getattr(error, "inner_exception", error)
-    # An assertion that fails is none, whatever it is wrapped in.
-    if isinstance(cause, TPUBackendError) and "AssertionError" not in str(cause):
+    # Another error that is wrapped in one of ours names nothing that was refused.
+    if isinstance(cause, TPUBackendError) and not re.search(r"could not be compiled: \w*Error", str(cause)):
         return Outcome("refused", _line(cause), (_line(cause), *refusals))
     try:
         observe(program, How())

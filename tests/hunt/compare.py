@@ -61,14 +61,14 @@ class References:
 def differences(mine: Observation, references: References) -> list[str]:
     """What is wrong with `mine`, one line each; empty where nothing is."""
     eager = references.eager
-    if mine.keys() != eager.keys():
-        return [f"{name}: only one of eager and compiled has it" for name in mine.keys() ^ eager.keys()]
     found = []
     for name, expected in eager.items():
+        if name not in mine:
+            continue
         text = _difference(name, mine[name], expected, references)
         if text is not None:
             found.append(f"{name}: {text}")
-    return found
+    return found + [f"{name}: only one of eager and compiled has it" for name in sorted(mine.keys() ^ eager.keys())]
 
 
 def _difference(name: str, mine: Any, eager: Any, references: References) -> str | None:
@@ -118,7 +118,8 @@ def _other_values(name: str, mine: Seen, references: References) -> str | None:
     if not (mine.value.is_floating_point() or mine.value.is_complex()):
         return _other_integers(name, mine.value, references)
     found, eager = _real(mine.value), _real(references.eager[name].value)
-    exact = _real(references.exact[name].value)
+    # Where float64 has no such gradient, as nothing that wants one is left of its promotion, eager's is exact.
+    exact = _real(references.exact.get(name, references.eager[name]).value)
     if not torch.equal(_kinds(found), _kinds(eager)):
         return _other_kinds(name, found, eager, references)
     finite = eager.isfinite() & exact.isfinite()

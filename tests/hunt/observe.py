@@ -49,9 +49,10 @@ class How:
         compiled: Makes the callable from the model.
         floating: Replaces every floating-point dtype; None: as the program says.
         device: "cpu" or "xla".
-        around: A context for everything that runs.
+        around: A context for calls, backwards and optimizer steps.
         random: What random operators returned in the run to be compared with, for each call.
         kept: Gets what dropout kept.
+        written: Which results are written to at the end; None: all that can be.
         mark: Called with each argument before a call.
     """
 
@@ -61,6 +62,7 @@ class How:
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     random: tuple[tuple[torch.Tensor, ...], ...] | None = None
     kept: list[Kept] | None = None
+    written: tuple[bool, ...] | None = None
     mark: Callable[[Input, torch.Tensor], None] = lambda *_: None
 
 
@@ -69,15 +71,9 @@ Observation = dict[str, Any]
 
 def observe(program: Program, how: How) -> Observation:
     """Everything that the calls of `program` show."""
-    default = torch.get_default_dtype()
-    try:
-        model = load(program, how)
-        if how.floating is not None:
-            torch.set_default_dtype(how.floating)
-        with how.around():
-            return _Run(program, how, model).observe()
-    finally:
-        torch.set_default_dtype(default)
+    model = load(program, how)
+    with _default_dtype(how.floating or torch.float32):
+        return _Run(program, how, model).observe()
 
 
 def load(program: Program, how: How) -> nn.Module:
@@ -109,6 +105,8 @@ class _Run:
     def __init__(self, program: Program, how: How, model: nn.Module) -> None:
         self.program, self.how, self.model = program, how, model
         self.run = how.compiled(model) if how.compiled else model
+        # Not around what makes inputs: random numbers are others within a dispatch mode.
+        self.around = how.around()
         self.seen: Observation = {}
         self.kept: dict[str, torch.Tensor] = {}
         self.bases: dict[str, torch.Tensor] = {}
@@ -130,7 +128,7 @@ class _Run:
         self.model.train(is_training)
         self.arguments = self._arguments(number, grad_mode)
         recorded = None if self.how.random is None else self.how.random[number]
-        with _grad_mode(grad_mode), replayed(recorded, self.how.kept):
+        with _grad_mode(grad_mode), replayed(recorded, self.how.kept), self.around:
             result = self.run(*self.arguments.values())
         leaves, spec = pytree.tree_flatten(result)
         self.seen[f"call {number} structure"] = str(spec)
@@ -157,7 +155,8 @@ class _Run:
     def _argument(self, spec: Input, number: int, position: int) -> torch.Tensor:
         dtype = getattr(torch, spec.dtype)
         shape = spec.shapes[number]
-        made = values.make(spec.values, shape, dtype, self.program.seed + 100 * number + position)
+        with _default_dtype(torch.float32):  # random numbers of the default dtype float64 are others
+            made = values.make(spec.values, shape, dtype, self.program.seed + 100 * number + position)
         if self.how.floating is not None and dtype.is_floating_point:
             made = made.to(self.how.floating)
         # Every XLA tensor is contiguous to torch, one that was transposed as well.
@@ -223,22 +222,33 @@ class _Run:
             return
         for tensor in named.values():
             tensor.grad = None
-        sum(_weighted(result) for result in wanted).backward()
+        with self.around:
+            sum(_weighted(result) for result in wanted).backward()
         for name, tensor in named.items():
             self._note({f"call {number} {name}": tensor.grad})
         if self.optimizer is not None:
-            self.optimizer.step()
+            with self.around:
+                self.optimizer.step()
             self._note_state(f"step {number}")
 
     def _write_results(self) -> None:
         """Write to each result, then look at everything: what is shared shows."""
-        for result in self.results.values():
-            if isinstance(result, torch.Tensor) and result.dtype is not torch.bool:
-                # Memory that repeats cannot be written, in eager either.
-                with torch.no_grad(), contextlib.suppress(RuntimeError):
-                    result.detach().add_(1)
+        written = self.how.written or (True,) * len(self.results)
+        self.seen["end written"] = tuple(
+            may and _write(result) for may, result in zip(written, self.results.values(), strict=False)
+        )
         self._note({f"end {name}": value for name, value in self.results.items()})
         self._note_state("end")
+
+
+def _write(result: Any) -> bool:
+    """Add 1; whether that can be done: memory that repeats cannot be written on the CPU."""
+    if not isinstance(result, torch.Tensor) or result.dtype is torch.bool:
+        return False
+    with torch.no_grad(), contextlib.suppress(RuntimeError):
+        result.detach().add_(1)
+        return True
+    return False
 
 
 def _weighted(result: torch.Tensor) -> torch.Tensor:
@@ -246,6 +256,16 @@ def _weighted(result: torch.Tensor) -> torch.Tensor:
         result = torch.view_as_real(result)
     ramp = torch.linspace(-1.0, 1.3, max(result.numel(), 1), dtype=torch.float64)[: result.numel()]
     return (result * ramp.reshape(result.shape).to(result.dtype).to(result.device)).sum().to(torch.get_default_dtype())
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextlib.contextmanager

@@ -151,9 +151,10 @@ def _plainer_configuration(program: Program) -> Iterator[Program]:
             yield replace(program, configuration=replace(configuration, **change))
     if program.optimizer is not None:
         yield replace(program, optimizer=None)
-    for mode in ("no_grad", "train"):
-        if any(m != mode for m in program.modes):
-            yield replace(program, modes=(mode,) * len(program.modes))
+    if any(mode != "no_grad" for mode in program.modes):
+        yield replace(program, modes=("no_grad",) * len(program.modes))
+    if any(mode not in ("no_grad", "train") for mode in program.modes):
+        yield replace(program, modes=("train",) * len(program.modes))
 
 
 def _plainer_inputs(program: Program) -> Iterator[Program]:
