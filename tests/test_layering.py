@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "kp_dynamo.options": ("kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.option_rules"),
     "kp_dynamo.versions": ("kp_dynamo.exceptions",),
     "kp_dynamo.float64_forms": ("torch",),
+    "kp_dynamo.symbol_values": ("torch", "sympy"),
     "kp_dynamo.ops": ("torch", "kp_dynamo.float64_forms", "kp_dynamo.ops"),
     "kp_dynamo.analysis": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes.base"),
     "kp_dynamo.passes": ("torch", "sympy", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes"),
@@ -74,7 +75,9 @@ MAY_IMPORT = {
         "kp_dynamo.lowering",
         "kp_dynamo.ops",
         "kp_dynamo.source_lines",
+        "kp_dynamo.symbol_values",
         "kp_dynamo.telemetry",
+        "sympy",
     ),
 }
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -19,6 +20,7 @@ from kp_dynamo.lowering.fallback import values_forbidden
 from kp_dynamo.lowering.promotion import in_reported_dtype, with_common_dtype
 from kp_dynamo.lowering.sharded_forms import form_of
 from kp_dynamo.source_lines import user_line
+from kp_dynamo.symbol_values import SymbolReader, evaluated
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,13 @@ class XlaInterpreter(fx.Interpreter):
         super().__init__(gm)
         self._on_node = on_node
         self._device, self._constants, self._on_fallback = device, constants, on_fallback
+        self._symbols: dict[sympy.Symbol, int] = {}
+        self._sizes: dict[sympy.Expr, int | None] = {}
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        inputs = [node.meta.get("val") for node in self.graph.find_nodes(op="placeholder")]
+        self._symbols, self._sizes = SymbolReader(inputs).read(args), {}
+        return super().run(*args, **kwargs)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return self._constants[target] if target in self._constants else super().get_attr(target, args, kwargs)
@@ -84,7 +93,34 @@ class XlaInterpreter(fx.Interpreter):
             # The operator ran on fake tensors before: what fails now is torch_xla's form of it.
             logger.debug("%s cannot be lowered for these arguments: %s", node.target, error)
             return self._on_fallback(node, args, kwargs)
-        return result if _is_as_traced(node, result) else self._on_fallback(node, args, kwargs)
+        return result if self._is_as_traced(node, result) else self._on_fallback(node, args, kwargs)
+
+    def _is_as_traced(self, node: fx.Node, result: Any) -> bool:
+        """Whether dtypes and shapes are those that ATen promises: torch_xla lowers some operators to something else."""
+        promised, given = node.meta.get("val"), result
+        if isinstance(promised, torch.Tensor):
+            promised, given = [promised], [result]
+        if not isinstance(promised, (list, tuple)) or not isinstance(given, (list, tuple)):
+            return True
+        pairs = [(p, g) for p, g in zip(promised, given, strict=True) if isinstance(p, torch.Tensor)]
+        return all(g is not None and p.dtype == g.dtype and self._is_shape(p.shape, g.shape) for p, g in pairs)
+
+    def _is_shape(self, promised: Any, given: Any) -> bool:
+        return len(promised) == len(given) and all(
+            self._size(p) in (None, g) for p, g in zip(promised, given, strict=True)
+        )
+
+    def _size(self, size: Any) -> int | None:
+        """A size as a number; None where the arguments do not say it."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        expr = size.node.expr
+        if expr not in self._sizes:
+            try:
+                self._sizes[expr] = evaluated(size, self._symbols)
+            except KeyError:
+                self._sizes[expr] = None
+        return self._sizes[expr]
 
     def _on_device(self, value: Any) -> Any:
         return self._device if isinstance(value, torch.device) else value
@@ -120,23 +156,6 @@ def _decomposes_nothing(target: Any, args: Any) -> bool:
     """torch_xla 2.9 slices one element off the singular vectors of an empty matrix, and fails when it compiles."""
     name = target.name() if isinstance(target, torch._ops.OpOverload) else ""
     return name.startswith(("aten::svd", "aten::_linalg_svd", "aten::linalg_pinv")) and args[0].numel() == 0
-
-
-def _is_as_traced(node: fx.Node, result: Any) -> bool:
-    """Whether dtypes and ranks are those that ATen promises: torch_xla lowers some operators to something else."""
-    promised, given = node.meta.get("val"), result
-    if isinstance(promised, torch.Tensor):
-        promised, given = [promised], [result]
-    if not isinstance(promised, (list, tuple)) or not isinstance(given, (list, tuple)):
-        return True
-    pairs = [(p, g) for p, g in zip(promised, given, strict=True) if isinstance(p, torch.Tensor)]
-    return all(g is not None and p.dtype == g.dtype and _same_shape(p.shape, g.shape) for p, g in pairs)
-
-
-def _same_shape(promised: Any, given: Any) -> bool:
-    return len(promised) == len(given) and all(
-        isinstance(p, torch.SymInt) or p == g for p, g in zip(promised, given, strict=True)
-    )
 
 
 @contextlib.contextmanager
