@@ -21,10 +21,13 @@ class Resize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, shape: Shape, poisons: bool) -> torch.Tensor:
         ctx.shape, ctx.poisons = tuple(tensor.shape), poisons
+        ctx.set_materialize_grads(False)
         return resized(tensor, shape, poisons=poisons)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
+        if gradient is None:  # what eager leaves undefined
+            return None, None, None
         return resized(gradient, ctx.shape, poisons=ctx.poisons), None, None
 
 

@@ -42,6 +42,16 @@ def test_gradients_are_undefined_where_eager_s_are(f, device):
         assert found[1] == found[0]
 
 
+def test_a_padded_input_that_leads_nowhere_gets_no_gradient():
+    from kp_dynamo import mark_sequence
+
+    x, y = torch.randn(3, 5, requires_grad=True), torch.randn(3, 5, requires_grad=True)
+    run = torch.compile(lambda x, y: (x > 0, y * 2), backend="kp_tpu", options={**FLOAT32, "buckets": [8]})
+    run(mark_sequence(x, 1), mark_sequence(y, 1))[1].sum().backward()
+    assert x.grad is None
+    assert y.grad.shape == (3, 5)
+
+
 class _Heads(nn.Module):
     def __init__(self):
         super().__init__()
