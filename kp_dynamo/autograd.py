@@ -117,13 +117,14 @@ def _at_run_time(
     gradients: UndefinedGradients | None,
 ) -> Callable[..., Any]:
     """`run`, with what depends on the tensors of a call: checks of its arguments, views of them, its backward."""
-    if overlap is None and gradients is None and not aliases.has_symbolic_views:
+    if overlap is None and gradients is None and not aliases.has_views_of_arguments:
         return run
 
     def called(*args: Any) -> Any:
         if overlap is not None:
             overlap.require_same(args)
-        results = list(run(*args))
+        with _where_views_can_be_taken(args, aliases):
+            results = list(run(*args))
         if gradients is not None:
             gradients.watch(results)
         if aliases.has_symbolic_views:
@@ -131,6 +132,20 @@ def _at_run_time(
         return results
 
     return called
+
+
+def _where_views_can_be_taken(args: Sequence[Any], aliases: ResultAliases) -> contextlib.AbstractContextManager[Any]:
+    """torch_xla 2.9: in inference mode no view of an ordinary tensor can be taken, in eager code too."""
+    if not torch.is_inference_mode_enabled() or not aliases.has_views_of_arguments:
+        return contextlib.nullcontext()
+    ordinary = (isinstance(a, torch.Tensor) and a.device.type == "xla" and not a.is_inference() for a in args)
+    return _no_grad() if any(ordinary) else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _no_grad() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _metadata() -> Any:

@@ -138,7 +138,7 @@ class ResultAliases:
         for position, chain in self._others().items():
             if chain.base not in self._arguments:
                 groups[chain.base][position] = chain
-        shared = [chains for chains in groups.values() if len(chains) > 1 and not are_disjoint(list(chains.values()))]
+        shared = [chains for chains in groups.values() if not are_disjoint(list(chains.values()))]
         # The first result's place is that of the tensor they are views of.
         return [_View(p, min(chains), False, False, chain) for chains in shared for p, chain in chains.items()]
 
@@ -177,6 +177,11 @@ class ResultAliases:
     def symbolic(self) -> list[int]:
         """Positions of the results that are views at places that the sizes of a call decide."""
         return [view.position for view in self._views.values() if view.chain.is_symbolic]
+
+    @property
+    def has_views_of_arguments(self) -> bool:
+        """Whether there are results that are views of arguments."""
+        return any(view.is_of_argument for view in self._views.values())
 
     @property
     def has_symbolic_views(self) -> bool:

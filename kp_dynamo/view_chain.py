@@ -89,8 +89,15 @@ def _is_symbolic(value: Any) -> bool:
     return any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride(), value.storage_offset()))
 
 
+_MAY_OVERLAP = (torch.ops.aten.unfold.default, torch.ops.aten.as_strided.default)
+
+
 def are_disjoint(chains: Sequence[ViewChain]) -> bool:
     """Whether no two views of one base share an element, as far as a graph says it without the sizes of a call."""
+    if any(step.target in _MAY_OVERLAP for chain in chains for step in chain.steps):
+        return False  # one view alone may hold an element twice
+    if len(chains) == 1:
+        return True
     first = {chain.nodes[:1] for chain in chains}
     pieces = {chain.nodes[1] for chain in chains if len(chain.nodes) > 1 and chain.nodes[1].target is operator.getitem}
     if len(first) == 1 and len(pieces) == len(chains):

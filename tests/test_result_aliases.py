@@ -29,6 +29,7 @@ VIEWS = {
     "expand": lambda x, y: x[..., :1].expand(*x.shape[:-1], x.shape[-1]),
     "the argument and a part of it": lambda x, y: (x, x[..., 1:]),
     "view": lambda x, y: x.view(-1, 2),
+    "windows of a result": lambda x, y: (x * 2).unfold(-1, 3, 1),
     "two that overlap": lambda x, y: (lambda z: (z[..., 1:], z[..., :-1]))(x * 2),
     "a result and a view of it": lambda x, y: (lambda z: (z, z[..., x.shape[-1] // 2 :]))(x * 2),
     "a result and its copy": lambda x, y: (lambda z: (z, z.clone()))(x * 2),
@@ -91,6 +92,18 @@ def test_gradients_flow_through_results_that_are_views(name, device):
             loss.backward()
             gradients.append(x.grad.cpu())
         torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("is_ordinary", [True, False])
+def test_views_are_returned_in_inference_mode(device, is_ordinary):
+    place = compat.device() if device == "xla" else torch.device("cpu")
+    with torch.inference_mode(not is_ordinary):
+        x = torch.arange(6.0).reshape(2, 3).to(place)
+    with torch.inference_mode():
+        flat, rows = torch.compile(lambda x: (x.flatten(), x[1:]), backend="kp_tpu")(x)
+        assert flat.tolist() == [0, 1, 2, 3, 4, 5]
+        assert rows.tolist() == [[3, 4, 5]]
 
 
 def test_views_of_arguments_are_not_computed():

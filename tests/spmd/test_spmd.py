@@ -199,7 +199,8 @@ def test_lengths_that_are_padded(answers):
 
 def test_an_export_is_for_one_chip(answers):
     num_marks, num_shardings, num_layer_norms = answers["what_is_compiled_for_one_chip"]
-    assert (num_marks, num_shardings, num_layer_norms) == (0, 0, 2)
+    assert (num_marks, num_shardings) == (0, 0)
+    assert num_layer_norms >= 2
 
 
 def test_programs_that_were_let_go_compile_again(answers):
