@@ -179,3 +179,43 @@ def test_indices_are_int64_in_the_program_too():
         check_like_eager(lambda x: F.max_pool2d(x, 2, return_indices=True)[1] * 2**33, torch.randn(1, 1, 4, 4))
     assert counts.fallbacks == 0
     assert_same(compiled(lambda x: x.cummax(0)[1] * 2**33)(LINE[3:6]), LINE[3:6].cummax(0)[1] * 2**33)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"kernel_size": 2},
+        {"kernel_size": 3, "stride": 2, "padding": 1},
+        {"kernel_size": (2, 3), "stride": (1, 2), "padding": (0, 1), "dilation": (2, 1), "ceil_mode": True},
+    ],
+)
+def test_places_in_windows_of_infinities(how):
+    x = torch.randn(1, 2, 7, 8)
+    x[0, 0, :3] = -INF
+    x[0, 1, 2:5, 1::2] = NAN
+    check_like_eager(lambda x: F.max_pool2d(x, **how, return_indices=True), x)
+    check_like_eager(lambda x: F.max_pool3d(x[None], 2, return_indices=True), x)
+    check_like_eager(lambda x: F.max_pool1d(x[0], 3, padding=1, return_indices=True), x)
+
+
+def test_unpooling_keeps_an_infinity():
+    x, places = torch.tensor([[[-3.0, 2.0, -1e30, -INF]]]), torch.tensor([[[0, 3, 5, 6]]])
+    check_like_eager(lambda x, p: F.max_unpool1d(x, p, 2), x, places)
+    check_like_eager(lambda x, p: F.max_unpool2d(x, p, 2), x.reshape(1, 2, 2), places.reshape(1, 2, 2))
+    check_like_eager(lambda x, p: F.max_unpool3d(x, p, 2), x.reshape(1, 1, 1, 2, 2), places.reshape(1, 1, 1, 2, 2))
+
+
+def test_gradients_that_keep_a_nan():
+    x = torch.tensor([NAN, 0.2, 0.5, 0.9], requires_grad=True)
+    check_gradients_like_eager(lambda x: F.smooth_l1_loss(x, x.detach().flip(0) * 3), x)
+    check_gradients_like_eager(lambda x: F.smooth_l1_loss(x * 4, x.detach(), reduction="none", beta=0.5), x)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_factors_of_matrices_of_any_magnitude(scale):
+    x = torch.randn(5, 5) * scale
+    u, s, v = compiled(torch.linalg.svd)(x)
+    torch.testing.assert_close(u * s @ v, x, rtol=0, atol=1e-5 * scale)
+    torch.testing.assert_close(u.mT @ u, torch.eye(5), rtol=0, atol=1e-5)
+    values, vectors = compiled(torch.linalg.eigh)(x + x.mT)
+    torch.testing.assert_close(vectors * values @ vectors.mT, x + x.mT, rtol=0, atol=1e-5 * scale)

@@ -97,11 +97,21 @@ def _hardsigmoid_backward(gradient: torch.Tensor, x: torch.Tensor) -> Any:
 def _hardswish_backward(gradient: torch.Tensor, x: torch.Tensor) -> Any:
     """For x between -3 and 3, x / 3 + 1 / 2."""
     inside = (wide(gradient) * (wide(x) / 3 + 0.5)).to(gradient.dtype)
-    return torch.where(x <= -3, number(0, gradient), torch.where(x < 3, inside, gradient))
+    return torch.where(x <= -3, number(0, gradient), torch.where(x >= 3, gradient, inside))
 
 
 def _hardshrink_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: Any) -> Any:
     return torch.where((x < -threshold) | (x > threshold), gradient, number(0, gradient))
+
+
+def _smooth_l1_backward(
+    gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> Any:
+    """torch_xla takes the gradient of a NaN for that of a large negative difference."""
+    gradient = gradient / x.numel() if reduction == 1 else gradient
+    difference = x - target
+    near = gradient * (difference if beta == 0 else difference / beta)
+    return torch.where(difference <= -beta, -gradient, torch.where(difference >= beta, gradient, near))
 
 
 def _remainder(x: Any, y: Any) -> Any:
@@ -186,6 +196,7 @@ ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
     aten.hardsigmoid_backward.default: _hardsigmoid_backward,
     aten.hardswish_backward.default: _hardswish_backward,
     aten.hardshrink_backward.default: _hardshrink_backward,
+    aten.smooth_l1_loss_backward.default: _smooth_l1_backward,
     aten.remainder.Tensor: _remainder,
     aten.remainder.Scalar: _remainder,
     aten.remainder.Scalar_Tensor: _remainder,

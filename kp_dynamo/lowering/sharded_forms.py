@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
+from kp_dynamo.lowering.linalg_forms import LINALG_FORMS
 from kp_dynamo.lowering.norm_forms import NORM_FORMS
+from kp_dynamo.lowering.pool_forms import POOL_FORMS
 from kp_dynamo.lowering.pure_forms import PURE_FORMS
 from kp_dynamo.lowering.random_forms import RANDOM_FORMS
 from kp_dynamo.lowering.reduction_forms import REDUCTION_FORMS
@@ -19,7 +21,8 @@ from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd
 from kp_dynamo.lowering.view_forms import VIEW_FORMS
 
 FORMS: dict[Any, Callable[..., Any]] = {
-    **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS,
+    **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS,
+    **LINALG_FORMS,
 }  # fmt: skip
 
 

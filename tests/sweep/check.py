@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -28,6 +28,7 @@ class Outcome:
         text: What was wrong, or the error.
         graphs: Graphs that the backend was given; 0 where Dynamo itself leaves the operator to eager.
         seconds: Time it took.
+        kinds: With extremes, the kinds of values that are not right.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Outcome:
     text: str = ""
     graphs: int = 0
     seconds: float = 0.0
+    kinds: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def check(name: str, subject: Subject) -> Outcome:
         try:
             problem = _problem(*pair, subject)
         except Exception as error:  # noqa: BLE001 - an operator may raise anything, and the message is the result
-            outcome = Outcome(name, "raises", f"sample {index}: {_message(error)}")
+            outcome = Outcome(name, "raises", f"sample {index}: {message(error)}")
             break
         if problem:
             outcome = Outcome(name, "wrong", f"sample {index}: {problem}")
@@ -90,6 +92,7 @@ def _problem(call: Call, again: Call, subject: Subject) -> str | None:
     return mismatch(theirs.run(compiled), call.run(), exact.run)
 
 
-def _message(error: BaseException) -> str:
+def message(error: BaseException) -> str:
+    """An error in one short line."""
     text = f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:400]

@@ -1,7 +1,7 @@
 """Torch's own operator samples through the backend: each right, or on the short list of refusals.
 
-`make test` checks every fifth operator, `make test-all` all of them. Each is checked in a child process, so
-that an operator that kills it is one failed test.
+`make test` checks every fifth operator, and a few at extremes; `make test-all` all of them, at extremes too. Each is
+checked in a child process, so that an operator that kills it is one failed test.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.sweep.known_extremes import KNOWN_EXTREMES
 from tests.sweep.known_failures import KNOWN_FAILURES, LONGEST
 from tests.sweep.samples import ops
-from tests.sweep.worker import Worker
+from tests.sweep.worker import EXTREMES, Worker
 
 SLICE = 5
+# Of each kind of operator one, for `make test`.
+QUICK_EXTREMES = frozenset({"logsumexp", "floor_divide", "remainder", "nn.functional.layer_norm", "cummax"})
 
 
 def _parameters() -> list[object]:
@@ -39,6 +42,17 @@ def test_operator_is_right_or_refused(name: str, worker: Worker) -> None:
         assert outcome.status == "right", outcome.text
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK_EXTREMES else [pytest.mark.slow]) for n in ops()]
+)
+def test_operator_is_right_at_extremes(name: str, worker: Worker) -> None:
+    outcome = worker.check(EXTREMES + name)
+    if name in KNOWN_EXTREMES:
+        assert set(outcome.kinds) == KNOWN_EXTREMES[name].kinds, outcome.text
+    else:
+        assert outcome.status == "right", outcome.text
+
+
 def test_known_failures_are_few_and_exist() -> None:
     assert len(KNOWN_FAILURES) <= LONGEST
-    assert set(KNOWN_FAILURES) <= set(ops())
+    assert set(KNOWN_FAILURES) | set(KNOWN_EXTREMES) | QUICK_EXTREMES <= set(ops())

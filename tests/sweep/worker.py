@@ -1,6 +1,7 @@
 """A process that checks operators, so that one that kills it is a result like any other.
 
-Run as `python -m tests.sweep.worker SUBJECT`: reads an operator's name a line, answers with an outcome's JSON.
+Run as `python -m tests.sweep.worker SUBJECT`: reads the name of an operator a line (see `EXTREMES`), answers with an
+outcome's JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.sweep.check import SUBJECTS, Outcome, check
+from tests.sweep.extremes import check_extremes
+
+EXTREMES = "extremes of "
+"""Before an operator's name: its samples with floats at the ends of their range."""
 
 _START_TIMEOUT_S = 600.0
 _ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +94,10 @@ def _serve(subject: str) -> None:
         os.dup2(2, 1)
         answers.write("ready\n")
         for line in sys.stdin:
-            answers.write(json.dumps(asdict(check(line.strip(), SUBJECTS[subject]))) + "\n")
+            name, checked = line.strip(), check
+            if name.startswith(EXTREMES):
+                name, checked = name.removeprefix(EXTREMES), check_extremes
+            answers.write(json.dumps(asdict(checked(name, SUBJECTS[subject]))) + "\n")
 
 
 if __name__ == "__main__":
