@@ -1,7 +1,7 @@
 """What rounding does to a program, measured: the program run eagerly while operands and results move a little.
 
-A float32 operator rounds what it takes and what it gives by a share of at most 2**-24, a bfloat16 matmul by 2**-8. A run in
-which all of these move by random shares within these bounds ends as far from the exact result as rounding may take it,
+A float32 operator rounds what it takes and what it gives by a share of at most 2**-24, a bfloat16 matmul by 2**-8. A
+run in which all of these move by random shares within these bounds ends as far from the exact result as rounding may take it,
 whatever the conditioning: cancellation, a large mean and a tiny variance, a near tie. Several such runs, and a factor
 over the largest (`compare.py`), make a bound for tensors that are too small for an average over their elements.
 
@@ -30,9 +30,9 @@ MATMULS = frozenset(packet for name in _NAMES.split() if (packet := getattr(_ate
 
 
 _JUMPS = """
-eq ne lt le gt ge equal isin bucketize searchsorted floor ceil trunc round frac remainder fmod floor_divide _to_copy sign
-heaviside isnan isinf isfinite isposinf isneginf logical_not logical_and logical_or logical_xor nonzero where masked_fill
-sgn signbit clone any all count_nonzero index index_put copy cat stack gather scatter nan_to_num nextafter frexp
+eq ne lt le gt ge equal isin bucketize searchsorted floor ceil trunc round frac remainder fmod floor_divide _to_copy
+sign heaviside isnan isinf isfinite isposinf isneginf logical_not logical_and logical_or logical_xor nonzero where
+masked_fill sgn signbit clone any all count_nonzero index index_put copy cat stack gather scatter nan_to_num nextafter frexp
 """
 JUMPS = frozenset(packet for name in _JUMPS.split() if (packet := getattr(_aten, name, None)) is not None)
 _CHOICES = (
