@@ -195,22 +195,10 @@ class _Run:
         copied = copied.resolve_conj().resolve_neg().clone()
         if tensor.device.type != "cpu":
             return Seen(copied, None, 0, (), tensor.requires_grad)
-        shares = ()
-        if tensor.nbytes and "result" in name:
-            memory = tensor.untyped_storage().data_ptr()
-            others = {**self._state(), **self.results}
-            shares = tuple(
-                sorted(
-                    n
-                    for n, t in others.items()
-                    if n != name
-                    and isinstance(t, torch.Tensor)
-                    and t.device.type == "cpu"
-                    and t.nbytes
-                    and t.untyped_storage().data_ptr() == memory
-                )
-            )
-        return Seen(copied, tuple(tensor.stride()), tensor.storage_offset(), shares, tensor.requires_grad)
+        others = {**self._state(), **self.results} if "result" in name else {}
+        own = name.removeprefix("end ")
+        shares = sorted(n for n, other in others.items() if n != own and _overlap(tensor, other))
+        return Seen(copied, tensor.stride(), tensor.storage_offset(), tuple(shares), tensor.requires_grad)
 
     def _backward(self, number: int, leaves: list[Any]) -> None:
         wanted = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad and x.grad_fn is not None]
@@ -239,6 +227,21 @@ class _Run:
         )
         self._note({f"end {name}": value for name, value in self.results.items()})
         self._note_state("end")
+
+
+def _overlap(tensor: torch.Tensor, other: Any) -> bool:
+    """Whether two CPU tensors have memory in common: elements of one lie between the first and last of the other."""
+    if not isinstance(other, torch.Tensor) or other.device.type != "cpu" or not tensor.nbytes or not other.nbytes:
+        return False
+    if tensor.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    (first, last), (start, end) = _extent(tensor), _extent(other)
+    return first <= end and start <= last
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    steps = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return tensor.storage_offset(), tensor.storage_offset() + steps
 
 
 def _write(result: Any) -> bool:

@@ -135,11 +135,11 @@ def plain_reason(text: str) -> str:
 
 
 def commit_now() -> str:
-    """The commit that is checked out, marked where files differ from it."""
+    """The last commit that changes the package, marked where its files differ from it."""
+    package = FILE.parents[2] / "kp_dynamo"
 
     def ask(*words: str) -> str:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=FILE.parent, check=False)
+        done = subprocess.run(["git", *words, "--", "."], capture_output=True, text=True, cwd=package, check=False)
         return done.stdout.strip()
 
-    changed = ask("status", "--porcelain", "--", "../../kp_dynamo")
-    return ask("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    return ask("log", "-1", "--format=%h", "--abbrev=12") + ("+" if ask("status", "--porcelain") else "")

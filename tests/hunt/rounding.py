@@ -1,10 +1,12 @@
-"""What rounding does to a program, measured: the program run eagerly while every operator's result moves a little.
+"""What rounding does to a program, measured: the program run eagerly while operands and results move a little.
 
-A float32 program rounds each result by a share of at most 2**-24, a bfloat16 matmul its operands and its result
-by 2**-8. A run in which each result moves by a random share within these bounds ends as far from the exact result
-as rounding may take it, whatever the conditioning: cancellation, a large mean and a tiny variance, a near tie.
-Several such runs, and a factor over the largest (`compare.py`), make a bound for tensors that are too small for
-an average over their elements.
+A float32 operator rounds what it takes and what it gives by a share of at most 2**-24, a bfloat16 matmul by 2**-8. A
+run in which all of these move by random shares within these bounds ends as far from the exact result as rounding may take it,
+whatever the conditioning: cancellation, a large mean and a tiny variance, a near tie. Several such runs, and a factor
+over the largest (`compare.py`), make a bound for tensors that are too small for an average over their elements.
+
+Operators that jump (comparisons, `floor`) get their operands as they are: what is exact in eager must be so here. Those
+that choose among equal values get ties broken, as torch does not say which is chosen.
 """
 
 from __future__ import annotations
@@ -27,6 +29,19 @@ _cdist_forward _cdist_backward
 MATMULS = frozenset(packet for name in _NAMES.split() if (packet := getattr(_aten, name, None)) is not None)
 
 
+_JUMPS = """
+eq ne lt le gt ge equal isin bucketize searchsorted floor ceil trunc round frac remainder fmod floor_divide _to_copy
+sign heaviside isnan isinf isfinite isposinf isneginf logical_not logical_and logical_or logical_xor nonzero where
+masked_fill sgn signbit clone any all count_nonzero index index_put copy cat stack gather scatter nan_to_num nextafter frexp
+"""
+JUMPS = frozenset(packet for name in _JUMPS.split() if (packet := getattr(_aten, name, None)) is not None)
+_CHOICES = (
+    "sort topk argsort argmax argmin max min median nanmedian kthvalue mode cummax cummin max_pool2d_with_indices"
+)
+CHOICES = frozenset(packet for name in _CHOICES.split() if (packet := getattr(_aten, name, None)) is not None)
+_TIE = 2.0**-22
+
+
 class Jitter(TorchDispatchMode):
     """Within, results of operators move by random shares.
 
@@ -45,9 +60,13 @@ class Jitter(TorchDispatchMode):
         kwargs = kwargs or {}
         is_matmul = func.overloadpacket in MATMULS
         rounds = is_matmul and self._rounding != "nothing"
-        if rounds:
-            self._had_matmul = True
-            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t, _BFLOAT16), (args, kwargs))
+        self._had_matmul |= rounds
+        if not (func.is_view or func._schema.is_mutable or func.overloadpacket in JUMPS):
+            is_choice = func.overloadpacket in CHOICES
+            least = _BFLOAT16 if rounds else _TIE if is_choice else 0.0
+            args, kwargs = pytree.tree_map_only(
+                torch.Tensor, lambda t: self._moved(t, least, breaks_ties=is_choice), (args, kwargs)
+            )
         result = func(*args, **kwargs)
         if func.is_view or func.overloadpacket in (_aten.detach, _aten.alias, _aten.lift_fresh):
             return result
@@ -59,10 +78,12 @@ class Jitter(TorchDispatchMode):
             return result
         return pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t, unit), result)
 
-    def _moved(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
+    def _moved(self, tensor: torch.Tensor, unit: float, *, breaks_ties: bool = False) -> torch.Tensor:
         if tensor.dtype not in UNIT:
             return tensor
         moved = tensor * self._factor(tensor, unit)
+        if breaks_ties:  # zeros too
+            moved = moved + 2.0**-100 * (self._factor(tensor, 1.0) - 1)
         # The operator's own memory, so that strides are what they were.
         return torch.empty_like(tensor).copy_(moved) if moved.stride() != tensor.stride() else moved
 
