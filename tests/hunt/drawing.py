@@ -75,7 +75,7 @@ def _results(draft: Draft) -> list[str]:
     results = unused[-4:]
     if not results or draft.chance(6):
         extra = draft.pick(lambda v: v.numel() <= 256)
-        results += [extra] if extra is not None and extra not in results else []
+        results += [extra] if extra is not None and extra not in (*results, *draft.random) else []
     if draft.has_buckets and not draft.chance(25):
         results = [f"{name}.clone()" if draft.is_view_of_input(name) else name for name in results]
     # Copies: dropout that is off is its operand in eager, and with none of torch's backends.

@@ -245,13 +245,24 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _write(result: Any) -> bool:
-    """Add 1; whether that can be done: memory that repeats cannot be written on the CPU."""
-    if not isinstance(result, torch.Tensor) or result.dtype is torch.bool:
+    """Add 1; whether that can be done: where memory repeats, as it may on the CPU, the result is undefined."""
+    if not isinstance(result, torch.Tensor) or result.dtype is torch.bool or _repeats(result):
         return False
     with torch.no_grad(), contextlib.suppress(RuntimeError):
         result.detach().add_(1)
         return True
     return False
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether elements of a tensor on the CPU share memory, as windows of `unfold` do."""
+    if tensor.device.type != "cpu" or not tensor.numel():
+        return False
+    places = torch.zeros(tensor.shape, dtype=torch.int64)
+    for dim, step in enumerate(tensor.stride()):
+        shape = [-1 if d == dim else 1 for d in range(tensor.dim())]
+        places += (torch.arange(tensor.shape[dim]) * step).reshape(shape)
+    return len(set(places.flatten().tolist())) < tensor.numel()
 
 
 def _weighted(result: torch.Tensor) -> torch.Tensor:

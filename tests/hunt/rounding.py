@@ -1,12 +1,13 @@
 """What rounding does to a program, measured: the program run eagerly while operands and results move a little.
 
 A float32 operator rounds what it takes and what it gives by a share of at most 2**-24, a bfloat16 matmul by 2**-8. A
-run in which all of these move by random shares within these bounds ends as far from the exact result as rounding may take it,
-whatever the conditioning: cancellation, a large mean and a tiny variance, a near tie. Several such runs, and a factor
-over the largest (`compare.py`), make a bound for tensors that are too small for an average over their elements.
+run in which all of these move by random shares within these bounds ends as far from the exact result as rounding may
+take it, whatever the conditioning: cancellation, a large mean and a tiny variance, a near tie. Several such runs, and
+a factor over the largest (`compare.py`), make a bound for tensors that are too small for an average over their
+elements.
 
-Operators that jump (comparisons, `floor`) get their operands as they are: what is exact in eager must be so here. Those
-that choose among equal values get ties broken, as torch does not say which is chosen.
+Operators that jump (comparisons, `floor`) get their operands as they are: what is exact in eager must be so here.
+Those that choose among equal values get ties broken, as torch does not say which is chosen.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ MATMULS = frozenset(packet for name in _NAMES.split() if (packet := getattr(_ate
 _JUMPS = """
 eq ne lt le gt ge equal isin bucketize searchsorted floor ceil trunc round frac remainder fmod floor_divide _to_copy
 sign heaviside isnan isinf isfinite isposinf isneginf logical_not logical_and logical_or logical_xor nonzero where
-masked_fill sgn signbit clone any all count_nonzero index index_put copy cat stack gather scatter nan_to_num nextafter frexp
+masked_fill sgn signbit clone any all count_nonzero index index_put copy cat stack gather scatter nan_to_num
+nextafter frexp
 """
 JUMPS = frozenset(packet for name in _JUMPS.split() if (packet := getattr(_aten, name, None)) is not None)
 _CHOICES = (
@@ -40,6 +42,14 @@ _CHOICES = (
 )
 CHOICES = frozenset(packet for name in _CHOICES.split() if (packet := getattr(_aten, name, None)) is not None)
 _TIE = 2.0**-22
+
+
+def _in_parts(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of a composite operator, made of its parts: in inference mode, it comes here as a whole."""
+    if not torch.is_inference_mode_enabled():
+        return NotImplemented
+    with mode:
+        return func.decompose(*args, **kwargs)
 
 
 class Jitter(TorchDispatchMode):
@@ -58,6 +68,8 @@ class Jitter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if (parts := _in_parts(self, func, args, kwargs)) is not NotImplemented:
+            return parts
         is_matmul = func.overloadpacket in MATMULS
         rounds = is_matmul and self._rounding != "nothing"
         self._had_matmul |= rounds
@@ -106,5 +118,7 @@ class Recorder(TorchDispatchMode):
         self.ops: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (parts := _in_parts(self, func, args, kwargs or {})) is not NotImplemented:
+            return parts
         self.ops.add(str(func.overloadpacket))
         return func(*args, **(kwargs or {}))
