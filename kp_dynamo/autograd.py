@@ -125,10 +125,10 @@ def _at_run_time(
             overlap.require_same(args)
         with _where_views_can_be_taken(args, aliases):
             results = list(run(*args))
+            if aliases.has_symbolic_views:
+                aliases.replay(args, results)
         if gradients is not None:
             gradients.watch(results)
-        if aliases.has_symbolic_views:
-            aliases.replay(args, results)
         return results
 
     return called

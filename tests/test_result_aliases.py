@@ -96,12 +96,13 @@ def test_gradients_flow_through_results_that_are_views(name, device):
 
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("is_ordinary", [True, False])
-def test_views_are_returned_in_inference_mode(device, is_ordinary):
+@pytest.mark.parametrize("is_dynamic", [True, False])
+def test_views_are_returned_in_inference_mode(device, is_ordinary, is_dynamic):
     place = compat.device() if device == "xla" else torch.device("cpu")
     with torch.inference_mode(not is_ordinary):
         x = torch.arange(6.0).reshape(2, 3).to(place)
     with torch.inference_mode():
-        flat, rows = torch.compile(lambda x: (x.flatten(), x[1:]), backend="kp_tpu")(x)
+        flat, rows = torch.compile(lambda x: (x.flatten(), x[1:]), backend="kp_tpu", dynamic=is_dynamic)(x)
         assert flat.tolist() == [0, 1, 2, 3, 4, 5]
         assert rows.tolist() == [[3, 4, 5]]
 
