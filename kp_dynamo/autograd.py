@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kp_dynamo.analysis.random_results import save_random_results
 from kp_dynamo.argument_overlap import OverlapCheck, overlapping
 from kp_dynamo.decompositions import decompositions
+from kp_dynamo.eager_strides import eager_results, lay_out_as_eager
 from kp_dynamo.result_aliases import ResultAliases
 from kp_dynamo.undefined_gradients import UndefinedGradients
 
@@ -47,6 +48,7 @@ class GraphStages:
 
 def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphStages) -> Callable[..., Any]:
     """Trace `gm` with AOTAutograd and compile what comes of it; takes and returns what `gm` does."""
+    eager = eager_results(gm)
     num_returned: list[int] = []
     metadata: list[Any] = []
     aliases: list[ResultAliases] = []
@@ -73,6 +75,7 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
 
     def forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         _donate_nothing()
+        lay_out_as_eager(gm, metadata[-1], eager)
         return aliases[-1].around(stages.compile(gm, num_returned[-1], "forward", _overwritten()))
 
     def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -82,6 +85,7 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
 
     def inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         stages.transform(gm, "inference", take_out_aliases(gm, _num_results(gm)))
+        lay_out_as_eager(gm, metadata[-1], eager)
         return aliases[-1].around(stages.compile(gm, _num_results(gm), "inference", _overwritten()))
 
     with _tracing_settings():

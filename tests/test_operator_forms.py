@@ -191,3 +191,10 @@ def test_attention_in_evaluation_gives_its_weights(average):
         expected = layer(x, x, x, average_attn_weights=average)
     assert counts.fallbacks == 0
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("f", [torch.isnan, torch.isinf, torch.isfinite])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
+def test_integers_and_booleans_are_asked_for_nan(f, dtype):
+    x = torch.tensor([0, 1, 5]).to(dtype)
+    assert torch.equal(torch.compile(f, backend="kp_tpu")(x), f(x))

@@ -28,6 +28,7 @@ CASES = {
     "max_pool2d": lambda x, w: F.max_pool2d(image(x, w), 2, return_indices=True),
     "conv2d": lambda x, w: F.conv2d(image(x, w), KERNEL),
     "conv2d and relu": lambda x, w: F.conv2d(image(x, w), KERNEL).relu(),
+    "attention": lambda x, w: F.scaled_dot_product_attention(heads(x, w), heads(x, w), heads(x, w)),
     "conv_transpose2d": lambda x, w: F.conv_transpose2d(image(x, w), KERNEL.transpose(0, 1)),
 }
 

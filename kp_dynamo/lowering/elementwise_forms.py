@@ -178,7 +178,14 @@ def operands(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
     return converted(x), converted(y), dtype
 
 
+def _isnan(x: torch.Tensor) -> torch.Tensor:
+    """torch_xla asks XLA, which does not take integers and booleans."""
+    is_float = x.dtype.is_floating_point or x.is_complex()
+    return aten.isnan.default(x) if is_float else torch.zeros_like(x, dtype=torch.bool)
+
+
 ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
+    aten.isnan.default: _isnan,
     aten.clamp.default: _clamp,
     aten.clamp_min.default: lambda x, low: _clamp(x, low),
     aten.clamp_max.default: lambda x, high: _clamp(x, None, high),
