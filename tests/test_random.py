@@ -115,3 +115,10 @@ def test_a_generator_of_the_user_s_own_is_used():
     draws = [run(torch.zeros(3), torch.Generator().manual_seed(3)) for _ in range(2)]
     assert torch.equal(*draws)
     assert torch.equal(draws[0], torch.rand(3, generator=torch.Generator().manual_seed(3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_uniform_numbers_between_equal_bounds(dtype):
+    x = torch.zeros(4, dtype=dtype)
+    torch.compile(lambda x: x.uniform_(2, 2), backend="kp_tpu")(x)
+    assert x.tolist() == [2, 2, 2, 2]

@@ -1,4 +1,4 @@
-"""Uniform numbers of narrow dtypes below 1: torch_xla 2.9 rounds those of float32, also up to 1.
+"""Uniform numbers. Those of narrow dtypes are below 1: torch_xla 2.9 rounds those of float32, also up to 1.
 
 ATen draws as many bits as the dtype has digits.
 """
@@ -29,6 +29,8 @@ def _rand_like(x: torch.Tensor, *, dtype: torch.dtype | None = None, **kwargs: A
 
 
 def _uniform(x: torch.Tensor, low: float = 0.0, high: float = 1.0, **kwargs: Any) -> Any:
+    if low == high:  # torch_xla ends the process
+        return torch.full_like(x, low)
     if x.dtype not in _DIGITS:
         return aten.uniform.default(x, low, high, **kwargs)
     return _cut(aten.uniform.default(x.float(), 0.0, 1.0, **kwargs), x.dtype) * (high - low) + low
