@@ -35,7 +35,11 @@ class UndefinedGradients:
             needed = _tangents_behind(joint.graph, dict(zip(tangents, results, strict=True)))
             output = joint.graph.output_node().args[0]
             assert isinstance(output, (list, tuple))
-            self._gradients = [needed.get(g) if isinstance(g, fx.Node) else None for g in output[num_returned:]]
+            gradients = [needed.get(g) if isinstance(g, fx.Node) else None for g in output[num_returned:]]
+            primals = [n for n in joint.graph.find_nodes(op="placeholder") if n not in tangents]
+            # Autograd knows of tensors alone: sizes are among the inputs of the graph.
+            pairs = zip(primals, gradients, strict=False)
+            self._gradients = [g for n, g in pairs if isinstance(n.meta.get("val"), torch.Tensor)]
         every = frozenset(results)
         self.is_uniform = all(found is None or found == every for found in self._gradients)
 

@@ -52,6 +52,20 @@ def test_a_padded_input_that_leads_nowhere_gets_no_gradient():
     assert y.grad.shape == (3, 5)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_parameter_that_is_only_written_to_gets_no_gradient(dynamic):
+    weight, other = torch.ones(3, requires_grad=True), torch.ones(4, requires_grad=True)
+
+    def f(x):
+        with torch.no_grad():
+            weight.mul_(0.5)
+        return x * other
+
+    torch.compile(f, backend="kp_tpu", dynamic=dynamic, options=FLOAT32)(torch.ones(5, 4)).sum().backward()
+    assert weight.grad is None
+    assert other.grad.tolist() == [5, 5, 5, 5]
+
+
 class _Heads(nn.Module):
     def __init__(self):
         super().__init__()
