@@ -75,6 +75,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         table[op] = partial(_without_addend, op, before)
     for op in (aten.index.Tensor, aten.index_put.default):
         table[op] = partial(_with_equal_indices, op)
+    table[aten.index_fill.int_Scalar] = table[aten.index_fill.int_Tensor] = _index_fill
     return table
 
 
@@ -104,6 +105,14 @@ def _without_addend(
     product = _MATMUL[op](a, b)
     product = product if alpha == 1 else product * alpha
     return product.expand(torch.broadcast_shapes(x.shape, product.shape)).to(x.dtype)
+
+
+def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
+    """torch 2.9's own form copies in place, which no graph of AOTAutograd may do: gradients of `index_copy` failed."""
+    fill = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
+    whole = x if x.dim() else x.reshape(1)
+    indices = [None] * (dim % whole.dim()) + [index.reshape(-1)]
+    return aten.index_put(whole, indices, fill.to(x.dtype)).reshape(x.shape)
 
 
 def _has_lowering(op: Any) -> bool:

@@ -198,3 +198,17 @@ def test_attention_in_evaluation_gives_its_weights(average):
 def test_integers_and_booleans_are_asked_for_nan(f, dtype):
     x = torch.tensor([0, 1, 5]).to(dtype)
     assert torch.equal(torch.compile(f, backend="kp_tpu")(x), f(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_rows_that_are_written(dynamic):
+    def f(x, i):
+        return x.index_copy(0, i, x[: i.shape[0]] * 2).mT, x.index_fill(-1, i, 3.0).sum()
+
+    gradients = []
+    for run in (f, torch.compile(f, backend="kp_tpu", dynamic=dynamic, options={"precision": "float32"})):
+        x = torch.linspace(-1, 1, 20).reshape(4, 5).requires_grad_()
+        flat, filled = run(x, torch.tensor([0, 2]))
+        ((flat * torch.arange(20.0).reshape(5, 4)).sum() + filled).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
