@@ -37,12 +37,16 @@ class Hunt:
         self._kinds: set[str] = set()
 
     def run(self) -> Results:
-        """Until the seeds or the time are over."""
+        """Until the seeds or the time are over, or Ctrl-C."""
         threads = [threading.Thread(target=self._work) for _ in range(self._workers)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            try:
+                thread.join()
+            except KeyboardInterrupt:  # what was found is kept
+                self._deadline = 0.0
+                thread.join()
         return self.results
 
     def _work(self) -> None:
