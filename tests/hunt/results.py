@@ -114,8 +114,12 @@ class Results:
 def core_operators() -> set[str]:
     """ATen's core operators, by name."""
     found = set()
-    for name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, name)
+    # `dir(torch.ops.aten)` lists what this process has used so far.
+    names = {
+        schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas() if "aten::" in schema.name
+    }
+    for name in sorted(names):
+        packet = getattr(torch.ops.aten, name, None)
         for overload in getattr(packet, "overloads", list)():
             if torch.Tag.core in getattr(packet, overload).tags:
                 found.add(f"aten.{name}")
