@@ -28,17 +28,20 @@ def main() -> None:
     if arguments.again:
         sys.exit(again(arguments.again))
     recorded = Results.load()
+
+    def record(found: Results) -> None:
+        if arguments.record:
+            recorded.with_batches(found).save()
+
     seeds = _seeds(arguments.seeds, 1 + max(map(int, recorded.batches), default=-1))
-    hunt = Hunt(seeds, arguments.workers, time.monotonic() + 60 * arguments.minutes, arguments.shrink)
+    deadline = time.monotonic() + 60 * arguments.minutes
+    hunt = Hunt(seeds, arguments.workers, deadline, shrink_s=arguments.shrink, record=record)
     found = hunt.run()
     sys.stdout.write(f"{found.summary()}\n")
     for reason, count in found.refusals.most_common(20):
         sys.stdout.write(f"{count:6} {reason}\n")
-    if arguments.record:
-        recorded.merge(found)
-        recorded.save()
-        found = recorded
-    sys.stdout.write(f"never met: {', '.join(found.never_met())}\n")
+    record(found)
+    sys.stdout.write(f"never met: {', '.join(recorded.with_batches(found).never_met())}\n")
     if hunt.failures:
         sys.stdout.write(f"{len(hunt.failures)} failures, as scripts in {OUT}\n")
     sys.exit(bool(hunt.failures))

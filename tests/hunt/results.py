@@ -63,11 +63,10 @@ class Results:
             self.operators.update(outcome.get("ops", ()))
             self.refusals.update({plain_reason(reason) for reason in outcome.get("refusals", ())})
 
-    def merge(self, other: Results) -> None:
-        """Take the batches of `other`, in place of those of the same seed."""
-        self.batches.update(other.batches)
-        self.operators.update(other.operators)
-        self.refusals.update(other.refusals)
+    def with_batches(self, other: Results) -> Results:
+        """Both, with the batches of `other` in place of those of the same seed."""
+        batches = {**self.batches, **other.batches}
+        return Results(batches, self.operators + other.operators, self.refusals + other.refusals)
 
     def total(self, *names: str, commit: str | None = None) -> int:
         rows = [r for r in self.batches.values() if commit is None or r["commit"] == commit]

@@ -12,6 +12,7 @@ Those that choose among equal values get ties broken, as torch does not say whic
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -101,7 +102,9 @@ class Jitter(TorchDispatchMode):
 
     def _move_in_place(self, tensor: torch.Tensor, unit: float) -> None:
         if tensor.dtype in UNIT and not (0 in tensor.stride() and tensor.numel() > 1):
-            with torch.autograd._unsafe_preserve_version_counter(tensor):
+            counted = not tensor.is_inference()  # what inference mode makes counts no versions
+            preserved = torch.autograd._unsafe_preserve_version_counter
+            with preserved(tensor) if counted else contextlib.nullcontext():
                 tensor.mul_(self._factor(tensor, unit))
 
     def _factor(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:

@@ -28,11 +28,21 @@ class Hunt:
         workers: How many processes at a time.
         deadline: `time.monotonic()` when no new program is begun.
         shrink_s: Seconds spent on making a failure small; 0 leaves it as it is.
+        record: Called with the results whenever a seed is done.
     """
 
-    def __init__(self, seeds: Iterator[int], workers: int, deadline: float, shrink_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        seeds: Iterator[int],
+        workers: int,
+        deadline: float,
+        *,
+        shrink_s: float = 120.0,
+        record: Callable[[Results], None] | None = None,
+    ) -> None:
         self.results, self.failures = Results(), []
-        self._seeds, self._workers, self._deadline, self._shrink_s = seeds, workers, deadline, shrink_s
+        self._seeds, self._workers, self._deadline = seeds, workers, deadline
+        self._shrink_s, self._record = shrink_s, record
         self._lock, self._commit = threading.Lock(), commit_now()
         self._kinds: set[str] = set()
 
@@ -59,6 +69,9 @@ class Hunt:
                     if time.monotonic() > self._deadline:
                         return
                     self._one(workers[is_sharded(seed)], seed, index)
+                if self._record is not None:
+                    with self._lock:
+                        self._record(self.results)
         finally:
             for worker in workers.values():
                 worker.close()
