@@ -54,6 +54,21 @@ class OverlapCheck:
         )
 
 
+def overlap_check(metadata: Any, inputs: Sequence[Any]) -> OverlapCheck | None:
+    """The check of a graph that is compiled for `inputs`; None for one that writes to none of them.
+
+    Args:
+        metadata: What AOTAutograd knows of the graph.
+        inputs: CPU tensors; XLA tensors stand as CPU fake tensors, of which no two share memory.
+    """
+    if metadata is None:
+        return None
+    written = [i for i, info in enumerate(metadata.input_info) if info.mutates_data]
+    if len(metadata.input_info) != len(inputs):  # of overlapping inputs AOTAutograd has made one
+        written = list(range(len(inputs))) if written else []
+    return OverlapCheck(written, overlapping(inputs, frozenset(written))) if written else None
+
+
 def overlapping(args: Sequence[Any], written: frozenset[int]) -> Pairs:
     """The pairs of positions whose tensors share bytes, one of the two being written to."""
     groups: dict[int, list[int]] = defaultdict(list)

@@ -22,7 +22,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kp_dynamo.analysis.random_results import save_random_results
-from kp_dynamo.argument_overlap import OverlapCheck, overlapping
+from kp_dynamo.argument_overlap import overlap_check
+from kp_dynamo.autograd_calls import as_called
 from kp_dynamo.decompositions import decompositions
 from kp_dynamo.eager_strides import eager_results, lay_out_as_eager
 from kp_dynamo.result_aliases import ResultAliases
@@ -100,56 +101,9 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
             # With symbolic shapes torch 2.9 asserts where mutations stay in the graph.
             keep_inference_input_mutations=False,
         )
+    overlap = overlap_check(metadata[-1], inputs)
     gradients = undefined[-1] if undefined and not undefined[-1].is_uniform else None
-    return _at_run_time(run, aliases[-1], _overlap_check(metadata[-1], inputs), gradients)
-
-
-def _overlap_check(metadata: Any, inputs: Sequence[Any]) -> OverlapCheck | None:
-    """What compares the overlap of arguments; None for a graph that writes to none."""
-    if metadata is None:
-        return None
-    written = [i for i, info in enumerate(metadata.input_info) if info.mutates_data]
-    if len(metadata.input_info) != len(inputs):  # of overlapping inputs AOTAutograd has made one
-        written = list(range(len(inputs))) if written else []
-    return OverlapCheck(written, overlapping(inputs, frozenset(written))) if written else None
-
-
-def _at_run_time(
-    run: Callable[..., Any],
-    aliases: ResultAliases,
-    overlap: OverlapCheck | None,
-    gradients: UndefinedGradients | None,
-) -> Callable[..., Any]:
-    """`run`, with what depends on the tensors of a call: checks of its arguments, views of them, its backward."""
-    if overlap is None and gradients is None and not aliases.has_views_of_arguments:
-        return run
-
-    def called(*args: Any) -> Any:
-        if overlap is not None:
-            overlap.require_same(args)
-        with _where_views_can_be_taken(args, aliases):
-            results = list(run(*args))
-            if aliases.has_symbolic_views:
-                aliases.replay(args, results)
-        if gradients is not None:
-            gradients.watch(results)
-        return results
-
-    return called
-
-
-def _where_views_can_be_taken(args: Sequence[Any], aliases: ResultAliases) -> contextlib.AbstractContextManager[Any]:
-    """torch_xla 2.9: in inference mode no view of an ordinary tensor can be taken, in eager code too."""
-    if not torch.is_inference_mode_enabled() or not aliases.has_views_of_arguments:
-        return contextlib.nullcontext()
-    ordinary = (isinstance(a, torch.Tensor) and a.device.type == "xla" and not a.is_inference() for a in args)
-    return _no_grad() if any(ordinary) else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _no_grad() -> Iterator[None]:
-    with torch.inference_mode(False), torch.no_grad():
-        yield
+    return as_called(run, aliases[-1], overlap, gradients)
 
 
 def _metadata() -> Any:

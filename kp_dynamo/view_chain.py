@@ -75,12 +75,21 @@ class ViewChain:
         return result  # type: ignore[no-any-return]
 
 
+def base_of(node: Any) -> Any:
+    """The node whose memory a node has in eager; what is no node is its own."""
+    while isinstance(node, fx.Node) and _is_view(node):
+        node = node.args[0]
+    return node
+
+
 def _is_view(node: fx.Node) -> bool:
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return False
     if node.target is operator.getitem:
         return _is_view(node.args[0])
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target.is_view)
+    # What an operator that copies is taken apart into may be views alone (channel_shuffle).
+    original = node.meta.get("original_aten", node.target)
+    return all(isinstance(op, torch._ops.OpOverload) and op.is_view for op in (node.target, original))
 
 
 def _is_symbolic(value: Any) -> bool:

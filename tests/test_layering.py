@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "kp_dynamo.versions": ("kp_dynamo.exceptions",),
     "kp_dynamo.float64_forms": ("torch",),
     "kp_dynamo.symbol_values": ("torch", "sympy"),
+    "kp_dynamo.view_chain": ("torch", "kp_dynamo.symbol_values"),
     "kp_dynamo.ops": ("torch", "kp_dynamo.float64_forms", "kp_dynamo.ops"),
     "kp_dynamo.analysis": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes.base"),
     "kp_dynamo.passes": ("torch", "sympy", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes"),
@@ -77,6 +78,7 @@ MAY_IMPORT = {
         "kp_dynamo.source_lines",
         "kp_dynamo.symbol_values",
         "kp_dynamo.telemetry",
+        "kp_dynamo.view_chain",
         "sympy",
     ),
 }

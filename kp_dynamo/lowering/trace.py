@@ -23,6 +23,7 @@ from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, ShardedInterpreter, XlaInterpreter, ignore, tracing
 from kp_dynamo.lowering.program_inputs import InputIds, Slot, classify_inputs, require_read
 from kp_dynamo.lowering.spmd import is_uneven, sharded_placeholder
+from kp_dynamo.view_chain import base_of
 
 
 @dataclass
@@ -132,13 +133,7 @@ def _stand_in(target: Any, args: Any, kwargs: Any) -> Any:
 def _memories(graph: fx.Graph) -> list[Any]:
     """For each result the node whose memory it has in eager."""
     results = graph.output_node().args[0]
-    return [_memory(r) for r in results] if isinstance(results, (list, tuple)) else [_memory(results)]
-
-
-def _memory(node: Any) -> Any:
-    while isinstance(node, fx.Node) and isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
-        node = node.args[0]
-    return node
+    return [base_of(r) for r in results] if isinstance(results, (list, tuple)) else [base_of(results)]
 
 
 def _classify_outputs(
