@@ -15,12 +15,12 @@ import sympy
 import torch
 from torch import fx
 from torch._dynamo.source import ConstantSource
-from torch._functorch._aot_autograd.schemas import OutputType
 
 from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture
 from kp_dynamo.exceptions import TPUOptimizationError, TPUValidationError
+from kp_dynamo.padded_arguments import PaddedArguments, reason_to_refuse
 from kp_dynamo.passes.base import PADDED_SIZES, PassReport
 from kp_dynamo.pipeline import Pipeline
 from kp_dynamo.resizing import Resize, Shape, resized
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 MASKS = "mask_padding"
 _REMEDY = "Write that line otherwise, mask by hand and give a fixed size, or leave buckets out"
 _told: set[str] = set()
-_OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 _MAX_PLANS = 4096  # of some hundred bytes each
 
 
@@ -63,6 +62,7 @@ class Bucketing:
         self.is_refused = False
         self._sizes: frozenset[sympy.Expr] = frozenset()
         self._plans: LRUCache[tuple[int, ...], _Plan] = LRUCache(_MAX_PLANS)
+        self._arguments = PaddedArguments()
 
     def wrap(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """`run`, which takes padded inputs and true lengths, as Dynamo calls it."""
@@ -73,12 +73,16 @@ class Bucketing:
             if plan is None:
                 plan = self._plan(lengths)
                 self._plans.set(lengths, plan)
+            if not plan.inputs:
+                return list(run(*args, *map(torch.tensor, plan.lengths)))
+            self._arguments.require_separate(args)
             padded = list(args)
             for position, shape in plan.inputs:
                 padded[position] = self._resized(padded[position], shape) if isinstance(shape, tuple) else shape
             results = list(run(*padded, *map(torch.tensor, plan.lengths)))
             for position, shape in plan.results:
                 results[position] = self._resized(results[position], shape) if isinstance(shape, tuple) else shape
+            self._arguments.bring_back(args, padded, results, self._resized)
             return results
 
         return called
@@ -95,6 +99,7 @@ class Bucketing:
             TPUOptimizationError: They do, and `strict` is set.
         """
         reason = self._aliasing_reason()
+        views = self._arguments.besides_arguments(views)
         if reason is None and views:
             reason = f"result {views[0]} of the graph shares memory with an input or another result, and is padded"
         if reason is None:
@@ -119,23 +124,13 @@ class Bucketing:
         _warn_once(f"a graph is compiled for each length, not padded to buckets: {reason}. {_REMEDY}")
 
     def _aliasing_reason(self) -> str | None:
-        """Why the graph that AOTAutograd traces just now cannot be padded: it writes to a copy, or returns one."""
+        """Why the graph that AOTAutograd traces just now cannot be padded; what it does to its arguments is noted."""
         context = torch._guards.TracingContext.try_get()
         metadata: Any = context.fw_metadata if context is not None else None
         if metadata is None:
             return None
-        if len(metadata.input_info) != len(self._inputs) + len(self.symbols):
-            return "inputs that share memory are written in place"  # AOTAutograd has put their base in their place
-        for number, info in enumerate(metadata.input_info):
-            if (info.mutates_data or info.mutates_metadata) and self._may_be_padded(number):
-                return f"input {number} has a padded size and is written in place"
-        for number, info in enumerate(metadata.output_info):
-            if info.output_type in (OutputType.alias_of_input, OutputType.is_input):
-                if self._may_be_padded(info.base_idx):
-                    return f"result {number} shares memory with input {info.base_idx}, whose size is padded"
-            elif info.output_type not in _OWN_MEMORY and info.dynamic_dims:
-                return f"result {number} shares memory with another result, and its size is padded"
-        return None
+        self._arguments = PaddedArguments.of(metadata)
+        return reason_to_refuse(metadata, len(self._inputs) + len(self.symbols), self._may_be_padded)
 
     def _may_be_padded(self, number: int) -> bool:
         value = self._inputs[number] if number < len(self._inputs) else None
@@ -290,7 +285,9 @@ def _changes(
 
 
 def _at(value: Any, sizes: dict[sympy.Symbol, int]) -> Shape | float | None:
-    """The shape of a tensor, or a symbolic number, at given lengths."""
+    """The shape of a tensor, or a symbolic number, at given lengths; None for what no length decides."""
+    if isinstance(value, torch.SymInt) and not value.node.expr.free_symbols <= sizes.keys():  # an input's stride
+        return None
     for symbolic, number in ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)):
         if isinstance(value, symbolic):
             return number(_value(value.node.expr, sizes))

@@ -38,8 +38,8 @@ def resized(tensor: torch.Tensor, shape: Shape, *, poisons: bool) -> torch.Tenso
     if all(new <= old for new, old in zip(shape, tensor.shape, strict=True)):
         return host[common].clone().to(tensor.device)
     order = sorted(range(host.dim()), key=host.stride, reverse=True)
-    padded = torch.full([shape[d] for d in order], _padding(host.dtype, poisons), dtype=host.dtype)
-    padded = padded.permute([order.index(d) for d in range(host.dim())])
+    # No view of a permuted tensor: a graph may write to it, which autograd forbids of a view that a Function made.
+    padded = torch.empty_permuted(shape, order, dtype=host.dtype).fill_(_padding(host.dtype, poisons))
     padded[common] = host[common]
     return padded.to(tensor.device)
 

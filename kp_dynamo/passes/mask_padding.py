@@ -136,7 +136,8 @@ def _symbols(inputs: Sequence[fx.Node]) -> set[sympy.Symbol]:
 def _require_known(inputs: Sequence[fx.Node], symbols: Sequence[str]) -> None:
     for node in inputs:
         unknown = {str(s) for s in _symbols([node])} - set(symbols)
-        if unknown:
+        # Dynamo hands on the strides and storage offsets of inputs, which mean nothing to a functional graph.
+        if unknown and node.users:
             raise RefusedNode(node, f"a number that is no size of an input varies ({', '.join(sorted(unknown))})")
 
 

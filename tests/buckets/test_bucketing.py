@@ -215,32 +215,11 @@ def test_strict_refuses_what_cannot_be_padded():
         compiled(lambda x: F.adaptive_max_pool1d(x.mT, 1), buckets=BUCKETS, strict=True)(rows(5))
 
 
-def test_writes_and_views_of_padded_inputs_are_not_padded():
-    def writes(x):
-        x.mul_(2)
-        return x.sum(1)
-
-    run = compiled(writes, buckets=BUCKETS)
-    for length in (5, 7):
-        mine, eager = rows(length), rows(length)
-        assert_same((run(mine), mine), (writes(eager), eager))
-    torch._dynamo.reset()
-    with pytest.raises(Exception, match="written in place"):
-        compiled(writes, buckets=BUCKETS, strict=True)(rows(5))
+def test_views_of_padded_inputs_are_not_padded():
     view = compiled(lambda x: x[:, 1:], buckets=BUCKETS)
     x = rows(5)
     view(x).zero_()
     assert x[:, 1:].abs().sum() == 0
-
-
-def scaled_in_place(x, state):
-    state.mul_(2)
-    return (x * state).sum(1)
-
-
-def kept(x, state):
-    state.copy_(x.detach())
-    return x * 2
 
 
 def flat_both_ways(x, state):
@@ -248,8 +227,13 @@ def flat_both_ways(x, state):
     return x.reshape(-1, 4), x.transpose(0, 1).reshape(-1, 4), (x * state).sum()
 
 
-@pytest.mark.parametrize("fn", [scaled_in_place, kept, flat_both_ways])
-def test_writes_and_views_of_padded_inputs_are_not_padded_in_training(fn):
+def transposed_in_place(x, state):
+    state.transpose_(0, 1)
+    return x * 2
+
+
+@pytest.mark.parametrize("fn", [flat_both_ways])
+def test_views_of_padded_inputs_are_not_padded_in_training(fn):
     run, before = compiled(fn, buckets=BUCKETS), snapshot()["bucket_refusals"]
     for length in (5, 7, 11):
         x, w = rows(length, trains=True), rows(length + 1)[:, 1:].contiguous()
@@ -257,7 +241,7 @@ def test_writes_and_views_of_padded_inputs_are_not_padded_in_training(fn):
         assert_same((run(x, mine), mine), (fn(x, eager), eager))
     assert snapshot()["bucket_refusals"] == before + 1
     torch._dynamo.reset()
-    with pytest.raises(Exception, match=r"written in place|shares memory"):
+    with pytest.raises(Exception, match=r"shares memory"):
         compiled(fn, buckets=BUCKETS, strict=True)(rows(5, trains=True), rows(5))
 
 
