@@ -21,7 +21,7 @@ from kp_dynamo.telemetry import TELEMETRY
 from tests.hunt.compare import References, differences
 from tests.hunt.observe import How, Observation, Seen, observe
 from tests.hunt.program import Input, Program
-from tests.hunt.randomness import Kept, odd_shares
+from tests.hunt.randomness import Kept, UnknownMask, odd_shares
 from tests.hunt.rounding import Jitter, Recorder
 
 
@@ -67,7 +67,10 @@ def _check(program: Program) -> Outcome:
         return _failed(program, error, refusals)
     recorder = Recorder()
     kept: list[Kept] = []
-    references = _references(program, mine, exact, recorder, kept)
+    try:
+        references = _references(program, mine, exact, recorder, kept)
+    except UnknownMask:
+        return Outcome("invalid", "dropout of zeros: whether they were dropped does not show")
     if references is None:
         return Outcome("invalid", "eager raises in float32 alone")
     found = differences(mine, references)
@@ -125,6 +128,7 @@ def _references(
     random = _random_results(program, mine)
     if random is not None:
         exact = observe(program, How(floating=torch.float64, random=random, kept=kept))
+        _require_known_mask(exact, observe(program, How(floating=torch.float64, random=random, keeps_zeros=True)))
 
     def eager(**how: Any) -> Observation:
         return observe(program, How(random=random, **how))
@@ -144,6 +148,13 @@ def _references(
     except Exception:  # noqa: BLE001
         return None
     return References(exact, plain, autocast, jittered)
+
+
+def _require_known_mask(dropping: Observation, keeping: Observation) -> None:
+    for name, one in dropping.items():
+        other = keeping[name]
+        if isinstance(one, Seen) and not torch.equal(one.value.nan_to_num(), other.value.nan_to_num()):
+            raise UnknownMask
 
 
 def _random_results(program: Program, mine: Observation) -> tuple[tuple[torch.Tensor, ...], ...] | None:

@@ -52,6 +52,7 @@ class How:
         around: A context for calls, backwards and optimizer steps.
         random: What random operators returned in the run to be compared with, for each call.
         kept: Gets what dropout kept.
+        keeps_zeros: Whether dropout kept zeros rather than dropped them.
         written: Which results are written to at the end; None: all that can be.
         mark: Called with each argument before a call.
     """
@@ -62,6 +63,7 @@ class How:
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     random: tuple[tuple[torch.Tensor, ...], ...] | None = None
     kept: list[Kept] | None = None
+    keeps_zeros: bool = False
     written: tuple[bool, ...] | None = None
     mark: Callable[[Input, torch.Tensor], None] = lambda *_: None
 
@@ -128,7 +130,7 @@ class _Run:
         self.model.train(is_training)
         self.arguments = self._arguments(number, grad_mode)
         recorded = None if self.how.random is None else self.how.random[number]
-        with _grad_mode(grad_mode), replayed(recorded, self.how.kept), self.around:
+        with _grad_mode(grad_mode), replayed(recorded, self.how.kept, keeps_zeros=self.how.keeps_zeros), self.around:
             result = self.run(*self.arguments.values())
         leaves, spec = pytree.tree_flatten(result)
         self.seen[f"call {number} structure"] = str(spec)

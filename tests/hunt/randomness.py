@@ -1,7 +1,7 @@
 """Random operators of a program, and their results in another run put in their place.
 
-The masks of dropout are read off its results: zeros are what was dropped. A result that was zero before is taken for
-dropped, which changes nothing.
+The masks of dropout are read off its results: zeros are what was dropped. Of a result that was zero before nobody can
+tell, and its gradient may hang on it: such a program says nothing (`UnknownMask`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ Kept = tuple[int, int, float]
 _DEVIATIONS = 6.0
 
 
+class UnknownMask(Exception):
+    """Zeros are dropped or kept, and gradients tell which."""
+
+
 def odd_shares(kept: Sequence[Kept]) -> str | None:
     """What is wrong with how much dropout kept, over all of a program's."""
     if any(k != n for k, n, share in kept if share == 1.0):
@@ -33,11 +37,14 @@ def odd_shares(kept: Sequence[Kept]) -> str | None:
 
 
 @contextlib.contextmanager
-def replayed(recorded: Sequence[torch.Tensor] | None, kept: list[Kept] | None = None) -> Iterator[None]:
+def replayed(
+    recorded: Sequence[torch.Tensor] | None, kept: list[Kept] | None = None, *, keeps_zeros: bool = False
+) -> Iterator[None]:
     """Within, random operators return what they did in the run that recorded them, in the same order.
 
     Args:
         recorded: Their results; None leaves the operators as they are.
+        keeps_zeros: Whether zeros were kept rather than dropped.
         kept: Gets for each dropout how many elements that are not zero it kept, of how many, and the share to keep.
     """
     if recorded is None:
@@ -46,7 +53,10 @@ def replayed(recorded: Sequence[torch.Tensor] | None, kept: list[Kept] | None = 
     waiting = list(recorded)
 
     def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if p == 0:  # of modules that always call it
+            return x
         mask = waiting.pop(0).to(x.device) != 0
+        mask |= (x == 0) & keeps_zeros
         if kept is not None:
             kept.append((int((mask & (x != 0)).sum()), int((x != 0).sum()), 1 - p if training else 1.0))
         return x * mask / (1 - p) if training else x

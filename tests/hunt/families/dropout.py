@@ -16,12 +16,11 @@ def dropout(draft: Draft) -> None:
         x = f"{x} + 0.1"
     p = draft.choose("0.5", "0.1", "0.25", "0.9", "0.0")
     if draft.chance(2):
-        layer = draft.attribute(f"nn.Dropout({p})", "dropout")
-        name = draft.drawn(f"{layer}({x})")
+        text = f"{draft.attribute(f'nn.Dropout({p})', 'dropout')}({x})"
     else:
-        name = draft.drawn(
-            f"F.dropout({x}, {p}, {draft.choose('self.training', 'training=self.training', 'True', 'False')})"
-        )
+        text = f"F.dropout({x}, {p}, {draft.choose('self.training', 'training=self.training', 'True', 'False')})"
+    # Of nothing: its operand in eager, and with none of torch's backends.
+    name = draft.let(f"{text}.clone()") if p == "0.0" else draft.drawn(text)
     if name is not None and draft.chance(2):
         draft.let(
             draft.choose("{0} + {1}", "{0} * {1}", "F.gelu({0})", "{0}.mean(0)", "torch.cat([{0}, {1}])").format(
