@@ -913,3 +913,40 @@ def branch_by_length(x):
 def recurrence(x, w):
     state = x[:, 0] @ w
     return torch.tanh(state) + x.sum(1)
+
+
+@case
+def repeated_by_the_length(x):
+    return x[:, 0].repeat(1, x.shape[1]).view(3, -1, 4) * x
+
+
+@case
+def repeated_rows_by_the_length(x):
+    return x.repeat(1, x.shape[1], 1).softmax(1).square().sum(1)
+
+
+@quick
+def group_norm_of_channels(x, v):
+    return F.group_norm(x.transpose(0, 1), 3, torch.ones(3, device=x.device) * v[0], torch.ones(3, device=x.device))
+
+
+@case
+def group_norm_of_rows(x, w):
+    return F.group_norm(x.flatten(0, 1), 2, w[0], w[1]).view(x.shape).sum(1)
+
+
+@quick
+def lists_of_tensors(x, y):
+    z, w = torch._foreach_mul([x, y], 0.9)
+    z, w = torch._foreach_addcdiv([z, w], [x, y], [x.square() + 1, y.square() + 1], 0.5)
+    z, w = torch._foreach_add([z, w], [y, x], alpha=2)
+    return torch.stack([*torch._foreach_norm([z, w]), *(t.sum() for t in torch._foreach_maximum([z, w], 0.1))])
+
+
+@case
+def lists_of_tensors_by_lists(x, y):
+    z, w = torch._foreach_addcmul([x, y], [x, y], [y, x], [0.5, 0.25])
+    z, w = torch._foreach_lerp([z, w], [y, x], 0.3)
+    z, w = torch._foreach_pow(torch._foreach_abs([z, w]), [2.0, 3.0])
+    z, w = torch._foreach_minimum(torch._foreach_sqrt([z, w]), [x, y])
+    return torch.stack(torch._foreach_norm([z, w], 1)) + torch.stack([t.mean() for t in torch._foreach_neg([z, w])])

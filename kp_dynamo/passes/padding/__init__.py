@@ -8,5 +8,5 @@ Legend: L true length, P padded length; the *tail* of a dimension is what lies b
 * `layout.py`: true elements moved to other places. `operands.py`: which layouts a rule takes.
 * `numbers.py`, `creation.py`, `views.py`, `cutting.py`, `reductions.py`, `norms.py`, `products.py`, `indexing.py`,
   `losses.py`, `windows.py`, `averages.py`, `ordering.py`, `searching.py`, `attention.py`: the rules.
-* `interpreter.py`: traces a graph again, with the rules.
+* `lists.py`: operators on lists of tensors, taken apart. `interpreter.py`: traces a graph again, with the rules.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from kp_dynamo.passes.padding.atoms import (
     product,
     text,
 )
+from kp_dynamo.passes.padding.lists import apart
 from kp_dynamo.passes.padding.masks import Masks
 from kp_dynamo.passes.padding.operands import is_concerned
 from kp_dynamo.passes.padding.rules import RULES, Call, Like, elementwise, is_elementwise, unwrapped
@@ -109,12 +111,13 @@ class PaddingInterpreter(fx.Interpreter):
             return pytree.tree_map_only(torch.Tensor, lambda t: Padded(t, plain(t.shape)), call.unchanged())
         if is_elementwise(call.target):
             return elementwise(call)
-        if call.target in decomposition_table:
-            return self._taken_apart(call)
+        parts = decomposition_table.get(call.target) or apart(call.target)
+        if parts is not None:
+            return self._taken_apart(call, parts)
         raise Refused("there is no rule for this operator along a padded dimension")
 
-    def _taken_apart(self, call: Call) -> Any:
-        """The call by torch's own decomposition, whose parts have rules."""
+    def _taken_apart(self, call: Call, decomposition: Callable[..., Any]) -> Any:
+        """The call by a decomposition, whose parts have rules."""
         leaves, spec = pytree.tree_flatten((call.args, call.kwargs), is_leaf=_is_padded_value)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (Padded, Symbolic))]
 
@@ -123,7 +126,7 @@ class PaddingInterpreter(fx.Interpreter):
             for place, operand in zip(places, operands, strict=True):
                 filled[place] = operand
             args, kwargs = _own_lists(pytree.tree_unflatten(filled, spec))
-            results = decomposition_table[call.target](*args, **kwargs)
+            results = decomposition(*args, **kwargs)
             return tuple(results) if isinstance(results, (tuple, list)) else results
 
         operands = [leaves[i] for i in places]

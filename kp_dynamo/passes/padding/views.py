@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch._prims_common import make_contiguous_strides_for
 
 from kp_dynamo.passes.padding.atoms import (
     Padded,
     Refused,
     broadcast,
+    equal_sizes,
     has_tail,
     is_padded,
     plain,
@@ -20,6 +22,17 @@ from kp_dynamo.passes.padding.rules import Call, aten, rule
 @rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, layouts="...")
 def _view(call: Call) -> Padded:
     return viewed(call.masks, call.args[0], list(call.like.shape))
+
+
+@rule(aten.as_strided.default, layouts="...")
+def _as_strided(call: Call) -> Padded:
+    """As torch's decompositions use it: in the place of a view of a contiguous tensor."""
+    x, size, stride, offset = *call.args[:3], call.own("storage_offset", 3)
+    wanted = (*make_contiguous_strides_for(size), product(tuple(size)))
+    is_dense = all(map(equal_sizes, (*stride, product(tuple(x.shape))), wanted))
+    if not (is_dense and x.tensor.is_contiguous() and offset in (None, 0)):
+        raise Refused("it takes another part of memory than its operand's")
+    return viewed(call.masks, x, list(call.like.shape))
 
 
 @rule(aten.permute.default, layouts="...")
@@ -68,8 +81,6 @@ def _expand(call: Call) -> Padded:
 @rule(aten.repeat.default, layouts="...")
 def _repeat(call: Call) -> Padded:
     x, repeats = call.args
-    if any(map(is_padded, repeats)):
-        raise Refused("repeated as often as the length says")
     new = len(repeats) - len(x.dims)
     old = ((),) * new + x.dims
     dims = tuple((*plain([r])[0], *atoms) for r, atoms in zip(repeats, old, strict=True))
