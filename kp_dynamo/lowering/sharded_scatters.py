@@ -33,9 +33,14 @@ def scattered(target: Any, *args: Any, **kwargs: Any) -> Any:
     """A scatter; of tensors that every device has all of, where a size is no multiple of the devices.
 
     XLA's partitioner ends the process where it has to share out a dimension of one unevenly (torch_xla 2.9: "Check
-    failed: ShapeUtil::IsScalarWithElementType").
+    failed: ShapeUtil::IsScalarWithElementType"). Of a single row it does so where that is cut from shared rows: then
+    the row alone goes to every device.
     """
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-    if any(size % compat.num_devices() for t in tensors for size in t.shape if size != 1):
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: annotated(t, replicated()), (args, kwargs))
+    is_uneven = any(size % compat.num_devices() for t in tensors for size in t.shape if size != 1)
+
+    def on_all(tensor: torch.Tensor) -> torch.Tensor:
+        return annotated(tensor, replicated()) if is_uneven or 1 in tensor.shape else tensor
+
+    args, kwargs = pytree.tree_map_only(torch.Tensor, on_all, (args, kwargs))
     return target(*args, **kwargs)
