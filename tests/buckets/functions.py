@@ -950,3 +950,21 @@ def lists_of_tensors_by_lists(x, y):
     z, w = torch._foreach_pow(torch._foreach_abs([z, w]), [2.0, 3.0])
     z, w = torch._foreach_minimum(torch._foreach_sqrt([z, w]), [x, y])
     return torch.stack(torch._foreach_norm([z, w], 1)) + torch.stack([t.mean() for t in torch._foreach_neg([z, w])])
+
+
+@case
+def nanmedian(x):
+    some = x.detach().log()
+    return some.nanmedian(1).values + (x.detach() + 9).log().nanmedian(1).values, (x + 0 * some.nan_to_num()).nanmedian(
+        1
+    )
+
+
+@case
+def nanmedian_of_all(x):
+    return x.nanmedian() + x.detach().log().nanmedian()
+
+
+@case
+def nanmedian_of_nothing(x):
+    return (x.detach() * float("nan")).nanmedian(1).values

@@ -64,16 +64,22 @@ def _kth_value(call: Call) -> Any:
     return _picked(call, call.own("dim", 2, -1), call.own("keepdim", 3, False), number - 1)
 
 
-@rule(aten.median.dim, layouts="...")
+@rule(aten.median.dim, aten.nanmedian.dim, layouts="...")
 def _median(call: Call) -> Any:
-    """The lower of two; NaN where there is one, which is then the first behind the numbers."""
+    """The lower of two; NaN where there is one, which is then the first behind the numbers, or left out."""
     x, d, keeps = call.args[0], call.args[1] % max(1, len(call.args[0].dims)), call.own("keepdim", 2, False)
     count: Any = call.masks.true_count(x, [d])
-    middle = floor_div(count - 1, 2)
     if not x.tensor.dtype.is_floating_point:
-        return _picked(call, d, keeps, middle)
+        return _picked(call, d, keeps, floor_div(count - 1, 2))
     num_nans = call.masks.filled(x.replaced(x.tensor.isnan()), [d], 0).sum(d, keepdim=True)
-    return _picked(call, d, keeps, torch.where(num_nans > 0, count - num_nans, middle))
+    return _picked(call, d, keeps, _median_place(call.target, count, num_nans))
+
+
+def _median_place(target: Any, count: Any, num_nans: torch.Tensor) -> torch.Tensor:
+    """Where the median is in the order, in which NaN comes last."""
+    if target.overloadpacket is aten.nanmedian:
+        return floor_div(count - num_nans - 1, 2).clamp(min=0)
+    return torch.where(num_nans > 0, count - num_nans, floor_div(count - 1, 2))
 
 
 def _picked(call: Call, d: int, keeps: bool, at: Any) -> tuple[Padded, ...]:
@@ -88,7 +94,7 @@ def _picked(call: Call, d: int, keeps: bool, at: Any) -> tuple[Padded, ...]:
     return tuple(Padded(t if keeps else t.squeeze(d), dims) for t in picked)
 
 
-@rule(aten.median.default, layouts="...")
+@rule(aten.median.default, aten.nanmedian.default, layouts="...")
 def _median_of_all(call: Call) -> Padded:
     x = call.args[0]
     count: Any = call.masks.true_count(x, range(len(x.dims)))
@@ -97,5 +103,5 @@ def _median_of_all(call: Call) -> Padded:
     at = torch.as_tensor(floor_div(count - 1, 2))
     if x.tensor.dtype.is_floating_point:
         num_nans = call.masks.cleared(x.replaced(x.tensor.isnan())).sum()
-        at = torch.where(num_nans > 0, count - num_nans, at)
+        at = _median_place(call.target, count, num_nans)
     return Padded(torch.index_select(values, 0, at.reshape(1)).reshape(()), ())
