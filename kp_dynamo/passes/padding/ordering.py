@@ -78,7 +78,7 @@ def _median(call: Call) -> Any:
 def _median_place(target: Any, count: Any, num_nans: torch.Tensor) -> torch.Tensor:
     """Where the median is in the order, in which NaN comes last."""
     if target.overloadpacket is aten.nanmedian:
-        return floor_div(count - num_nans - 1, 2).clamp(min=0)
+        return torch.as_tensor(floor_div(count - num_nans - 1, 2)).clamp(min=0)
     return torch.where(num_nans > 0, count - num_nans, floor_div(count - 1, 2))
 
 
