@@ -76,7 +76,7 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
 
     def forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         _donate_nothing()
-        lay_out_as_eager(gm, metadata[-1], eager)
+        lay_out_as_eager(gm, metadata[-1], eager, aliases[-1].bases_in(eager))
         return aliases[-1].around(stages.compile(gm, num_returned[-1], "forward", _overwritten()))
 
     def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -86,7 +86,7 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
 
     def inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         stages.transform(gm, "inference", take_out_aliases(gm, _num_results(gm)))
-        lay_out_as_eager(gm, metadata[-1], eager)
+        lay_out_as_eager(gm, metadata[-1], eager, aliases[-1].bases_in(eager))
         return aliases[-1].around(stages.compile(gm, _num_results(gm), "inference", _overwritten()))
 
     with _tracing_settings():
