@@ -57,7 +57,6 @@ RULES: dict[Any, Rule] = {
     aten._batch_norm_with_update.default: _dense,
     aten._batch_norm_no_update.default: _dense,
     aten.avg_pool2d.default: _suggested,
-    aten.avg_pool3d.default: _suggested,
     aten.max_pool2d_with_indices.default: _suggested,
     aten.max_unpool2d.default: _suggested,
     aten.reflection_pad2d.default: _suggested,

@@ -52,7 +52,12 @@ def _again(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any
     except Exception as error:  # what Dynamo could compute: its strides are at worst those of before
         logger.debug("%s cannot be computed again for its strides: %s", node.name, error)
         return known
-    return known if same_strides(value, known) or not _have_same_sizes(value, known) else value
+    is_known = same_strides(value, known) and _storages(value).isdisjoint(_storages((args, kwargs)))
+    return known if is_known or not _have_same_sizes(value, known) else value
+
+
+def _storages(value: Any) -> set[int]:
+    return {t.untyped_storage()._cdata for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)}
 
 
 def _called(node: fx.Node, args: Any, kwargs: Any) -> Any:
