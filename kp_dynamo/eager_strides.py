@@ -47,7 +47,7 @@ def _again(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any
         return known
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, EagerRules():
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, EagerRules():  # type: ignore[no-untyped-call]
             value = after_function(node.target, known, _called(node, args, kwargs))
     except Exception as error:  # what Dynamo could compute: its strides are at worst those of before
         logger.debug("%s cannot be computed again for its strides: %s", node.name, error)

@@ -93,7 +93,7 @@ def _is_strided(value: Any) -> bool:
 
 
 def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata
+    return int(value.untyped_storage()._cdata)
 
 
 def _places(tensors: Sequence[torch.Tensor], values: Values) -> list[Place] | None:

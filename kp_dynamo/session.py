@@ -34,8 +34,8 @@ from kp_dynamo.memory_bound import MemoryBudget, require_room
 from kp_dynamo.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.pipeline import Pipeline, build_backward_pipeline, build_pipeline, product_precision, run_pipeline
 from kp_dynamo.placement import Placement
-from kp_dynamo.result_memory import ResultMemory
 from kp_dynamo.resizing import is_poisoned
+from kp_dynamo.result_memory import ResultMemory
 from kp_dynamo.telemetry import TELEMETRY
 
 logger = logging.getLogger(__name__)

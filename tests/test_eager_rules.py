@@ -47,7 +47,7 @@ CASES = [
 def layouts(shape):
     """Tensors of a shape: their dimensions in every order of memory, with holes, and expanded."""
     orders = list(itertools.permutations(range(len(shape))))
-    for order in orders if len(orders) < 100 else orders[::13] + [(0, 2, 3, 4, 1)]:
+    for order in orders if len(orders) < 100 else [*orders[::13], (0, 2, 3, 4, 1)]:
         back = [order.index(d) for d in range(len(shape))]
         yield torch.randn([shape[d] for d in order]).permute(back)
     yield torch.randn(*shape[:-1], shape[-1] * 2)[..., ::2]

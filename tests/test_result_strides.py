@@ -63,7 +63,7 @@ OTHER_FAKES = {
         F.instance_norm(x),
     ),
     "pools": lambda x: (F.avg_pool1d(x, 2), F.max_pool1d(x, 2), F.max_pool1d(x, 2) * 2),
-    "elementwise": lambda x: (F.logsigmoid(x), x // torch.ones(()), torch.copysign(x, torch.ones(())), x + 1),
+    "elementwise": lambda x: (F.logsigmoid(x), x.detach() // torch.ones(()), torch.copysign(x, torch.ones(())), x + 1),
     "views": lambda x: ((x * 2).mT, *(x + 1).unbind(1), *(x + 2).chunk(2, 1), x.sin().permute(2, 0, 1)),
 }
 
@@ -75,7 +75,7 @@ def test_strides_of_inputs_that_are_not_contiguous(case, layout, trains):
     """At two lengths: the second call makes the sizes symbolic."""
     generator, fn = torch.Generator().manual_seed(0), OTHER_FAKES[case]
     run = compiled(fn)
-    for length in (3, 5, 7):
+    for length in (3, 5):
         x = layout((length, 4, 6), generator).requires_grad_(trains)
         assert_same(run(x), fn(x))
 
