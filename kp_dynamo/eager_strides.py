@@ -49,7 +49,11 @@ def _again(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, EagerRules():  # type: ignore[no-untyped-call]
             value = after_function(node.target, known, _called(node, args, kwargs))
-    except Exception as error:  # what Dynamo could compute: its strides are at worst those of before
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:  # what Dynamo could compute: its strides are at worst those of before
         logger.debug("%s cannot be computed again for its strides: %s", node.name, error)
         return known
     is_known = same_strides(value, known) and _storages(value).isdisjoint(_storages((args, kwargs)))

@@ -1,4 +1,4 @@
-"""Results on the CPU in memory that lies, and is shared, as eager's is: what programs and cuts to true sizes leave open.
+"""Results on the CPU in memory that lies, and is shared, as eager's is: what programs and cuts leave open.
 
 A program computes pieces of one tensor (`unbind`, `chunk`) each by itself, and a result that was padded is cut to a
 dense copy. Dynamo's fake tensors say where eager has them: their strides, storage offsets, and which share a storage.
