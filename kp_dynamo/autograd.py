@@ -25,7 +25,7 @@ from kp_dynamo.analysis.random_results import save_random_results
 from kp_dynamo.argument_overlap import overlap_check
 from kp_dynamo.autograd_calls import as_called
 from kp_dynamo.decompositions import decompositions
-from kp_dynamo.eager_strides import eager_results, lay_out_as_eager
+from kp_dynamo.eager_strides import lay_out_as_eager
 from kp_dynamo.result_aliases import ResultAliases
 from kp_dynamo.undefined_gradients import UndefinedGradients
 
@@ -41,15 +41,17 @@ class GraphStages:
         transform: Edits a joint, inference or partitioned backward graph in place. Takes the graph, its name, and the
             results that are views at places that the sizes of a call decide.
         compile: Compiles a forward, backward or inference graph.
+        eager: Fake tensors of the results, that lie as eager's do (`eager_strides.eager_results`).
     """
 
     transform: Callable[[fx.GraphModule, str, Sequence[int]], None]
     compile: CompileGraph
+    eager: Sequence[Any]
 
 
 def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphStages) -> Callable[..., Any]:
     """Trace `gm` with AOTAutograd and compile what comes of it; takes and returns what `gm` does."""
-    eager = eager_results(gm)
+    eager = stages.eager
     num_returned: list[int] = []
     metadata: list[Any] = []
     aliases: list[ResultAliases] = []
@@ -76,7 +78,7 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
 
     def forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         _donate_nothing()
-        lay_out_as_eager(gm, metadata[-1], eager)
+        lay_out_as_eager(gm, metadata[-1], eager, aliases[-1].bases_in(eager))
         return aliases[-1].around(stages.compile(gm, num_returned[-1], "forward", _overwritten()))
 
     def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -86,7 +88,7 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
 
     def inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         stages.transform(gm, "inference", take_out_aliases(gm, _num_results(gm)))
-        lay_out_as_eager(gm, metadata[-1], eager)
+        lay_out_as_eager(gm, metadata[-1], eager, aliases[-1].bases_in(eager))
         return aliases[-1].around(stages.compile(gm, _num_results(gm), "inference", _overwritten()))
 
     with _tracing_settings():

@@ -15,6 +15,7 @@ from kp_dynamo import compat
 from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.compile_budget import foretell, time_budget
+from kp_dynamo.eager_strides import STRIDES
 from kp_dynamo.events import Observe, ProgramReady, ignore
 from kp_dynamo.host_layout import Strides, strides_of, to_host
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
@@ -75,6 +76,7 @@ class CompiledGraph:
         self._key = contract.key or (("graph", f"number {next(_numbers)}"),)
         self._programs: dict[_Variant | None, Program] = {}
         self._results = _result_values(gm)[: spec.num_returned]
+        self._eager_strides: dict[int, Any] = gm.graph.output_node().meta.get(STRIDES, {})
         self._strides: dict[_Variant | None, list[Strides]] = {}
         values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
         self._is_static = not any(_is_symbolic(v) for v in values)
@@ -106,8 +108,7 @@ class CompiledGraph:
             return results
         strides = self._strides.get(variant)
         if strides is None:
-            symbols = self._symbols.read(args)
-            strides = self._strides[variant] = [strides_of(value, symbols) for value in self._results]
+            strides = self._strides[variant] = self._strides_in(args)
         values = [self._place(a, i in executable.donated) for i, a in enumerate(args)]
         # An argument that is saved for the backward goes back as the caller's own tensor: autograd watches it.
         own = {id(value): argument for value, argument in zip(values, args, strict=True)}
@@ -115,6 +116,11 @@ class CompiledGraph:
         results = executable.run(values)
         count = self._spec.num_returned
         return to_host(results[:count], strides) + [own.get(id(r), r) for r in results[count:]]
+
+    def _strides_in(self, args: Sequence[Any]) -> list[Strides]:
+        symbols = self._symbols.read(args)
+        eager = self._eager_strides
+        return [strides_of(value, symbols, eager.get(i)) for i, value in enumerate(self._results)]
 
     def _place(self, value: Any, is_donated: bool) -> Any:
         if not isinstance(value, torch.Tensor):

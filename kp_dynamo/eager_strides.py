@@ -2,42 +2,108 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
+
+from kp_dynamo.eager_rules import EagerRules, after_function, may_be_named_otherwise, same_strides
+
+logger = logging.getLogger(__name__)
+
+STRIDES = "eager_strides"  # Of an output node: position of a result -> its strides.
 
 
 def eager_results(gm: fx.GraphModule) -> list[Any]:
-    """The fake tensors that Dynamo computed for the results of its graph, by eager's own rules."""
+    """Fake tensors for the results of Dynamo's graph, that lie in memory as eager's do.
+
+    Dynamo has computed them. What depends on an operator of which torch's fake tensors have other strides than eager
+    is computed once more, by `eager_rules`.
+    """
+    values: dict[fx.Node, Any] = {}
+    for node in gm.graph.nodes:
+        known = node.meta.get("example_value")
+        values[node] = known
+        is_moved = any(values[n] is not n.meta.get("example_value") for n in node.all_input_nodes)
+        if known is not None and node.op in ("call_function", "call_method") and (is_moved or _may_differ(node)):
+            values[node] = _again(gm, node, values)
     results = gm.graph.output_node().args[0]
     flat = results if isinstance(results, (list, tuple)) else [results]
-    return [node.meta.get("example_value") if isinstance(node, fx.Node) else None for node in flat]
+    return [values[node] if isinstance(node, fx.Node) else None for node in flat]
 
 
-def lay_out_as_eager(gm: fx.GraphModule, metadata: Any, eager: list[Any]) -> None:
-    """Give the results of a forward or inference graph eager's strides: what a caller sees of tensors on the CPU.
+def _may_differ(node: fx.Node) -> bool:
+    return may_be_named_otherwise(node.target if isinstance(node.target, str) else str(node.target))
 
-    Strides that depend on the sizes of a call stay as they are.
+
+def _again(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """The value of a node by eager's rules; the known one where it is the same, or cannot be computed again."""
+    known = node.meta["example_value"]
+    mode = next((t.fake_mode for t in pytree.tree_leaves(known) if hasattr(t, "fake_mode")), None)
+    if mode is None or any(n.op == "get_attr" for n in node.all_input_nodes):
+        return known
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, EagerRules():  # type: ignore[no-untyped-call]
+            value = after_function(node.target, known, _called(node, args, kwargs))
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:  # what Dynamo could compute: its strides are at worst those of before
+        logger.debug("%s cannot be computed again for its strides: %s", node.name, error)
+        return known
+    is_known = same_strides(value, known) and _storages(value).isdisjoint(_storages((args, kwargs)))
+    return known if is_known or not _have_same_sizes(value, known) else value
+
+
+def _storages(value: Any) -> set[int]:
+    return {t.untyped_storage()._cdata for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)}
+
+
+def _called(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target is one
+
+
+def _have_same_sizes(one: Any, other: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
+    return all(getattr(a, "dtype", None) == getattr(b, "dtype", None) and _dim(a) == _dim(b) for a, b in pairs)
+
+
+def _dim(value: Any) -> int | None:
+    return value.dim() if isinstance(value, torch.Tensor) else None
+
+
+def lay_out_as_eager(gm: fx.GraphModule, metadata: Any, eager: Sequence[Any], bases: dict[int, Any]) -> None:
+    """Note eager's strides of the results of a forward or inference graph: what a caller sees of tensors on the CPU.
+
+    Args:
+        gm: The graph. `STRIDES` of its output node's meta tells what was found.
+        metadata: What AOTAutograd knows of it.
+        eager: See `eager_results`.
+        bases: Positions that hold the tensor that results are views of, and their fake tensors in eager, if known.
     """
-    results: Any = gm.graph.output_node().args[0]
+    output = gm.graph.output_node()
+    results: Any = output.args[0]
     if metadata is None or len(metadata.output_info) != len(eager):
         return
     first = len(metadata.mutated_inp_runtime_indices)
-    for node, expected in zip(results[first:], eager, strict=False):
-        value: Any = node.meta.get("val") if isinstance(node, fx.Node) else None
-        if _is_fixed(value) and _is_fixed(expected) and _differ(value, expected):
-            with value.fake_mode:
-                laid = torch.empty_strided(value.shape, expected.stride(), dtype=value.dtype, device=value.device)
-            node.meta = {**node.meta, "val": laid}
+    expected = {first + number: value for number, value in enumerate(eager)} | bases
+    output.meta[STRIDES] = {
+        position: value.stride()
+        for position, value in expected.items()
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and _is_alike(results[position], value)
+    }
 
 
-def _is_fixed(value: Any) -> bool:
+def _is_alike(node: Any, expected: torch.Tensor) -> bool:
+    """Whether a result is of the form that eager's has: the place of a result may hold the tensor it is a view of."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
-    return not any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride()))
-
-
-def _differ(value: torch.Tensor, expected: torch.Tensor) -> bool:
-    is_same = value.shape == expected.shape and value.dtype == expected.dtype
-    return is_same and value.numel() > 1 and value.stride() != expected.stride()
+    return value.dtype == expected.dtype and str(value.shape) == str(expected.shape)

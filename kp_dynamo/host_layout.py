@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,19 +14,21 @@ from kp_dynamo.symbol_values import Values, evaluated
 Strides = tuple[int, ...] | None
 
 
-def strides_of(value: object, values: Values) -> Strides:
+def strides_of(value: object, values: Values, eager: Sequence[Any] | None = None) -> Strides:
     """The strides that eager gives a result; None for what is not a tensor, or has an unknown layout.
 
     Args:
         value: The fake tensor of the result.
         values: What the symbols of its strides are in a call.
+        eager: Its strides in eager, where they are known to differ from the fake tensor's.
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    try:
-        return tuple(evaluated(step, values) for step in value.stride())
-    except KeyError:
-        return None
+    for strides in (eager, value.stride()):
+        with contextlib.suppress(KeyError):
+            if strides is not None:
+                return tuple(evaluated(step, values) for step in strides)
+    return None
 
 
 def to_host(results: Sequence[Any], strides: Sequence[Strides]) -> list[Any]:

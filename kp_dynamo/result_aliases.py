@@ -173,6 +173,13 @@ class ResultAliases:
         called._boxed_call = True  # type: ignore[attr-defined]
         return called
 
+    def bases_in(self, eager: Sequence[Any]) -> dict[int, Any]:
+        """Position -> fake tensor, of the places that hold what results are views of; None where it is unknown."""
+        first = self._metadata.num_mutated_inp_runtime_indices if self._metadata is not None else 0
+        views = [view for view in self._views.values() if not view.is_of_argument and view.position >= first]
+        hidden = [view for view in views if view.source in self._views or view.source >= first + len(eager)]
+        return {view.source: getattr(eager[view.position - first], "_base", None) for view in hidden}
+
     @property
     def symbolic(self) -> list[int]:
         """Positions of the results that are views at places that the sizes of a call decide."""

@@ -21,6 +21,7 @@ from kp_dynamo.capture import Capture, as_dynamo_calls_it
 from kp_dynamo.compile_budget import time_budget
 from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
 from kp_dynamo.cpu_view import surrounding_autocast
+from kp_dynamo.eager_strides import eager_results
 from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
@@ -34,6 +35,7 @@ from kp_dynamo.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.pipeline import Pipeline, build_backward_pipeline, build_pipeline, product_precision, run_pipeline
 from kp_dynamo.placement import Placement
 from kp_dynamo.resizing import is_poisoned
+from kp_dynamo.result_memory import ResultMemory
 from kp_dynamo.telemetry import TELEMETRY
 
 logger = logging.getLogger(__name__)
@@ -156,10 +158,13 @@ class Session:
             return CompiledGraph(gm, contract, lowering, spec, self.runtime)
 
         with surrounding_autocast(capture.mode):
-            run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph))
+            eager = eager_results(capture.gm)
+            run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph, eager))
         if options.donate == "mutated" and capture.mode == "xla":
             run = _settled(run)
         run = run if bucketing is None else bucketing.wrap(run)
+        if capture.mode == "cpu":
+            run = ResultMemory(capture.gm, eager, lays_out_all=bucketing is not None).around(run)
         return as_dynamo_calls_it(run, capture)
 
 

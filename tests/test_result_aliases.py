@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import kp_dynamo
 import kp_dynamo.compat as compat
 
 FLOAT32 = {"precision": "float32"}
@@ -125,3 +126,54 @@ def test_views_of_arguments_are_not_computed():
     assert first.data_ptr() == x.data_ptr() + 8
     assert second.data_ptr() == x.data_ptr()
     assert xlac._xla_counter_value("UncachedCompile") == compiled_before
+
+
+PIECES = {
+    "unbind": lambda x: (x + 1).unbind(-1)[:2],
+    "chunk": lambda x: (x + 1).chunk(2, 0),
+    "split": lambda x: (x + 1).split([1, x.shape[-1] - 1], -1),
+    "of a norm": lambda x: F.batch_norm(x, None, None, training=True).mT.unbind(0),
+    "of another's": lambda x: (*(x * 2).unbind(1), *(x * 3).unbind(1)),
+}
+
+
+@pytest.mark.parametrize("buckets", [None, "pow2"])
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("name", PIECES)
+def test_pieces_of_a_result_lie_in_one_memory(name, is_training, buckets):
+    fn = PIECES[name]
+    run = torch.compile(fn, backend="kp_tpu", options={**FLOAT32, "buckets": buckets} if buckets else FLOAT32)
+    for length in (3, 5, 6):
+        x = kp_dynamo.mark_sequence(torch.randn(length, 4, 6), 0).requires_grad_(is_training)
+        seen, expected = run(x), fn(x)
+        torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-6, check_stride=True)
+        assert _shared(seen) == _shared(expected)
+        if is_training:
+            (mine,), (eager,) = (torch.autograd.grad(sum((r * r).sum() for r in rs), x) for rs in (seen, expected))
+            torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
+
+
+def _shared(results):
+    """Who shares a storage with whom, and how far apart they lie there."""
+    pairs = [(i, j, a, b) for i, a in enumerate(results) for j, b in enumerate(results) if i < j]
+    same = [(i, j, a, b) for i, j, a, b in pairs if a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()]
+    return [(i, j, b.storage_offset() - a.storage_offset()) for i, j, a, b in same]
+
+
+def test_a_result_that_needs_no_gradient_lies_with_one_that_does():
+    def pieces(x):
+        first, second = (x * 2).unbind(0)
+        return first, second.detach()
+
+    x = torch.randn(2, 4, requires_grad=True)
+    first, second = torch.compile(pieces, backend="kp_tpu", options=FLOAT32)(x)
+    assert (first.requires_grad, second.requires_grad) == (True, False)
+    first.sum().backward()
+    assert torch.equal(x.grad, torch.tensor([[2.0] * 4, [0.0] * 4]))
+
+
+def test_a_gradient_that_is_undefined_stays_so_through_shared_memory():
+    x, y = torch.randn(2, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+    run = torch.compile(lambda x, y: (*(x * 2).unbind(0), y * 3), backend="kp_tpu", options=FLOAT32)
+    run(x, y)[0].sum().backward()
+    assert y.grad is None

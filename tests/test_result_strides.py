@@ -40,3 +40,50 @@ def test_strides_are_those_of_eager(case, trains):
     args = [torch.randn(size, generator=generator) / 4 for size in ((2, 128, 16), (16, 16))]
     args = [t.requires_grad_(trains) for t in args]
     assert_same(compiled(CASES[case])(*args), CASES[case](*args))
+
+
+def transposed(shape, generator):
+    return torch.randn(*reversed(shape), generator=generator).permute(*reversed(range(len(shape))))
+
+
+def channels_last(shape, generator):
+    return torch.randn(shape[0], *shape[2:], shape[1], generator=generator).movedim(-1, 1)
+
+
+def sliced(shape, generator):
+    return torch.randn(*shape[:-1], shape[-1] * 2, generator=generator)[..., ::2]
+
+
+# Operators of which torch's fake tensors have other strides than eager, and what takes its strides from them.
+OTHER_FAKES = {
+    "norms": lambda x: (
+        F.batch_norm(x, None, None, training=True),
+        F.batch_norm(x, None, None, training=True).relu().transpose(0, 1) + 1,
+        F.batch_norm(x, None, None, training=True).mT.exp(),
+        F.instance_norm(x),
+    ),
+    "pools": lambda x: (F.avg_pool1d(x, 2), F.max_pool1d(x, 2), F.max_pool1d(x, 2) * 2),
+    "elementwise": lambda x: (F.logsigmoid(x), x.detach() // torch.ones(()), torch.copysign(x, torch.ones(())), x + 1),
+    "views": lambda x: ((x * 2).mT, *(x + 1).unbind(1), *(x + 2).chunk(2, 1), x.sin().permute(2, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("layout", [transposed, channels_last, sliced])
+@pytest.mark.parametrize("case", OTHER_FAKES)
+def test_strides_of_inputs_that_are_not_contiguous(case, layout, trains):
+    """At two lengths: the second call makes the sizes symbolic."""
+    generator, fn = torch.Generator().manual_seed(0), OTHER_FAKES[case]
+    run = compiled(fn)
+    for length in (3, 5):
+        x = layout((length, 4, 6), generator).requires_grad_(trains)
+        assert_same(run(x), fn(x))
+
+
+def test_strides_of_windows_that_overlap():
+    """A pool of what looks like channels last to a fake tensor, and not to eager."""
+    assert_same(compiled(windows)(torch.ones(2, 6)), windows(torch.ones(2, 6)))
+
+
+def windows(x):
+    return F.avg_pool1d(x.unfold(1, 2, 1).transpose(1, 2), 2)

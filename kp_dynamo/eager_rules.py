@@ -1,0 +1,154 @@
+"""Strides that eager's CPU kernels give, for the operators of which torch's own fake tensors say others (torch 2.9).
+
+`tests/test_eager_rules.py` compares real tensors with fake ones: what differs there is named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+Rule = Callable[[Sequence[Any], torch.Tensor], torch.Tensor]
+
+
+def _contiguous(_: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """Kernels that take an empty contiguous tensor for their result, whatever the operand's strides."""
+    return _empty(result, torch.contiguous_format)
+
+
+def _dense(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """Channels last where the operand is dense and lies so, contiguous elsewhere."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = formats.get(args[0].dim())
+    is_last = wanted is not None and not args[0].is_contiguous() and args[0].is_contiguous(memory_format=wanted)
+    return _empty(result, wanted if is_last and wanted is not None else torch.contiguous_format)
+
+
+def _suggested(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """Channels last where the operand is, contiguous elsewhere."""
+    return _empty(result, suggested_format(args[0]))
+
+
+def _elementwise(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """As the sum of the operands: the references make the result contiguous where one of them has no dimensions."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor) and a.dim() > 0]
+    if not tensors:
+        return result
+    total = tensors[0] + 0 if len(tensors) == 1 else torch.add(*tensors[:2])
+    return total.to(result.dtype)
+
+
+def _of_a_clone(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """Scatters into an expanded tensor: eager clones it whole, the decomposition keeps its strides of 0."""
+    return args[0].clone() if any(_is_zero(step) for step in args[0].stride()) else result
+
+
+RULES: dict[Any, Rule] = {
+    aten.native_batch_norm.default: _dense,
+    aten._native_batch_norm_legit.default: _dense,
+    aten._native_batch_norm_legit.no_stats: _dense,
+    aten._native_batch_norm_legit_no_training.default: _dense,
+    aten._batch_norm_with_update.default: _dense,
+    aten._batch_norm_no_update.default: _dense,
+    aten.avg_pool2d.default: _suggested,
+    aten.max_pool2d_with_indices.default: _suggested,
+    aten.max_unpool2d.default: _suggested,
+    aten.reflection_pad2d.default: _suggested,
+    aten.reflection_pad3d.default: _suggested,
+    aten.replication_pad2d.default: _suggested,
+    aten.replication_pad3d.default: _suggested,
+    aten.channel_shuffle.default: _suggested,
+    aten.normal.Tensor_Tensor: _contiguous,
+    aten.xlogy.Tensor: _elementwise,
+    aten.special_xlog1py.default: _elementwise,
+    aten.log_sigmoid_forward.default: _contiguous,
+    aten.rrelu_with_noise.default: _contiguous,
+    aten.div.Tensor_mode: _elementwise,
+    aten.floor_divide.default: _elementwise,
+    aten.copysign.Tensor: _elementwise,
+    aten.select_scatter.default: _of_a_clone,
+    aten.slice_scatter.default: _of_a_clone,
+    aten.diagonal_scatter.default: _of_a_clone,
+}
+
+# Parts of the names that functions with these operators go by in Dynamo's graphs.
+_NAMES = (
+    "norm", "pool", "pad", "sigmoid", "rrelu", "div", "copysign", "scatter", "shuffle", "xlog", "normal",
+    "boolean_dispatch",
+)  # fmt: skip
+
+
+def may_be_named_otherwise(name: str) -> bool:
+    """Whether a function of this name may have an operator with a rule."""
+    return any(part in name for part in _NAMES)
+
+
+class EagerRules(TorchDispatchMode):
+    """Within, fake results of the operators with a rule have eager's strides."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        rule = RULES.get(func)
+        if rule is None:
+            return results
+        if isinstance(results, torch.Tensor):
+            return rule(args, results)
+        # The indices of a pool lie as its values do; the statistics of a norm have one dimension.
+        rank = results[0].dim()
+        return tuple(rule(args, r) if isinstance(r, torch.Tensor) and r.dim() == rank else r for r in results)
+
+
+def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+    """What `suggest_memory_format` of ATen says of a tensor."""
+    order = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}.get(tensor.dim())
+    if order is None or not _is_like(tensor, order):
+        return torch.contiguous_format
+    return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+
+
+def _is_like(tensor: torch.Tensor, order: Sequence[int]) -> bool:
+    """`is_channels_last_strides_2d_s4` and `_3d_s5` of c10/core/MemoryFormat.h."""
+    least: Any = 0
+    steps = tensor.stride()
+    if steps[1] == 0:
+        return False
+    for d in order:
+        if tensor.shape[d] == 0 or steps[d] < least or (d == 0 and least == steps[1]):
+            return False
+        least = steps[d] * tensor.shape[d] if tensor.shape[d] > 1 else steps[d]
+    return True
+
+
+def _empty(like: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
+
+
+def _is_zero(step: Any) -> bool:
+    return isinstance(step, int) and step == 0
+
+
+def same_strides(one: Any, other: Any) -> bool:
+    """Whether two values, tensors within them, have the same strides as they are written."""
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
+    return all(_strides_text(a) == _strides_text(b) for a, b in pairs)
+
+
+def _strides_text(value: Any) -> str:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return ""
+    return f"{value.stride()} {value.storage_offset()}"
+
+
+def after_function(target: Any, known: Any, value: Any) -> Any:
+    """The rule of a function that chooses its operator by the kind of tensor that it is given.
+
+    `max_pool1d` without gradients has a kernel of its own on the CPU, which fake tensors are kept from.
+    """
+    is_own = target in (F.max_pool1d, torch.max_pool1d) and isinstance(known, torch.Tensor) and not known.requires_grad
+    return _empty(value, torch.contiguous_format) if is_own else value

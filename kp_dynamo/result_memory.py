@@ -1,0 +1,174 @@
+"""Results on the CPU in memory that lies, and is shared, as eager's is: what programs and cuts leave open.
+
+A program computes pieces of one tensor (`unbind`, `chunk`) each by itself, and a result that was padded is cut to a
+dense copy. Dynamo's fake tensors say where eager has them: their strides, storage offsets, and which share a storage.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo.cache import LRUCache
+from kp_dynamo.symbol_values import SymbolReader, Values, evaluated
+
+_MAX_LAYOUTS = 4096  # of some hundred bytes each
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in its storage."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @property
+    def end(self) -> int:
+        """The first element after it."""
+        if 0 in self.shape:
+            return self.offset
+        return self.offset + 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has these strides, wherever it begins."""
+        pairs = zip(self.shape, self.stride, tensor.stride(), strict=True)
+        return not tensor.numel() or all(mine == other for size, mine, other in pairs if size > 1)
+
+
+class ResultMemory:
+    """The memory that eager gives the results of a graph.
+
+    Args:
+        gm: Dynamo's graph.
+        eager: Fake tensors of its results, see `eager_strides.eager_results`.
+        lays_out_all: Also results that share memory with no other: where they are cut to true sizes.
+    """
+
+    def __init__(self, gm: fx.GraphModule, eager: Sequence[Any], *, lays_out_all: bool) -> None:
+        given = [n.meta.get("example_value") for n in gm.graph.nodes if n.op in ("placeholder", "get_attr")]
+        inputs = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")]
+        self._reader, self._eager = SymbolReader(inputs), eager
+        groups: dict[int, list[int]] = defaultdict(list)
+        for position, value in enumerate(eager):
+            if _is_strided(value):
+                groups[_storage(value)].append(position)
+        for value in filter(_is_strided, given):
+            groups.pop(_storage(value), None)  # views of inputs are taken of the inputs
+        least = 1 if lays_out_all else 2
+        self._groups = [g for g in groups.values() if len(g) >= least and len({eager[p].dtype for p in g}) == 1]
+        self._layouts: LRUCache[tuple[Any, ...], list[list[Place] | None]] = LRUCache(_MAX_LAYOUTS)
+
+    def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run`, with its results in such memory."""
+        if not self._groups:
+            return run
+
+        def called(*args: Any) -> list[Any]:
+            layouts = self._layouts_for(self._reader.read(args))
+            results = list(run(*args))
+            for group, places in zip(self._groups, layouts, strict=True):
+                if places is not None:
+                    _lay_out(results, group, places)
+            return results
+
+        return called
+
+    def _layouts_for(self, values: Values) -> list[list[Place] | None]:
+        key = tuple(values.values())
+        found = self._layouts.get(key)
+        if found is None:
+            found = [_places([self._eager[position] for position in group], values) for group in self._groups]
+            self._layouts.set(key, found)
+        return found
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _storage(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
+
+
+def _places(tensors: Sequence[torch.Tensor], values: Values) -> list[Place] | None:
+    """The places of tensors in their storage; None where the arguments do not tell."""
+    try:
+        found = [
+            Place(
+                tuple(evaluated(size, values) for size in tensor.shape),
+                tuple(evaluated(step, values) for step in tensor.stride()),
+                evaluated(tensor.storage_offset(), values),
+            )
+            for tensor in tensors
+        ]
+    except KeyError:
+        return None
+    # What is alone in its memory has no reason to begin later.
+    return found if len(found) > 1 else [Place(found[0].shape, found[0].stride, 0)]
+
+
+def _lay_out(results: list[Any], group: Sequence[int], places: Sequence[Place]) -> None:
+    """Put results that share a storage in eager in one, where they are not."""
+    tensors = [results[position] for position in group]
+    if not all(_fits(tensor, place) for tensor, place in zip(tensors, places, strict=True)) or _is_right(
+        tensors, places
+    ):
+        return
+    if any(t.requires_grad and t._is_view() for t in tensors):
+        return  # autograd knows them as views of each other
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        laid: Sequence[torch.Tensor] = _Together.apply(places, *tensors)  # type: ignore[no-untyped-call]
+    else:
+        laid = _copied(tensors, places)
+    for position, tensor in zip(group, laid, strict=True):
+        results[position] = tensor
+
+
+def _fits(tensor: Any, place: Place) -> bool:
+    is_on_cpu = isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
+    return is_on_cpu and tensor.layout is torch.strided and tuple(tensor.shape) == place.shape
+
+
+def _is_right(tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> bool:
+    starts = {t.storage_offset() - place.offset for t, place in zip(tensors, places, strict=True)}
+    is_shared = len({_storage(t) for t in tensors}) == 1 and len(starts) == 1
+    return is_shared and all(place.holds(t) for t, place in zip(tensors, places, strict=True))
+
+
+def _copied(tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> list[torch.Tensor]:
+    """Copies of tensors in one storage, at their places."""
+    memory = torch.empty(max(place.end for place in places), dtype=tensors[0].dtype)
+    laid = [memory.as_strided(place.shape, place.stride, place.offset) for place in places]
+    for view, tensor in zip(laid, tensors, strict=True):
+        _write(view, tensor.detach(), memory)
+    return laid
+
+
+def _write(view: torch.Tensor, tensor: torch.Tensor, memory: torch.Tensor) -> None:
+    if 0 in view.stride() or torch._debug_has_internal_overlap(view) != 0:
+        # An element that several places share is the same in all of them.
+        where = torch.arange(memory.numel()).as_strided(view.shape, view.stride(), view.storage_offset())
+        memory[where] = tensor
+    else:
+        view.copy_(tensor)
+
+
+class _Together(torch.autograd.Function):
+    """`_copied`, whose gradients are those of the copies."""
+
+    @staticmethod
+    def forward(ctx: Any, places: Sequence[Place], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        laid = tuple(_copied(tensors, places))
+        ctx.mark_non_differentiable(*(view for view, t in zip(laid, tensors, strict=True) if not t.requires_grad))
+        return laid
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return None, *gradients
