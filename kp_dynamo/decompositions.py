@@ -147,11 +147,12 @@ def _abs(x: torch.Tensor) -> torch.Tensor:
 def _hypot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """sqrt(a^2 + b^2) that overflows no earlier than its result."""
     dtype = torch.result_type(a, b)
-    a, b = a.to(dtype), b.to(dtype)
+    narrow = dtype in (torch.bfloat16, torch.float16)
+    a, b = (x.to(torch.float32 if narrow else dtype) for x in (a, b))
     large, small = torch.maximum(a.abs(), b.abs()), torch.minimum(a.abs(), b.abs())
     ratio = torch.where(large == 0, 0.0, small / large)
     is_infinite = a.isinf() | b.isinf()  # whatever the other is, a NaN too
-    return torch.where(is_infinite, math.inf, large * (1 + ratio * ratio).sqrt())
+    return torch.where(is_infinite, math.inf, large * (1 + ratio * ratio).sqrt()).to(dtype)
 
 
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions
 
 aten = torch.ops.aten
 
@@ -16,13 +15,10 @@ aten = torch.ops.aten
 @functools.cache
 def float64_decompositions() -> dict[Any, Callable[..., Any]]:
     """Forms of these operators that hold for float64 tensors; others keep torch_xla's."""
-    gelu = get_decompositions([aten.gelu, aten.gelu_backward])
     forms: dict[Any, Callable[..., Any]] = {
         aten.log2.default: lambda x: x.log() / math.log(2),
         aten.log10.default: lambda x: x.log() / math.log(10),
         aten.threshold.default: lambda x, threshold, value: torch.where(x <= threshold, value, x),
-        aten.gelu.default: gelu[aten.gelu.default],
-        aten.gelu_backward.default: gelu[aten.gelu_backward.default],
     }
     return {op: _for_float64(form) for op, form in forms.items()}
 

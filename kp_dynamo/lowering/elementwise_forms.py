@@ -8,6 +8,10 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.lowering.cast_forms import is_integer, operands
+from kp_dynamo.lowering.integer_forms import integer_power
+from kp_dynamo.saturating import gelu, gelu_backward, tanh
+
 aten = torch.ops.aten
 
 _INF = math.inf
@@ -34,6 +38,8 @@ def _pow(x: torch.Tensor, exponent: Any) -> Any:
     """ATen takes the square root, which is NaN for -inf; a power is inf, and ATen's of float16."""
     if x.dtype.is_floating_point and x.dtype != torch.float16 and abs(exponent) == 0.5:
         return x.sqrt() if exponent > 0 else x.rsqrt()
+    if is_integer(x.dtype) and isinstance(exponent, int) and exponent > 63:
+        return integer_power(x, exponent)
     return aten.pow.Tensor_Scalar(x, exponent)
 
 
@@ -167,17 +173,6 @@ def number(value: Any, like: torch.Tensor) -> torch.Tensor:
     return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
-def operands(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
-    """Two tensors, or a tensor and a number, in their common dtype; and that."""
-    dtype = torch.result_type(x, y)
-    like = x if isinstance(x, torch.Tensor) else y
-
-    def converted(v: Any) -> torch.Tensor:
-        return v.to(dtype) if isinstance(v, torch.Tensor) else torch.full((), v, dtype=dtype, device=like.device)
-
-    return converted(x), converted(y), dtype
-
-
 def _isnan(x: torch.Tensor) -> torch.Tensor:
     """torch_xla asks XLA, which does not take integers and booleans."""
     is_float = x.dtype.is_floating_point or x.is_complex()
@@ -211,11 +206,15 @@ ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
     aten.div.Scalar_mode: _div_mode,
     aten.floor_divide.default: _floor_divide,
     aten.floor_divide.Scalar: _floor_divide,
+    aten.tanh.default: tanh,
+    aten.gelu.default: _in_float32(gelu),
+    aten.gelu_backward.default: _in_float32(gelu_backward),
     **{
         op: _in_float32(op)
         for op in (
-            aten.gelu.default, aten.gelu_backward.default, aten.mish.default, aten.mish_backward.default,
-            aten.softplus.default, aten.softplus_backward.default, aten.silu_backward.default,
+            aten.mish.default, aten.mish_backward.default,
+            aten.softplus.default, aten.softplus_backward.default, aten.silu_backward.default, aten.addcmul.default,
+            aten.addcdiv.default,
         )
     },
 }  # fmt: skip

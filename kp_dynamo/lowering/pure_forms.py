@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.lowering.cast_forms import converted
+
 
 def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """`source` in the dtype and shape of `x`."""
-    return source.to(x.dtype).expand(x.shape).clone()
+    return converted(source, x.dtype).expand(x.shape).clone()
 
 
 def _foreach_copy(

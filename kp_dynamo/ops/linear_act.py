@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kp_dynamo.float64_forms import float64_decompositions
+from kp_dynamo.saturating import gelu, tanh
 
 _aten = torch.ops.aten
 
@@ -50,9 +50,12 @@ class Activation:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def forward(self, pre: Tensor) -> Tensor:
-        # Inside of an operator of ours no decomposition applies, and torch_xla's GELU is of float32's accuracy.
-        form = float64_decompositions().get(self.op) if pre.dtype == torch.float64 else None
-        return (form or self.op)(pre, **self.options)
+        # Inside of an operator of ours no form of the lowering applies.
+        op = _ON_XLA.get(self.op, self.op) if pre.device.type == "xla" else self.op
+        return op(pre, **self.options)
+
+
+_ON_XLA: dict[Any, Callable[..., Tensor]] = {_aten.gelu.default: gelu, _aten.tanh.default: tanh}
 
 
 def _silu_backward(grad: Tensor, pre: Tensor) -> Tensor:

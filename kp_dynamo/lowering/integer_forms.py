@@ -1,0 +1,76 @@
+"""Operators of integers beyond what XLA or torch_xla 2.9 takes: numbers that wrap, large exponents, shifts of all bits.
+
+To int8, ATen's 300 is 44, and to uint8 -1 is 255, which all uint8 are at most. torch_xla compares with the nearest
+number instead, and fails to lower the other operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kp_dynamo.lowering.cast_forms import is_integer, operands, wrapped
+
+aten = torch.ops.aten
+
+_KNOWN_BITS = 6  # of an exponent; XLA looks at no others
+
+
+def _with_wrapped(op: Any) -> Callable[..., Any]:
+    """`op` of a tensor and a number, the number as the tensor's dtype holds it."""
+    return lambda x, number, *args: op(x, wrapped(number, x.dtype), *args)
+
+
+def integer_power(base: torch.Tensor, exponent: int) -> torch.Tensor:
+    """`base ** exponent`, for a number over 63."""
+    result = None
+    while exponent:
+        if exponent & 1:
+            result = base if result is None else result * base
+        base, exponent = base * base, exponent >> 1
+    assert result is not None
+    return result
+
+
+def _power(x: Any, y: Any) -> torch.Tensor:
+    """Of integers, the base is squared for each bit of the exponent that XLA does not look at."""
+    if not is_integer(torch.result_type(x, y)):
+        return (aten.pow.Tensor_Tensor if isinstance(x, torch.Tensor) else aten.pow.Scalar)(x, y)  # type: ignore[no-any-return]
+    base, exponent, dtype = operands(x, y)
+    info = torch.iinfo(dtype)
+    low = torch.where(exponent < 0, exponent, exponent & 2**_KNOWN_BITS - 1)
+    result, rest = aten.pow.Tensor_Tensor(base, low), torch.where(exponent < 0, 0, exponent)
+    base = integer_power(base, 2**_KNOWN_BITS)
+    for bit in range(_KNOWN_BITS, info.bits - (info.min < 0)):
+        result = torch.where(rest & 2**bit != 0, result * base, result)
+        base = base * base
+    return result  # type: ignore[no-any-return]
+
+
+def _left_shift(x: Any, y: Any) -> torch.Tensor:
+    """0 where all bits are shifted out, or fewer than none."""
+    x, bits, dtype = operands(x, y)
+    is_kept = (bits >= 0) & (bits < torch.iinfo(dtype).bits)
+    return torch.where(is_kept, x * aten.pow.Scalar(2, torch.where(is_kept, bits, 0)), 0)
+
+
+INTEGER_FORMS: dict[Any, Callable[..., Any]] = {
+    aten.pow.Tensor_Tensor: _power,
+    aten.pow.Scalar: _power,
+    **{
+        op: _with_wrapped(op)
+        for op in (
+            aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar,
+            aten.rsub.Scalar, aten.fmod.Scalar,
+        )
+    },
+    **dict.fromkeys(
+        (
+            aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar,
+            aten.bitwise_left_shift.Scalar_Tensor, aten.__lshift__.Tensor, aten.__lshift__.Scalar,
+        ),
+        _left_shift,
+    ),
+}  # fmt: skip
