@@ -24,8 +24,7 @@ from tests.hunt.program import Input, Program
 from tests.hunt.randomness import Kept, UnknownMask, odd_shares
 from tests.hunt.rounding import Jitter, Recorder
 
-
-# torch_xla 2.9 cannot write to the diagonals of a batch in eager code, as the caller of a program does with its results.
+# torch_xla 2.9 cannot write to the diagonals of a batch in eager code, as a caller does with results.
 _EAGER_WRITE = "Error while lowering: [] xla::diagonal_view_update"
 
 
