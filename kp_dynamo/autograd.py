@@ -39,12 +39,12 @@ class GraphStages:
 
     Attributes:
         transform: Edits a joint, inference or partitioned backward graph in place. Takes the graph, its name, and the
-            results that are views at places that the sizes of a call decide.
+            results that share memory; None for a backward graph.
         compile: Compiles a forward, backward or inference graph.
         eager: Fake tensors of the results, that lie as eager's do (`eager_strides.eager_results`).
     """
 
-    transform: Callable[[fx.GraphModule, str, Sequence[int]], None]
+    transform: Callable[[fx.GraphModule, str, ResultAliases | None], None]
     compile: CompileGraph
     eager: Sequence[Any]
 
@@ -57,10 +57,10 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
     aliases: list[ResultAliases] = []
     undefined: list[UndefinedGradients] = []
 
-    def take_out_aliases(graph: fx.GraphModule, num_results: int) -> Sequence[int]:
+    def take_out_aliases(graph: fx.GraphModule, num_results: int) -> ResultAliases:
         metadata.append(_metadata())
         aliases.append(ResultAliases(graph, metadata[-1], num_results))
-        return aliases[-1].symbolic
+        return aliases[-1]
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
         undefined.append(UndefinedGradients(joint, _metadata(), num_fwd_outputs))
@@ -73,7 +73,7 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
             forward, backward = min_cut_rematerialization_partition(
                 joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs
             )
-        stages.transform(backward, "backward", ())
+        stages.transform(backward, "backward", None)
         return forward, backward
 
     def forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:

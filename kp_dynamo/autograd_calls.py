@@ -33,7 +33,7 @@ def as_called(
     def called(*args: Any) -> Any:
         if overlap is not None:
             overlap.require_same(args)
-        with _where_views_can_be_taken(args, aliases):
+        with where_views_can_be_taken(args, aliases):
             results = list(run(*args))
             if aliases.has_symbolic_views:
                 aliases.replay(args, results)
@@ -44,7 +44,7 @@ def as_called(
     return called
 
 
-def _where_views_can_be_taken(args: Sequence[Any], aliases: ResultAliases) -> contextlib.AbstractContextManager[Any]:
+def where_views_can_be_taken(args: Sequence[Any], aliases: ResultAliases) -> contextlib.AbstractContextManager[Any]:
     """torch_xla 2.9: in inference mode no view of an ordinary tensor can be taken, in eager code too."""
     if not torch.is_inference_mode_enabled() or not aliases.has_views_of_arguments:
         return contextlib.nullcontext()

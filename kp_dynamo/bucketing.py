@@ -20,10 +20,11 @@ from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture
 from kp_dynamo.exceptions import TPUOptimizationError, TPUValidationError
-from kp_dynamo.padded_arguments import PaddedArguments, reason_to_refuse
+from kp_dynamo.padded_arguments import PaddedArguments
 from kp_dynamo.passes.base import PADDED_SIZES, PassReport
 from kp_dynamo.pipeline import Pipeline
 from kp_dynamo.resizing import Resize, Shape, resized
+from kp_dynamo.result_aliases import ResultAliases
 from kp_dynamo.source_lines import user_line
 from kp_dynamo.telemetry import TELEMETRY
 
@@ -62,7 +63,7 @@ class Bucketing:
         self.is_refused = False
         self._sizes: frozenset[sympy.Expr] = frozenset()
         self._plans: LRUCache[tuple[int, ...], _Plan] = LRUCache(_MAX_PLANS)
-        self._arguments = PaddedArguments()
+        self._arguments: PaddedArguments | None = None
 
     def wrap(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """`run`, which takes padded inputs and true lengths, as Dynamo calls it."""
@@ -75,33 +76,33 @@ class Bucketing:
                 self._plans.set(lengths, plan)
             if not plan.inputs:
                 return list(run(*args, *map(torch.tensor, plan.lengths)))
-            self._arguments.require_separate(args)
+            arguments = self._arguments
+            if arguments is not None:
+                arguments.require_separate(args)
             padded = list(args)
             for position, shape in plan.inputs:
                 padded[position] = self._resized(padded[position], shape) if isinstance(shape, tuple) else shape
             results = list(run(*padded, *map(torch.tensor, plan.lengths)))
             for position, shape in plan.results:
                 results[position] = self._resized(results[position], shape) if isinstance(shape, tuple) else shape
-            self._arguments.bring_back(args, padded, results, self._resized)
+            if arguments is not None:
+                arguments.bring_back(args, padded, results, self._resized)
             return results
 
         return called
 
-    def allowed(self, pipeline: Pipeline, strict: bool, views: Sequence[int]) -> Pipeline:
+    def allowed(self, pipeline: Pipeline, strict: bool, aliases: ResultAliases) -> Pipeline:
         """`pipeline`, without the masks where results or writes in place forbid padding.
 
         Args:
             pipeline: The passes.
             strict: Raise where padding is forbidden.
-            views: Results of the graph that are views of padded sizes.
+            aliases: Results that share memory.
 
         Raises:
             TPUOptimizationError: They do, and `strict` is set.
         """
-        reason = self._aliasing_reason()
-        views = self._arguments.besides_arguments(views)
-        if reason is None and views:
-            reason = f"result {views[0]} of the graph shares memory with an input or another result, and is padded"
+        reason = self._aliasing_reason(aliases)
         if reason is None:
             return pipeline
         if strict:
@@ -123,14 +124,14 @@ class Bucketing:
         TELEMETRY.count("bucket_refusals")
         _warn_once(f"a graph is compiled for each length, not padded to buckets: {reason}. {_REMEDY}")
 
-    def _aliasing_reason(self) -> str | None:
+    def _aliasing_reason(self, aliases: ResultAliases) -> str | None:
         """Why the graph that AOTAutograd traces just now cannot be padded; what it does to its arguments is noted."""
         context = torch._guards.TracingContext.try_get()
         metadata: Any = context.fw_metadata if context is not None else None
         if metadata is None:
             return None
-        self._arguments = PaddedArguments.of(metadata)
-        return reason_to_refuse(metadata, len(self._inputs) + len(self.symbols), self._may_be_padded)
+        self._arguments = PaddedArguments(metadata, aliases)
+        return self._arguments.reason_to_refuse(len(self._inputs) + len(self.symbols), self._may_be_padded)
 
     def _may_be_padded(self, number: int) -> bool:
         value = self._inputs[number] if number < len(self._inputs) else None
@@ -142,7 +143,9 @@ class Bucketing:
         if padded == true:
             return _Plan((), tuple(lengths), ())
         inputs = _changes(self._inputs, true, padded)
-        return _Plan(inputs, tuple(lengths), _changes(self._results, padded, true))
+        taken = self._arguments.taken if self._arguments is not None else ()
+        cut = [None if i in taken else result for i, result in enumerate(self._results)]
+        return _Plan(inputs, tuple(lengths), _changes(cut, padded, true))
 
     def _padded(self, true: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, int]:
         environment = self._shape_env()

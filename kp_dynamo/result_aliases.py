@@ -181,11 +181,6 @@ class ResultAliases:
         return {view.source: getattr(eager[view.position - first], "_base", None) for view in hidden}
 
     @property
-    def symbolic(self) -> list[int]:
-        """Positions of the results that are views at places that the sizes of a call decide."""
-        return [view.position for view in self._views.values() if view.chain.is_symbolic]
-
-    @property
     def has_views_of_arguments(self) -> bool:
         """Whether there are results that are views of arguments."""
         return any(view.is_of_argument for view in self._views.values())
@@ -196,8 +191,40 @@ class ResultAliases:
         return any(map(self._needs_replay, self._views.values()))
 
     def _needs_replay(self, view: _View) -> bool:
+        return self._is_regenerated(view) and view.chain.is_symbolic
+
+    def _is_regenerated(self, view: _View) -> bool:
+        """Whether it is a result that AOTAutograd takes of an argument itself."""
         is_result = view.position >= (self._metadata.num_mutated_inp_runtime_indices if self._metadata else 0)
-        return view.is_metadata and view.is_of_argument and view.chain.is_symbolic and is_result
+        return view.is_metadata and view.is_of_argument and is_result
+
+    def of_arguments(self) -> dict[int, int]:
+        """Result that Dynamo sees -> the argument that AOTAutograd takes a view of, where `taken_of` can do so too."""
+        if self._metadata is None:
+            return {}
+        first = self._metadata.num_mutated_inp_runtime_indices
+        return {v.position - first: v.source for v in self._views.values() if self._is_regenerated(v)}
+
+    def of_padded(self, may_be_padded: Callable[[int], bool]) -> list[int]:
+        """Positions of views of padded sizes, of what is not an argument that `taken_of` could take them of."""
+        return [
+            view.position
+            for view in self._views.values()
+            if not self._is_regenerated(view)
+            and (view.chain.is_symbolic or (view.is_of_argument and may_be_padded(view.source)))
+        ]
+
+    def taken_of(self, args: Sequence[Any], number: int, old: Any) -> torch.Tensor:
+        """A result that Dynamo sees, one of `of_arguments`, as a view of one of other arguments.
+
+        Args:
+            args: In the order of the graph.
+            number: Of the result.
+            old: What AOTAutograd has taken.
+        """
+        first = self._metadata.num_mutated_inp_runtime_indices
+        view = self._views[first + number]
+        return self._replay(view, args[view.source], args, self._metadata.output_info[number], old)
 
     def replay(self, args: Sequence[Any], results: list[Any]) -> None:
         """Put views of XLA arguments that AOTAutograd has taken by strides in their places, taken by operators."""

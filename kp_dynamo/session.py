@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ from kp_dynamo.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.pipeline import Pipeline, build_backward_pipeline, build_pipeline, product_precision, run_pipeline
 from kp_dynamo.placement import Placement
 from kp_dynamo.resizing import is_poisoned
+from kp_dynamo.result_aliases import ResultAliases
 from kp_dynamo.result_memory import ResultMemory
 from kp_dynamo.telemetry import TELEMETRY
 
@@ -128,13 +129,13 @@ class Session:
         options, pipeline, behind, conditions, bucketing = plan
         precision, budget = _precision(options), _memory_budget(options)
 
-        def transform(gm: fx.GraphModule, name: str, views: Sequence[int]) -> None:
+        def transform(gm: fx.GraphModule, name: str, aliases: ResultAliases | None) -> None:
             start, label = time.perf_counter(), f"{number}.{name}"
             chosen = behind if name == "backward" else pipeline
-            if bucketing is not None and name != "backward":
-                chosen = bucketing.allowed(chosen, options.strict, views)
+            if bucketing is not None and aliases is not None:
+                chosen = bucketing.allowed(chosen, options.strict, aliases)
             reports = run_pipeline(gm, chosen, options, label)
-            if bucketing is not None and name != "backward":
+            if bucketing is not None and aliases is not None:
                 bucketing.decide(reports, gm)
             self.runtime.observe(GraphTransformed(label, tuple(reports), time.perf_counter() - start))
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the to
 REFUSED = {
     "adaptive_max_pool": "a pool whose windows depend on the length",
     "average_pool": "at lengths 2 and 3 torch fixes a size of 1",
-    "first_two": "a view of an input",
     "halves": "at lengths 2 and 3 torch fixes a size of 1",
     "length_split_in_pairs": "at lengths 2 and 3 torch fixes a size of 1",
     "spectrum": "no element stands alone",

@@ -215,36 +215,6 @@ def test_strict_refuses_what_cannot_be_padded():
         compiled(lambda x: F.adaptive_max_pool1d(x.mT, 1), buckets=BUCKETS, strict=True)(rows(5))
 
 
-def test_views_of_padded_inputs_are_not_padded():
-    view = compiled(lambda x: x[:, 1:], buckets=BUCKETS)
-    x = rows(5)
-    view(x).zero_()
-    assert x[:, 1:].abs().sum() == 0
-
-
-def flat_both_ways(x, state):
-    """The first result is a view of `x`, the second a copy."""
-    return x.reshape(-1, 4), x.transpose(0, 1).reshape(-1, 4), (x * state).sum()
-
-
-def transposed_in_place(x, state):
-    state.transpose_(0, 1)
-    return x * 2
-
-
-@pytest.mark.parametrize("fn", [flat_both_ways])
-def test_views_of_padded_inputs_are_not_padded_in_training(fn):
-    run, before = compiled(fn, buckets=BUCKETS), snapshot()["bucket_refusals"]
-    for length in (5, 7, 11):
-        x, w = rows(length, trains=True), rows(length + 1)[:, 1:].contiguous()
-        mine, eager = (mark_sequence(w.clone(), 1) for _ in range(2))
-        assert_same((run(x, mine), mine), (fn(x, eager), eager))
-    assert snapshot()["bucket_refusals"] == before + 1
-    torch._dynamo.reset()
-    with pytest.raises(Exception, match=r"shares memory"):
-        compiled(fn, buckets=BUCKETS, strict=True)(rows(5, trains=True), rows(5))
-
-
 def test_an_input_that_is_expanded():
     """Its strides say that all its elements are one, which they are not once it is padded."""
 

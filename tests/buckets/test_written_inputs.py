@@ -68,6 +68,24 @@ def exchanged(x, state):
     return (x - state).softmax(1)
 
 
+def views(x, state):
+    return x[:, 1:], x.sum(1), x.detach(), state[:, -1]
+
+
+def views_of_the_written(x, state):
+    state.mul_(2)
+    return state[:, 1:], state.flatten(0, 1), x * state
+
+
+def flat_both_ways(x, state):
+    """The first result is a view of `x`, the second a copy."""
+    return x.reshape(-1, 4), x.transpose(0, 1).reshape(-1, 4), (x * state).sum()
+
+
+def under_another_form(x, state):
+    return x.view_as(x), state, x[..., :2], x.unsqueeze(0)
+
+
 def given(length, device, requires_grad, *, are_leaves):
     """Leaves, and `x` and `state` of shape [3, length, 4]."""
     random = torch.Generator().manual_seed(length)
@@ -88,7 +106,8 @@ def everything(fn, leaves, arguments):
     ramps = [torch.arange(t.numel(), dtype=t.dtype).reshape(t.shape).to(t.device) for t in wanted]
     total = sum((t * ramp).sum() for t, ramp in zip(wanted, ramps, strict=True))
     gradients = torch.autograd.grad(total, needing, allow_unused=True) if wanted else ()
-    return same, [t.requires_grad for t in tensors], [t.detach().cpu() for t in tensors], list(gradients)
+    # XLA tensors have no strides of their own.
+    return same, [t.requires_grad for t in tensors], [t.detach().contiguous().cpu() for t in tensors], list(gradients)
 
 
 def require_eager(fn, device, requires_grad, *, are_leaves=True):
@@ -118,6 +137,27 @@ def test_a_written_input_that_has_a_history(fn):
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 def test_a_written_leaf(device):
     require_eager(without_grad, device, (True, True))
+
+
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("fn", [views, views_of_the_written, flat_both_ways, under_another_form])
+def test_views_of_inputs(fn, device):
+    require_eager(fn, device, (True, False))
+
+
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("fn", [views, views_of_the_written, under_another_form])
+def test_views_of_inputs_are_written_through(fn, device):
+    run = compiled(fn, buckets=[8, 16])
+    for length in LENGTHS:
+        _, mine = given(length, device, (False, False), are_leaves=True)
+        _, eager = given(length, "cpu", (False, False), are_leaves=True)
+        for arguments, function in ((mine, run), (eager, fn)):
+            results = function(*arguments)
+            for number, result in enumerate(results):
+                result.add_(number + 1)
+            arguments.extend(results if device == "cpu" else [result.contiguous() for result in results])
+        assert_same(mine, eager if device == "cpu" else [tensor.contiguous() for tensor in eager])
 
 
 @pytest.mark.parametrize("donate", ["off", "mutated"])
