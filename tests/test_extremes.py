@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -219,3 +220,21 @@ def test_factors_of_matrices_of_any_magnitude(scale):
     torch.testing.assert_close(u.mT @ u, torch.eye(5), rtol=0, atol=1e-5)
     values, vectors = compiled(torch.linalg.eigh)(x + x.mT)
     torch.testing.assert_close(vectors * values @ vectors.mT, x + x.mT, rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (2, 0, 3), (0, 2, 2)])
+def test_factors_of_matrices_without_elements(shape):
+    x = torch.randn(shape)
+    with counted() as counts:
+        for fn in (torch.linalg.svd, torch.linalg.pinv, partial(torch.linalg.svd, full_matrices=False)):
+            torch.testing.assert_close(compiled(lambda x, f=fn: f(x))(x), fn(x))
+    assert counts.fallbacks == 0
+
+
+def test_factors_of_as_many_matrices_as_each_has_rows():
+    x = torch.randn(2, 2, 2) + 2 * torch.eye(2)
+    u, s, v = compiled(torch.linalg.svd)(x)
+    torch.testing.assert_close(u * s.unsqueeze(-2) @ v, x)
+    with counted() as counts:
+        torch.testing.assert_close(compiled(torch.linalg.pinv)(x * 1e-12), torch.linalg.pinv(x * 1e-12))
+    assert counts.fallbacks == 0
