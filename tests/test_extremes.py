@@ -238,3 +238,12 @@ def test_factors_of_as_many_matrices_as_each_has_rows():
     with counted() as counts:
         torch.testing.assert_close(compiled(torch.linalg.pinv)(x * 1e-12), torch.linalg.pinv(x * 1e-12))
     assert counts.fallbacks == 0
+
+
+def test_a_mask_that_is_a_factor_keeps_what_is_not_finite():
+    mask = torch.arange(16) % 3 == 0
+    check_like_eager(lambda x, m: (x * m, m * x.double(), x * m.float(), (x * m.to(x.dtype)).sum()), LINE, mask)
+    check_like_eager(
+        lambda x, m: (x.bfloat16() * m, x.bfloat16() * m.bfloat16(), m * m, m.float(), m * 2.5), LINE, mask
+    )
+    check_like_eager(torch.ops.aten.native_dropout_backward, LINE, mask, 2.0)

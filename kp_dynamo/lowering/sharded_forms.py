@@ -11,6 +11,7 @@ import torch
 
 from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
 from kp_dynamo.lowering.linalg_forms import LINALG_FORMS
+from kp_dynamo.lowering.mask_forms import MASK_FORMS
 from kp_dynamo.lowering.norm_forms import NORM_FORMS
 from kp_dynamo.lowering.pool_forms import POOL_FORMS
 from kp_dynamo.lowering.pure_forms import PURE_FORMS
@@ -22,7 +23,7 @@ from kp_dynamo.lowering.view_forms import VIEW_FORMS
 
 FORMS: dict[Any, Callable[..., Any]] = {
     **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS,
-    **LINALG_FORMS,
+    **LINALG_FORMS, **MASK_FORMS,
 }  # fmt: skip
 
 
