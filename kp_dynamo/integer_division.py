@@ -36,13 +36,13 @@ RIGHT_SHIFTS = (
 def right_shift(x: Any, bits: Any) -> Any:
     """`x >> bits`: for a negative x the complement is divided, ~(~x / 2^bits), which is rounding down.
 
-    ATen fills with the sign where there are more bits than the dtype has.
+    ATen fills with the sign where there are fewer than no bits, or more than the dtype has.
     """
     wide_x, wide_bits, dtype = _tensors(x, bits)
     is_negative = wide_x < 0
     positive = torch.where(is_negative, ~wide_x, wide_x)
     shifted = _trunc(positive, torch.ones_like(wide_bits) << wide_bits.clamp(0, 62), torch.int64)
-    shifted = torch.where(wide_bits < 63, shifted, 0)
+    shifted = torch.where((wide_bits >= 0) & (wide_bits < 63), shifted, 0)
     return torch.where(is_negative, ~shifted, shifted).to(dtype)
 
 

@@ -247,3 +247,14 @@ def test_a_mask_that_is_a_factor_keeps_what_is_not_finite():
         lambda x, m: (x.bfloat16() * m, x.bfloat16() * m.bfloat16(), m * m, m.float(), m * 2.5), LINE, mask
     )
     check_like_eager(torch.ops.aten.native_dropout_backward, LINE, mask, 2.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64], ids=str)
+def test_integers_at_the_ends_of_their_range(dtype):
+    ends = torch.iinfo(dtype)
+    numbers = torch.tensor(
+        [ends.min, ends.max, 0, 1, 2, 3, 7, 33, 65, *([-1, -2, -3] if ends.min else [])], dtype=dtype
+    )
+    x, y = torch.cartesian_prod(numbers, numbers).T
+    check_like_eager(lambda x, y: (x.pow(y), 3**y, (-1) ** y, x >> y, x << y), x, y)
+    check_like_eager(lambda x: (x.isneginf(), x.isposinf(), x.isinf(), x.abs(), -x, x.sign()), numbers)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
+from kp_dynamo.lowering.integer_forms import INTEGER_FORMS
 from kp_dynamo.lowering.linalg_forms import LINALG_FORMS
 from kp_dynamo.lowering.mask_forms import MASK_FORMS
 from kp_dynamo.lowering.norm_forms import NORM_FORMS
@@ -23,7 +24,7 @@ from kp_dynamo.lowering.view_forms import VIEW_FORMS
 
 FORMS: dict[Any, Callable[..., Any]] = {
     **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS,
-    **LINALG_FORMS, **MASK_FORMS,
+    **LINALG_FORMS, **MASK_FORMS, **INTEGER_FORMS,
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from tests.sweep.check import Outcome, Subject, message
 from tests.sweep.compare import extreme_mismatch
 from tests.sweep.kinds import FLOATS, INTEGERS, SHAPES, SUBNORMAL, Change, flushed
-from tests.sweep.properties import ONLY_SHAPES, RANDOM, UP_TO_SIGN
+from tests.sweep.properties import ONLY_SHAPES, RANDOM, SIZED_BY_VALUES, UP_TO_SIGN
 from tests.sweep.samples import Call, calls, ops
 
 Changed = Iterator[tuple[str, Call]]
@@ -32,7 +32,8 @@ def check_floats(name: str, subject: Subject) -> Outcome:
 
 def check_integers(name: str, subject: Subject) -> Outcome:
     """The same of int32."""
-    return _checked(name, subject, torch.int32, lambda call: _with_values(call, torch.int32, INTEGERS))
+    kinds = {} if name in SIZED_BY_VALUES else INTEGERS
+    return _checked(name, subject, torch.int32, lambda call: _with_values(call, torch.int32, kinds))
 
 
 def check_shapes(name: str, subject: Subject) -> Outcome:
