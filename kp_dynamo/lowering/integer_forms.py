@@ -51,5 +51,5 @@ def _left_shift(x: Any, bits: Any) -> Any:
 INTEGER_FORMS: dict[Any, Callable[..., Any]] = {
     **{op: partial(_is_infinite, op) for op in (aten.isneginf.default, aten.isposinf.default)},
     **{op: partial(_pow, op) for op in (aten.pow.Tensor_Tensor, aten.pow.Scalar)},
-    **{op: _left_shift for op in _LEFT_SHIFTS},
+    **dict.fromkeys(_LEFT_SHIFTS, _left_shift),
 }

@@ -1,4 +1,4 @@
-"""Masks that become factors: XLA takes a product with a cast boolean for a selection, which drops a NaN that eager keeps."""
+"""Masks that become factors: XLA takes a product with a cast boolean for a selection, which drops a NaN."""
 
 from __future__ import annotations
 
