@@ -258,3 +258,11 @@ def test_integers_at_the_ends_of_their_range(dtype):
     x, y = torch.cartesian_prod(numbers, numbers).T
     check_like_eager(lambda x, y: (x.pow(y), 3**y, (-1) ** y, x >> y, x << y), x, y)
     check_like_eager(lambda x: (x.isneginf(), x.isposinf(), x.isinf(), x.abs(), -x, x.sign()), numbers)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 2)])
+def test_accumulations_of_nothing(shape):
+    x = torch.randn(shape)
+    for fn in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):
+        check_like_eager(lambda x, f=fn: f(x, -1), x)
+    check_like_eager(lambda x: x.long().cumsum(0), x)
