@@ -18,14 +18,17 @@ class SymbolReader:
 
     Args:
         inputs: What the graph's placeholders stand for: fake tensors and symbolic numbers, in order.
+        has_strides: Whether the arguments have the strides that these have. XLA tensors are contiguous, whatever they
+            stand for. Where a size says what a symbol is, no stride is read all the same.
     """
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
+    def __init__(self, inputs: Sequence[Any], *, has_strides: bool = True) -> None:
         self._readers: dict[sympy.Symbol, tuple[int, Callable[[Any], Any]]] = {}
-        for position, value in enumerate(inputs):
-            for size, reader in _sizes(value):
-                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                    self._readers.setdefault(size.node.expr, (position, reader))
+        for parts in (_sizes, _steps) if has_strides else (_sizes,):
+            for position, value in enumerate(inputs):
+                for size, reader in parts(value):
+                    if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                        self._readers.setdefault(size.node.expr, (position, reader))
 
     def read(self, args: Sequence[Any]) -> dict[sympy.Symbol, int]:
         """Symbol -> its value in a call with these arguments."""
@@ -37,9 +40,14 @@ def _sizes(value: Any) -> list[tuple[Any, Callable[[Any], Any]]]:
         return [(value, lambda number: number)]
     if value.layout is not torch.strided:
         return []
-    sizes = [(size, partial(_size, dim)) for dim, size in enumerate(value.shape)]
+    return [(size, partial(_size, dim)) for dim, size in enumerate(value.shape)]
+
+
+def _steps(value: Any) -> list[tuple[Any, Callable[[Any], Any]]]:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return []
     steps = [(step, partial(_step, dim)) for dim, step in enumerate(value.stride())]
-    return [*sizes, *steps, (value.storage_offset(), torch.Tensor.storage_offset)]
+    return [*steps, (value.storage_offset(), torch.Tensor.storage_offset)]
 
 
 def _size(dim: int, tensor: torch.Tensor) -> int:

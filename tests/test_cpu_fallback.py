@@ -95,6 +95,15 @@ def test_with_dynamic_shapes():
         assert counts.fallbacks == 1
 
 
+def test_a_view_with_a_symbolic_stride_that_crosses_a_cut():
+    def cropped(x):
+        first = (x * 2)[:, :2]
+        mean = torch.fft.rfft(x).abs().mean()
+        return first + mean, x + mean
+
+    check_like_eager(cropped, torch.randn(3, 5), dynamic=True)
+
+
 @torch.library.custom_op("kp_tests::sine", mutates_args=())
 def sine(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.sin(x.detach().cpu().numpy())).to(x.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -219,3 +220,49 @@ def test_factors_of_matrices_of_any_magnitude(scale):
     torch.testing.assert_close(u.mT @ u, torch.eye(5), rtol=0, atol=1e-5)
     values, vectors = compiled(torch.linalg.eigh)(x + x.mT)
     torch.testing.assert_close(vectors * values @ vectors.mT, x + x.mT, rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (2, 0, 3), (0, 2, 2)])
+def test_factors_of_matrices_without_elements(shape):
+    x = torch.randn(shape)
+    with counted() as counts:
+        for fn in (torch.linalg.svd, torch.linalg.pinv, partial(torch.linalg.svd, full_matrices=False)):
+            torch.testing.assert_close(compiled(lambda x, f=fn: f(x))(x), fn(x))
+    assert counts.fallbacks == 0
+
+
+def test_factors_of_as_many_matrices_as_each_has_rows():
+    x = torch.randn(2, 2, 2) + 2 * torch.eye(2)
+    u, s, v = compiled(torch.linalg.svd)(x)
+    torch.testing.assert_close(u * s.unsqueeze(-2) @ v, x)
+    with counted() as counts:
+        torch.testing.assert_close(compiled(torch.linalg.pinv)(x * 1e-12), torch.linalg.pinv(x * 1e-12))
+    assert counts.fallbacks == 0
+
+
+def test_a_mask_that_is_a_factor_keeps_what_is_not_finite():
+    mask = torch.arange(16) % 3 == 0
+    check_like_eager(lambda x, m: (x * m, m * x.double(), x * m.float(), (x * m.to(x.dtype)).sum()), LINE, mask)
+    check_like_eager(
+        lambda x, m: (x.bfloat16() * m, x.bfloat16() * m.bfloat16(), m * m, m.float(), m * 2.5), LINE, mask
+    )
+    check_like_eager(torch.ops.aten.native_dropout_backward, LINE, mask, 2.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64], ids=str)
+def test_integers_at_the_ends_of_their_range(dtype):
+    ends = torch.iinfo(dtype)
+    numbers = torch.tensor(
+        [ends.min, ends.max, 0, 1, 2, 3, 7, 33, 65, *([-1, -2, -3] if ends.min else [])], dtype=dtype
+    )
+    x, y = torch.cartesian_prod(numbers, numbers).T
+    check_like_eager(lambda x, y: (x.pow(y), 3**y, (-1) ** y, x >> y, x << y), x, y)
+    check_like_eager(lambda x: (x.isneginf(), x.isposinf(), x.isinf(), x.abs(), -x, x.sign()), numbers)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 2)])
+def test_accumulations_of_nothing(shape):
+    x = torch.randn(shape)
+    for fn in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):
+        check_like_eager(lambda x, f=fn: f(x, -1), x)
+    check_like_eager(lambda x: x.long().cumsum(0), x)

@@ -7,6 +7,7 @@ number instead, and fails to lower the other operators.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,18 +36,25 @@ def integer_power(base: torch.Tensor, exponent: int) -> torch.Tensor:
 
 
 def _power(x: Any, y: Any) -> torch.Tensor:
-    """Of integers, the base is squared for each bit of the exponent that XLA does not look at."""
+    """Of integers, the base is squared for each bit of the exponent that XLA does not look at.
+
+    Of a negative exponent only 1 and -1 leave more than 0.
+    """
     if not is_integer(torch.result_type(x, y)):
         return (aten.pow.Tensor_Tensor if isinstance(x, torch.Tensor) else aten.pow.Scalar)(x, y)  # type: ignore[no-any-return]
     base, exponent, dtype = operands(x, y)
     info = torch.iinfo(dtype)
-    low = torch.where(exponent < 0, exponent, exponent & 2**_KNOWN_BITS - 1)
-    result, rest = aten.pow.Tensor_Tensor(base, low), torch.where(exponent < 0, 0, exponent)
-    base = integer_power(base, 2**_KNOWN_BITS)
+    result, square = aten.pow.Tensor_Tensor(base, exponent & 2**_KNOWN_BITS - 1), integer_power(base, 2**_KNOWN_BITS)
     for bit in range(_KNOWN_BITS, info.bits - (info.min < 0)):
-        result = torch.where(rest & 2**bit != 0, result * base, result)
-        base = base * base
-    return result  # type: ignore[no-any-return]
+        result = torch.where(exponent & 2**bit != 0, result * square, result)
+        square = square * square
+    inverse = torch.where(base == 1, 1, torch.where(base == -1, 1 - 2 * (exponent & 1), 0))
+    return torch.where(exponent < 0, inverse, result).to(dtype)
+
+
+def _is_infinite(op: Any, x: torch.Tensor) -> Any:
+    """torch_xla casts the infinity to the integer: its least number is -inf."""
+    return op(x) if x.dtype.is_floating_point else torch.zeros_like(x, dtype=torch.bool)
 
 
 def _left_shift(x: Any, y: Any) -> torch.Tensor:
@@ -57,6 +65,7 @@ def _left_shift(x: Any, y: Any) -> torch.Tensor:
 
 
 INTEGER_FORMS: dict[Any, Callable[..., Any]] = {
+    **{op: partial(_is_infinite, op) for op in (aten.isneginf.default, aten.isposinf.default)},
     aten.pow.Tensor_Tensor: _power,
     aten.pow.Scalar: _power,
     **{

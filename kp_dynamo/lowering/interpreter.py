@@ -65,7 +65,7 @@ class XlaInterpreter(fx.Interpreter):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         inputs = [node.meta.get("val") for node in self.graph.find_nodes(op="placeholder")]
-        self._symbols, self._sizes = SymbolReader(inputs).read(args), {}
+        self._symbols, self._sizes = SymbolReader(inputs, has_strides=False).read(args), {}
         return super().run(*args, **kwargs)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ class XlaInterpreter(fx.Interpreter):
         args, kwargs = fx.node.map_aggregate((args, kwargs), self._on_device)
         args = with_common_dtype(node, args)
         form = form_of(node.target, self.is_sharded)
-        if form is None and (_is_opaque(node.target) or _decomposes_nothing(node.target, args)):
+        if form is None and _is_opaque(node.target):
             return self._on_fallback(node, args, kwargs)
         try:
             run: Any = form or node.target
@@ -156,12 +156,6 @@ def _is_opaque(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims", "prim", "kp"):
         return False
     return not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "XLA")
-
-
-def _decomposes_nothing(target: Any, args: Any) -> bool:
-    """torch_xla 2.9 slices one element off the singular vectors of an empty matrix, and fails when it compiles."""
-    name = target.name() if isinstance(target, torch._ops.OpOverload) else ""
-    return name.startswith(("aten::svd", "aten::_linalg_svd", "aten::linalg_pinv")) and args[0].numel() == 0
 
 
 @contextlib.contextmanager

@@ -10,16 +10,65 @@ import torch
 aten = torch.ops.aten
 
 
-def _svd(a: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _svd(a: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, **kwargs: Any) -> Any:
+    if a.numel() == 0:
+        return _svd_of_nothing(a, full_matrices)
     scale = _scale(a)
-    u, s, v = aten._linalg_svd.default(a / scale, *args, **kwargs)
-    return u, s * scale.squeeze(-1), v
+    u, s, v = aten._linalg_svd.default(a / scale, full_matrices, compute_uv, **kwargs)
+    # torch_xla 2.9 swaps the first two dimensions of V for its last two. Of the values it reports one matrix's shape
+    # and computes all: the product with the scale has the shape of both.
+    return u, s * scale.squeeze(-1), v.transpose(0, 1).transpose(-2, -1) if compute_uv else v
+
+
+def _svd_of_nothing(a: torch.Tensor, full_matrices: bool) -> Any:
+    """torch_xla 2.9 slices one element off the vectors of an empty matrix, and fails when it compiles."""
+    *batch, rows, columns = a.shape
+    rank = min(rows, columns)
+    values = torch.zeros((*batch, rank), dtype=a.real.dtype if a.is_complex() else a.dtype, device=a.device)
+    left, right = (
+        torch.eye(size, dtype=a.dtype, device=a.device).expand(*batch, size, size) for size in (rows, columns)
+    )
+    return (left, values, right) if full_matrices else (left[..., :rank], values, right[..., :rank, :])
 
 
 def _eigh(a: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     scale = _scale(a)
     values, vectors = aten._linalg_eigh.default(a / scale, *args, **kwargs)
     return values * scale.squeeze(-1), vectors
+
+
+def _pinv(
+    a: torch.Tensor, *, atol: torch.Tensor | None = None, rtol: torch.Tensor | None = None, hermitian: bool = False
+) -> Any:
+    """As ATen: torch_xla iterates as for an SVD, and fails for a batch or an empty matrix."""
+    if a.numel() == 0:
+        return torch.zeros_like(a.mT)
+    if hermitian:
+        values, left = _eigh(a)
+        right, sizes = _adjoint(left), values.abs()
+    else:
+        left, values, right = _svd(a)
+        sizes = values
+    least = _tolerance(a, sizes.amax(-1), atol, rtol).unsqueeze(-1)
+    inverse = torch.where(sizes > least, values.reciprocal(), 0.0)
+    return torch.matmul(_adjoint(right) * inverse.unsqueeze(-2).to(a.dtype), _adjoint(left))
+
+
+def _adjoint(a: torch.Tensor) -> torch.Tensor:
+    moved = a.transpose(-2, -1)
+    return moved.conj_physical() if a.is_complex() else moved
+
+
+def _tolerance(
+    a: torch.Tensor, largest: torch.Tensor, atol: torch.Tensor | None, rtol: torch.Tensor | None
+) -> torch.Tensor:
+    """Below which a singular value of `a` counts as 0, by ATen's defaults."""
+    default = torch.finfo(a.dtype).eps * max(a.shape[-2:])
+    if rtol is not None:
+        relative = rtol * largest
+    else:
+        relative = default * largest if atol is None else torch.where(atol > 0, 0.0, default) * largest
+    return relative if atol is None else torch.maximum(atol.to(largest.dtype), relative.to(largest.dtype))
 
 
 def _scale(a: torch.Tensor) -> torch.Tensor:
@@ -33,4 +82,5 @@ def _scale(a: torch.Tensor) -> torch.Tensor:
 LINALG_FORMS: dict[Any, Callable[..., Any]] = {
     aten._linalg_svd.default: _svd,
     aten._linalg_eigh.default: _eigh,
+    aten.linalg_pinv.atol_rtol_tensor: _pinv,
 }

@@ -107,6 +107,16 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 _AMAX = _extreme(reduce_max, aten.amax.default)
 _AMIN = _extreme(reduce_min, aten.amin.default)
 
+
+def _accumulated(op: Any) -> Callable[..., Any]:
+    """torch_xla gives XLA a window of no elements, which it refuses."""
+
+    def form(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+        return op(x, dim, dtype=dtype) if x.numel() else torch.zeros_like(x, dtype=dtype)
+
+    return form
+
+
 REDUCTION_FORMS: dict[Any, Callable[..., Any]] = {
     aten.amax.default: _AMAX,
     aten.amin.default: _AMIN,
@@ -115,6 +125,7 @@ REDUCTION_FORMS: dict[Any, Callable[..., Any]] = {
     aten.aminmax.default: _aminmax,
     aten.logsumexp.default: _logsumexp,
     aten.linalg_vector_norm.default: _vector_norm,
+    **{op: _accumulated(op) for op in (aten.cumsum.default, aten.cumprod.default)},
     aten.cummax.default: _cumulative(torch.maximum),
     aten.cummin.default: _cumulative(torch.minimum),
 }

@@ -1,13 +1,14 @@
-"""An operator's samples again, with floats at the ends of their range: results and gradients against eager.
+"""An operator's samples again, at the ends of their ranges or of other shapes: results and gradients against eager.
 
 One program serves all kinds of values of a sample. Where eager in float32 and in float64 disagree, either will do:
-eager's own vectorized and scalar kernels differ there.
+eager's own vectorized and scalar kernels differ there. Subnormal numbers may count as zero.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,61 +18,73 @@ from torch.utils import _pytree as pytree
 
 from tests.sweep.check import Outcome, Subject, message
 from tests.sweep.compare import extreme_mismatch
-from tests.sweep.properties import ONLY_SHAPES, RANDOM, UP_TO_SIGN
-from tests.sweep.samples import Call, calls
+from tests.sweep.kinds import FLOATS, INTEGERS, SHAPES, SUBNORMAL, Change, flushed
+from tests.sweep.properties import ONLY_SHAPES, RANDOM, SIZED_BY_VALUES, UP_TO_SIGN
+from tests.sweep.samples import Call, calls, ops
+
+Changed = Iterator[tuple[str, Call]]
 
 
-def _placed(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Every fifth element becomes `value`, or the only one."""
-
-    def change(x: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(x.numel()).reshape(x.shape) * 7 % 5 == (3 if x.numel() > 4 else 0)
-        return torch.where(places, value, x)
-
-    return change
+def check_floats(name: str, subject: Subject) -> Outcome:
+    """The kinds of float32 values at which an operator is not right, and what the first sample differs in."""
+    return _checked(name, subject, torch.float32, lambda call: _with_values(call, torch.float32, FLOATS))
 
 
-# Squares of the huge and the tiny are in the range of float32: eager accumulates many of them in float64.
-KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "inf": _placed(float("inf")),
-    "-inf": _placed(float("-inf")),
-    "nan": _placed(float("nan")),
-    "zero": _placed(0.0),
-    "huge": lambda x: x * 1e12,
-    "tiny": lambda x: x * 1e-12,
-    "mean": lambda x: x + 1000,
-}
+def check_integers(name: str, subject: Subject) -> Outcome:
+    """The same of int32."""
+    kinds = {} if name in SIZED_BY_VALUES else INTEGERS
+    return _checked(name, subject, torch.int32, lambda call: _with_values(call, torch.int32, kinds))
 
 
-def check_extremes(name: str, subject: Subject) -> Outcome:
-    """All kinds of values for each sample: which of them are not right, and what the first differs in."""
+def check_shapes(name: str, subject: Subject) -> Outcome:
+    """The same of shapes without elements and without dimensions."""
+    dtype = torch.float32 if ops()[name].supports_dtype(torch.float32, "cpu") else torch.int32
+    return _checked(name, subject, dtype, _with_shapes)
+
+
+def _checked(name: str, subject: Subject, dtype: torch.dtype, changed: Callable[[Call], Changed]) -> Outcome:
     counters.clear()
     start = time.perf_counter()
     wrong: dict[str, str] = {}
-    if name not in ONLY_SHAPES | RANDOM | set(UP_TO_SIGN):
-        for index in range(len(calls(name))):
-            wrong = {**_wrong_kinds(name, index, subject), **wrong}
+    if name not in ONLY_SHAPES | RANDOM | set(UP_TO_SIGN) and ops()[name].supports_dtype(dtype, "cpu"):
+        for call in calls(name, dtype):
+            wrong = {**_wrong_kinds(call, subject, changed), **wrong}
     outcome = Outcome(name, "right" if not wrong else "wrong", " | ".join(f"{k}: {t}" for k, t in wrong.items()))
     return replace(outcome, kinds=sorted(wrong), seconds=time.perf_counter() - start)
 
 
-def _wrong_kinds(name: str, index: int, subject: Subject) -> dict[str, str]:
-    compiled = subject.compile(calls(name)[index].target())
+def _with_values(call: Call, dtype: torch.dtype, kinds: dict[str, Change]) -> Changed:
+    for kind, change in kinds.items():
+        yield kind, call.mapped(lambda t, c=change: c(t) if t.dtype is dtype else t.clone())
+
+
+def _with_shapes(call: Call) -> Changed:
+    for kind, (first, others) in SHAPES.items():
+        changes = itertools.chain([first], itertools.repeat(others))
+        yield kind, call.mapped(lambda t, c=changes: next(c)(t))
+
+
+def _wrong_kinds(sample: Call, subject: Subject, changed: Callable[[Call], Changed]) -> dict[str, str]:
+    compiled = subject.compile(sample.target())
     wrong = {}
-    for kind, change in KINDS.items():
+    for kind, call in changed(sample):
         try:
-            call = calls(name)[index].mapped(lambda t, c=change: c(t) if t.dtype is torch.float32 else t)
-            eager = run(call.copy(), None)
-            exact = run(call.copy().in_float64(), None)
+            references = [_reference(call)]
+            if kind == SUBNORMAL:
+                references.append(_reference(call.mapped(flushed)))
         except Exception:  # noqa: BLE001 - eager refuses the values, or there is no such operator in float64
             continue
         try:
-            problem = extreme_mismatch(run(call, compiled), eager, exact)
+            problem = extreme_mismatch(run(call, compiled), *references)
         except Exception as error:  # noqa: BLE001 - the message is the result
             problem = "raises " + message(error)
         if problem:
             wrong[kind] = problem
     return wrong
+
+
+def _reference(call: Call) -> tuple[Any, Any]:
+    return run(call.copy(), None), run(call.copy().in_float64(), None)
 
 
 def run(call: Call, through: Callable[..., Any] | None) -> Any:

@@ -1,4 +1,4 @@
-"""Operators that differ from eager at some kinds of values (see `extremes.KINDS`), each with its reason.
+"""Operators that differ from eager at some kinds of values or shapes (see `kinds.py`), each with its reason.
 
 A listed kind that is right fails the test, so that the list only says what is true.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.sweep.kinds import FLOATS, INTEGERS, SUBNORMAL
+
 
 @dataclass(frozen=True)
 class Difference:
-    """At which kinds of values an operator differs from eager, and why."""
+    """At which kinds an operator differs from eager, and why."""
 
     reason: str
     kinds: frozenset[str]
@@ -20,33 +22,76 @@ _INFINITE = ("inf", "-inf")
 _MEAN = "the mean of infinities is infinite; eager's running mean of a variance is NaN"
 
 
-_ALL = ("inf", "-inf", "nan", "zero", "huge", "tiny", "mean")
+_ALL = tuple(FLOATS)
 _REFUSED = "refused, with its gradient: a value decides a shape"
 _NO_GRADIENT = "a norm of order 0 has no gradient under any backend of torch 2.9"
+_NO_PLACE = "equal elements have places of their own"
+_LERP = "torch takes it apart: v1 + (v2 - v1) * weight, in which infinities cancel; eager weighs each"
+_TRACED = "the gradient that is traced has another form than eager's, under any backend of torch"
+_WINDOW = "the gradient of a window with a NaN goes nowhere"
+_SCALAR = "eager's scalar kernel has another gradient of NaN than its vectors"
+_SINGULAR = "the vectors of a singular value of 0 are not unique, nor is its gradient"
+_SOLVED = "a gradient of many digits lost: eager's float32 is as far from float64"
 
 
 def _differs(reason: str, *kinds: str) -> Difference:
     return Difference(reason, frozenset(kinds))
 
 
-KNOWN_EXTREMES: dict[str, Difference] = {
+KNOWN_FLOATS: dict[str, Difference] = {
     "cdist": _differs("p = 0 counts a NaN as a difference", *_INFINITE, "nan"),
+    "chalf": _differs("refused: XLA has no complex numbers of half precision", *_ALL),
     "cholesky": _differs("XLA's own factorisation; eager gives the infinity back", "inf"),
+    "cumprod": _differs(_TRACED, *_INFINITE),
     "dist": _differs("powers of tiny differences underflow; eager accumulates in float64", "tiny"),
     "index_put": _differs(_REFUSED, *_ALL),
+    "kthvalue": _differs(_NO_PLACE, *_INFINITE, "nan", "zero"),
+    "linalg.det": _differs("of no elements: a constant, where eager's wants a gradient, which is None", *_ALL),
+    "linalg.lu_solve": _differs(_SOLVED, "huge"),
     "linalg.norm.subgradients_at_zero": _differs(_NO_GRADIENT, *_ALL),
-    "linalg.pinv.singular": _differs("products of powers beyond float32 on the way", "huge", "tiny"),
-    "linalg.svdvals": _differs("the vectors of a singular value of 0 are not unique, nor is its gradient", "zero"),
-    "logit": _differs("eager's scalar kernel has another gradient of NaN than its vectors", "nan"),
+    "linalg.svdvals": _differs(_SINGULAR, "zero", SUBNORMAL),
+    "logit": _differs(_SCALAR, "nan"),
+    "lu_solve": _differs(_SOLVED, "huge"),
+    "masked.cumprod": _differs(_TRACED, *_INFINITE, "nan"),
+    "max_pool2d_with_indices_backward": _differs(_WINDOW, "nan"),
     "narrow": _differs(_REFUSED, *_ALL),
     "native_layer_norm": _differs(_MEAN, *_INFINITE),
-    "nn.functional.hardswish": _differs("eager's scalar kernel has another gradient of NaN than its vectors", "nan"),
-    "nn.functional.interpolate.linear": _differs("infinity times a weight of 0", *_INFINITE),
-    "nn.functional.max_pool2d": _differs("the gradient of a window with a NaN goes nowhere", "nan"),
+    "nn.functional.conv_transpose3d": _differs("XLA multiplies the zeros between elements too", *_INFINITE, "nan"),
+    "nn.functional.hardswish": _differs(_SCALAR, "nan"),
+    "nn.functional.interpolate.bilinear": _differs(_LERP, *_INFINITE),
+    "nn.functional.interpolate.linear": _differs(_LERP, *_INFINITE),
+    "nn.functional.interpolate.trilinear": _differs(_LERP, *_INFINITE),
+    "nn.functional.max_pool1d": _differs(_WINDOW, "nan"),
+    "nn.functional.max_pool2d": _differs(_WINDOW, "nan"),
     "nn.functional.multi_margin_loss": _differs("eager leaves a NaN out", "nan"),
+    "nn.functional.multilabel_margin_loss": _differs("eager leaves a NaN out", "nan"),
+    "nn.functional.relu6": _differs(_SCALAR, "nan"),
     "nn.functional.rms_norm": _differs("a gradient that cancels: eager's first digit is wrong as well", "huge"),
+    "nn.functional.upsample_bilinear": _differs(_LERP, *_INFINITE),
     "norm": _differs(_NO_GRADIENT, *_ALL),
+    "norm.nuc": _differs(_SINGULAR, "zero", SUBNORMAL),
+    "prod": _differs(_TRACED, *_INFINITE),
+    "qr": _differs("a gradient divided by 0: where R is singular there is none", "zero"),
+    "std_mean": _differs(_MEAN, *_INFINITE),
     "std_mean.unbiased": _differs(_MEAN, *_INFINITE),
-    "topk": _differs("equal elements have places of their own", *_INFINITE, "nan", "zero"),
+    "tensor_split": _differs(_REFUSED, *_ALL),
+    "topk": _differs(_NO_PLACE, *_INFINITE, "nan", "zero"),
+    "triangular_solve": _differs("XLA inverts blocks of the triangle", *_INFINITE, "nan", "zero"),
+    "var_mean": _differs(_MEAN, *_INFINITE),
     "var_mean.unbiased": _differs(_MEAN, *_INFINITE),
 }
+
+KNOWN_INTEGERS: dict[str, Difference] = {
+    "chalf": _differs("refused: XLA has no complex numbers of half precision", *INTEGERS),
+    "kthvalue": _differs(_NO_PLACE, *INTEGERS),
+    "narrow": _differs(_REFUSED, *INTEGERS),
+    "tensor_split": _differs(_REFUSED, *INTEGERS),
+    "to_sparse": _differs("refused: XLA has dense tensors only", *INTEGERS),
+    "topk": _differs(_NO_PLACE, *INTEGERS),
+}
+
+KNOWN_SHAPES: dict[str, Difference] = {
+    "unsafe_split": _differs("torch's own fake tensors fail, under any backend", "no rows", "first without rows"),
+}
+
+KNOWN_EXTREMES = {"floats": KNOWN_FLOATS, "integers": KNOWN_INTEGERS, "shapes": KNOWN_SHAPES}

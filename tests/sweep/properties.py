@@ -34,6 +34,9 @@ RANDOM = frozenset(
     }
 )  # fmt: skip
 
+# A value decides how large the result is: eager would take 17 GB for the largest of int32.
+SIZED_BY_VALUES = frozenset({"bincount"})
+
 
 def _eigenvectors(result: Any) -> list[torch.Tensor]:
     values, vectors = (t.cpu() for t in result)

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from tests.sweep.check import SUBJECTS, Outcome
 from tests.sweep.samples import ops
-from tests.sweep.worker import EXTREMES, Worker
+from tests.sweep.worker import CHECKS, Worker
 
 
 def sweep(subject: str, names: list[str]) -> Iterator[Outcome]:
@@ -33,12 +33,13 @@ def main() -> None:
     parser.add_argument("backend", choices=sorted(SUBJECTS))
     parser.add_argument("--ops", nargs="*", help="operators by name; default: all")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth operator")
-    parser.add_argument("--extremes", action="store_true", help="with floats at the ends of their range")
+    parser.add_argument("--extremes", choices=sorted(CHECKS), nargs="?", const="floats", help="samples, changed")
     parser.add_argument("--json", type=Path, help="file for all outcomes")
     arguments = parser.parse_args()
     outcomes = []
     names = (arguments.ops or list(ops()))[:: arguments.every]
-    for outcome in sweep(arguments.backend, [EXTREMES * arguments.extremes + name for name in names]):
+    asked = f"{arguments.extremes} of " if arguments.extremes else ""
+    for outcome in sweep(arguments.backend, [asked + name for name in names]):
         outcomes.append(outcome)
         if outcome.status != "right":
             sys.stdout.write(f"{outcome.status:7}{outcome.name}: {outcome.text}\n")

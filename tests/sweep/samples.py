@@ -1,4 +1,4 @@
-"""Torch's own operator samples (`op_db`), in float32: what an operator is called with and what eager answers."""
+"""Torch's own operator samples (`op_db`): what an operator is called with and what eager answers."""
 
 from __future__ import annotations
 
@@ -59,16 +59,25 @@ class Call:
 
 @cache
 def ops() -> dict[str, OpInfo]:
-    """Every operator of `op_db` that takes float32 on the CPU, by its full name; jiterators exist for CUDA alone."""
-    fitting = [op for op in common_methods_invocations.op_db if op.supports_dtype(torch.float32, "cpu")]
+    """Every operator of `op_db` that takes float32 or int32 on the CPU, by its full name; jiterators exist for CUDA."""
+    fitting = [op for op in common_methods_invocations.op_db if _dtype_of(op) is not None]
     return {op.full_name: op for op in fitting if "jiterator" not in op.name}
 
 
-def calls(name: str) -> list[Call]:
-    """The first samples of an operator: equal ones, in fresh tensors, at each call."""
+def calls(name: str, dtype: torch.dtype | None = None) -> list[Call]:
+    """The first samples of an operator: equal ones, in fresh tensors, at each call.
+
+    Args:
+        name: The operator's full name.
+        dtype: Of its samples; by default float32, or int32 for an operator of integers alone.
+    """
     op = ops()[name]
     torch.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)
-    samples = itertools.islice(op.sample_inputs("cpu", torch.float32, requires_grad=False), SAMPLES_PER_OP)
+    samples = itertools.islice(op.sample_inputs("cpu", dtype or _dtype_of(op), requires_grad=False), SAMPLES_PER_OP)
     return [Call(op, (sample.input, *sample.args), dict(sample.kwargs)) for sample in samples]
+
+
+def _dtype_of(op: OpInfo) -> torch.dtype | None:
+    return next((dtype for dtype in (torch.float32, torch.int32) if op.supports_dtype(dtype, "cpu")), None)

@@ -1,6 +1,7 @@
 """Torch's own operator samples through the backend: each right, or on the short list of refusals.
 
-`make test` checks every fifth operator, and a few at extremes; `make test-all` all of them, at extremes too. Each is
+`make test` checks every fifth operator, and a few at extremes; `make test-all` all of them, at extremes too: floats and
+integers at the ends of their ranges, shapes without elements or dimensions. Each is
 checked in a child process, so that an operator that kills it is one failed test.
 """
 
@@ -13,11 +14,15 @@ import pytest
 from tests.sweep.known_extremes import KNOWN_EXTREMES
 from tests.sweep.known_failures import KNOWN_FAILURES, LONGEST
 from tests.sweep.samples import ops
-from tests.sweep.worker import EXTREMES, Worker
+from tests.sweep.worker import CHECKS, Worker
 
 SLICE = 5
 # Of each kind of operator one, for `make test`.
-QUICK_EXTREMES = frozenset({"logsumexp", "floor_divide", "remainder", "nn.functional.layer_norm", "cummax"})
+QUICK_EXTREMES = {
+    "floats": {"logsumexp", "floor_divide", "remainder", "nn.functional.layer_norm", "cummax"},
+    "integers": {"pow", "bitwise_right_shift"},
+    "shapes": {"logsumexp", "index_select"},
+}
 
 
 def _parameters() -> list[object]:
@@ -42,17 +47,21 @@ def test_operator_is_right_or_refused(name: str, worker: Worker) -> None:
         assert outcome.status == "right", outcome.text
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in QUICK_EXTREMES else [pytest.mark.slow]) for n in ops()]
-)
-def test_operator_is_right_at_extremes(name: str, worker: Worker) -> None:
-    outcome = worker.check(EXTREMES + name)
-    if name in KNOWN_EXTREMES:
-        assert set(outcome.kinds) == KNOWN_EXTREMES[name].kinds, outcome.text
+def _extremes() -> list[object]:
+    pairs = [(what, n) for what in CHECKS for n in ops()]
+    return [pytest.param(w, n, marks=[] if n in QUICK_EXTREMES[w] else [pytest.mark.slow]) for w, n in pairs]
+
+
+@pytest.mark.parametrize(("what", "name"), _extremes())
+def test_operator_is_right_at_extremes(what: str, name: str, worker: Worker) -> None:
+    outcome = worker.check(f"{what} of {name}")
+    if name in KNOWN_EXTREMES[what]:
+        assert set(outcome.kinds) == KNOWN_EXTREMES[what][name].kinds, outcome.text
     else:
         assert outcome.status == "right", outcome.text
 
 
 def test_known_failures_are_few_and_exist() -> None:
     assert len(KNOWN_FAILURES) <= LONGEST
-    assert set(KNOWN_FAILURES) | set(KNOWN_EXTREMES) | QUICK_EXTREMES <= set(ops())
+    known = [KNOWN_FAILURES, *KNOWN_EXTREMES.values(), *QUICK_EXTREMES.values()]
+    assert set().union(*known) <= set(ops())

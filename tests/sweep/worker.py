@@ -1,7 +1,7 @@
 """A process that checks operators, so that one that kills it is a result like any other.
 
-Run as `python -m tests.sweep.worker SUBJECT`: reads the name of an operator a line (see `EXTREMES`), answers with an
-outcome's JSON.
+Run as `python -m tests.sweep.worker SUBJECT`: reads the name of an operator a line, after what is checked of it (see
+`CHECKS`) if that is not its plain samples; answers with an outcome's JSON.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.sweep.check import SUBJECTS, Outcome, check
-from tests.sweep.extremes import check_extremes
+from tests.sweep.extremes import check_floats, check_integers, check_shapes
 
-EXTREMES = "extremes of "
-"""Before an operator's name: its samples with floats at the ends of their range."""
+CHECKS = {"floats": check_floats, "integers": check_integers, "shapes": check_shapes}
+"""Of an operator's samples, changed: asked for as "floats of add"."""
 
 _START_TIMEOUT_S = 600.0
 _ROOT = Path(__file__).resolve().parents[2]
@@ -94,10 +94,8 @@ def _serve(subject: str) -> None:
         os.dup2(2, 1)
         answers.write("ready\n")
         for line in sys.stdin:
-            name, checked = line.strip(), check
-            if name.startswith(EXTREMES):
-                name, checked = name.removeprefix(EXTREMES), check_extremes
-            answers.write(json.dumps(asdict(checked(name, SUBJECTS[subject]))) + "\n")
+            what, _, name = line.strip().rpartition(" of ")
+            answers.write(json.dumps(asdict(CHECKS.get(what, check)(name, SUBJECTS[subject]))) + "\n")
 
 
 if __name__ == "__main__":
