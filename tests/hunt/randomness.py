@@ -15,6 +15,8 @@ import torch
 from torch.nn import functional as F
 
 Kept = tuple[int, int, float]
+# Below float32's normal range, XLA has zeros.
+_LEAST = 1e-30
 # Deviations: a sum of independent draws is off by so many once in 1e9.
 _DEVIATIONS = 6.0
 
@@ -58,7 +60,8 @@ def replayed(
         mask = waiting.pop(0).to(x.device) != 0
         mask |= (x == 0) & keeps_zeros
         if kept is not None:
-            kept.append((int((mask & (x != 0)).sum()), int((x != 0).sum()), 1 - p if training else 1.0))
+            shows = x.abs() > _LEAST
+            kept.append((int((mask & shows).sum()), int(shows.sum()), 1 - p if training else 1.0))
         return x * mask / (1 - p) if training else x
 
     def drawn(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
