@@ -97,17 +97,15 @@ class ResultAliases:
         return self._of_input(number, argument) if is_view else None
 
     def _of_input(self, position: int, argument: int) -> _View | None:
-        chain = ViewChain.of(self._results[position])
-        is_known = self._argument_of(chain.base) == argument
+        new = self._new_values().get(argument)
+        chain = ViewChain.of(self._results[position], stop=new)
+        is_known = chain.base is new or self._arguments.get(chain.base) == argument
         return _View(position, argument, True, True, chain) if is_known else None
 
-    def _argument_of(self, node: fx.Node) -> int | None:
-        """The argument that a node is, or is the new value of."""
-        if node in self._arguments:
-            return self._arguments[node]
+    def _new_values(self) -> dict[int, fx.Node]:
+        """Argument -> its new value, of those that are written to."""
         updated = self._metadata.mutated_inp_runtime_indices if self._metadata is not None else []
-        found = [argument for argument, new in zip(updated, self._results, strict=False) if new is node]
-        return found[0] if found else None
+        return {a: new for a, new in zip(updated, self._results, strict=False) if isinstance(new, fx.Node)}
 
     def _base_position(self, info: Any) -> int:
         first = self._metadata.num_mutated_inp_runtime_indices

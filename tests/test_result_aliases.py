@@ -177,3 +177,15 @@ def test_a_gradient_that_is_undefined_stays_so_through_shared_memory():
     run = torch.compile(lambda x, y: (*(x * 2).unbind(0), y * 3), backend="kp_tpu", options=FLOAT32)
     run(x, y)[0].sum().backward()
     assert y.grad is None
+
+
+def test_a_view_of_an_input_that_another_view_writes_to_in_inference_mode():
+    def flat(x):
+        view, other = x.view(-1), x.view(x.shape[0], -1)
+        other.add_(1)
+        return view
+
+    x = torch.arange(3.0).to(compat.device())
+    with torch.inference_mode():
+        torch.compile(flat, backend="kp_tpu", options=FLOAT32)(x).mul_(2)
+    assert x.tolist() == [2, 4, 6]
