@@ -76,4 +76,4 @@ def written(draft: Draft) -> None:
     draft.block(before, view)
 
 
-STEPS = (one, one, two, two, table, written)
+STEPS = (one, one, two, two, table, written, twice)
