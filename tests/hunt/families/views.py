@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.hunt.draft import Draft
+from tests.hunt.families.state import twice
 from tests.hunt.families.wanted import any_of
 
 _ONE = (
