@@ -108,7 +108,7 @@ def _marker(program: Program) -> Any:
         if program.configuration.is_sharded and tensor.dim():
             from tests.hunt.sharding import shard
 
-            shard(tensor)
+            shard(tensor, program.configuration.sharding)
         if program.configuration.is_marked:
             for dim in spec.varying:
                 kp_dynamo.mark_sequence(tensor, dim)

@@ -28,6 +28,7 @@ class Configuration:
         is_marked: Sizes that vary are marked with `mark_sequence` before each call.
         is_poisoned: Padding is filled with what would show.
         is_sharded: The process has four devices, and inputs are sharded over them.
+        sharding: How, see `sharding.shard`.
     """
 
     options: dict[str, Any]
@@ -36,6 +37,7 @@ class Configuration:
     is_marked: bool
     is_poisoned: bool
     is_sharded: bool
+    sharding: str = "first"
 
     @staticmethod
     def from_dict(fields: dict[str, Any]) -> Configuration:
@@ -74,6 +76,7 @@ def configurations(draw: Any, *, is_sharded: bool) -> Configuration:
         is_marked=is_marked,
         is_poisoned=has_buckets and draw(st.booleans()),
         is_sharded=is_sharded,
+        sharding=draw(st.sampled_from(("first", "first", "last", "grid", "whole"))) if is_sharded else "first",
     )
 
 

@@ -143,7 +143,9 @@ class _Run:
     def _arguments(self, number: int, grad_mode: str) -> dict[str, torch.Tensor]:
         made: dict[str, torch.Tensor] = {}
         for position, spec in enumerate(self.program.inputs):
-            if spec.same_as is not None:
+            if spec.layout == "overlapping":
+                made[spec.name] = self.bases[f"base of {spec.same_as}"][: spec.shapes[number][0]].detach()
+            elif spec.same_as is not None:
                 made[spec.name] = made[spec.same_as]
             elif spec.is_kept and spec.name in self.kept:
                 made[spec.name] = self.kept[spec.name]

@@ -40,9 +40,10 @@ class Input:
         shapes: One for each call.
         varying: Dimensions that are marked as varying where the configuration has buckets.
         requires_grad: In calls that have a backward.
-        layout: "contiguous", "transposed" or "offset", a view into a larger tensor.
+        layout: "contiguous", "transposed", "offset", a view into a larger tensor, or "overlapping": of the rows of
+            `same_as`, whose layout is "offset", and the row before them, all but the last.
         is_kept: All calls get the same tensor, which keeps what was written to it.
-        same_as: Another input that it is the same tensor as.
+        same_as: Another input that it is the same tensor as, or overlaps.
     """
 
     name: str

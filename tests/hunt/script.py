@@ -34,15 +34,21 @@ def script(program: Program, what: str) -> str:
 
 
 def _calls(program: Program) -> str:
-    lines = ["    made = {}"]
+    lines = ["    made, bases = {}, {}"]
     for number, mode in enumerate(program.modes):
         names = []
         for position, spec in enumerate(program.inputs):
             seed = program.seed + 100 * number + position
-            if spec.same_as:
+            if spec.layout == "overlapping":
+                lines.append(f'    made["{spec.name}"] = bases["{spec.same_as}"][:{spec.shapes[number][0]}].detach()')
+            elif spec.same_as:
                 lines.append(f'    made["{spec.name}"] = made["{spec.same_as}"]')
             elif not (spec.is_kept and number):
                 value = f"make({spec.values!r}, {spec.shapes[number]}, torch.{spec.dtype}, {seed})"
+                if spec.layout == "offset":
+                    around = f"(lambda t: torch.cat([t[:1], t, t[:1]]).to(device))({value})"
+                    lines.append(f'    bases["{spec.name}"] = {around}')
+                    value = f'bases["{spec.name}"][1:-1].detach()'
                 lines.append(f'    made["{spec.name}"] = {_laid_out(spec.layout, value)}')
                 if spec.requires_grad and MODES[mode][1] == "grad":
                     lines.append(f'    made["{spec.name}"].requires_grad_()')
@@ -57,7 +63,7 @@ def _laid_out(layout: str, value: str) -> str:
     if layout == "transposed":
         return f"{value}.transpose(0, -1).contiguous().to(device).transpose(0, -1)"
     if layout == "offset":
-        return f"(lambda t: torch.cat([t[:1], t, t[:1]]).to(device)[1:-1].detach())({value})"
+        return value
     return f"{value}.to(device)"
 
 

@@ -18,20 +18,31 @@ def start() -> None:
 
 
 @functools.cache
-def _mesh() -> Any:
+def _mesh(shape: tuple[int, ...]) -> Any:
     import torch_xla.distributed.spmd as spmd
 
-    return spmd.Mesh(list(range(NUM_DEVICES)), (NUM_DEVICES,))
+    return spmd.Mesh(list(range(NUM_DEVICES)), shape)
 
 
-def shard(tensor: torch.Tensor) -> None:
-    """Share the first dimension that is large enough over the devices; a tensor keeps the sharding it has."""
+def shard(tensor: torch.Tensor, how: str) -> None:
+    """Share dimensions over the devices; a tensor keeps the sharding it has.
+
+    Args:
+        tensor: An input.
+        how: "first": the first dimension that is large enough; "last": the last one; "grid": the first and the last
+            over two devices each; "whole": every device has all of it.
+    """
     import torch_xla.distributed.spmd as spmd
 
     from kp_dynamo import compat
 
     if tensor.device.type != "xla" or compat.xlac()._get_xla_sharding_spec(tensor):
         return
-    dim = next((d for d, size in enumerate(tensor.shape) if size >= NUM_DEVICES), None)
-    if dim is not None:
-        spmd.mark_sharding(tensor, _mesh(), tuple(0 if d == dim else None for d in range(tensor.dim())))
+    large = [d for d, size in enumerate(tensor.shape) if size >= NUM_DEVICES]
+    if how == "grid" and len(large) > 1:
+        places = {large[0]: 0, large[-1]: 1}
+    else:
+        places = {} if how == "whole" or not large else {large[-1 if how == "last" else 0]: 0}
+    if places or how == "whole":
+        mesh = _mesh((2, 2) if len(places) == 2 else (NUM_DEVICES,))
+        spmd.mark_sharding(tensor, mesh, tuple(places.get(d) for d in range(tensor.dim())))

@@ -6,7 +6,7 @@ from tests.hunt.draft import Draft
 from tests.hunt.families.wanted import floats
 
 _FILLS = (
-    "torch.finfo({0}.dtype).min", "float('-inf')", "-1e9", "-10000.0", "torch.finfo({0}.dtype).min / 2", "-1e4", "-1e30",
+    "torch.finfo({0}.dtype).min", "float('-inf')", "torch.finfo({0}.dtype).min", "float('-inf')", "-1e9", "-10000.0", "torch.finfo({0}.dtype).min / 2", "-1e4", "-1e30",
 )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def _written(draft: Draft, q: str, k: str, v: str, x: str) -> str | None:
     scores = draft.let(f"({product}){on_scores}", "scores")
     if scores is None:
         return None
-    for _ in range(draft.choose(1, 0, 1, 2, 3)):
+    for _ in range(draft.choose(1, 2, 0, 1, 2, 3)):
         scores = _masked(draft, scores, x) or scores
     weights = draft.let(
         draft.choose(
@@ -125,7 +125,9 @@ def _kept(draft: Draft, scores: str, x: str) -> str | None:
     q, k = draft.choose(f"{scores}.shape[-2]", f"{scores}.size(-2)"), f"{scores}.shape[-1]"
     on = f"device={x}.device"
     heads = draft.value(scores).dim() == 4
-    kind = draft.choose("causal", "right", "left", "window", "lengths", "argument", "diagonal", "prefix")
+    kind = draft.choose(
+        "causal", "left", "causal", "right", "left", "window", "lengths", "argument", "diagonal", "prefix"
+    )
     if kind == "causal":
         text = draft.choose(
             f"torch.ones({q}, {k}, dtype=torch.bool, {on}).tril()", f"torch.tril(torch.ones({q}, {k}, {on})).bool()",

@@ -223,7 +223,27 @@ def hidden(draft: Draft) -> None:
         draft.block(f"{state} = {new}.detach()")
 
 
+def twice(draft: Draft) -> None:
+    """One tensor as two arguments, or two that have rows in common, perhaps written to."""
+    wanted = draft.choose("contiguous", "offset")
+    fitting = [
+        spec for spec in draft.inputs
+        if spec.layout == wanted and not spec.requires_grad and not spec.is_kept and spec.same_as is None and spec.shapes[0]
+    ]  # fmt: skip
+    if not fitting or (draft.has_buckets and not draft.chance(8)):
+        return
+    spec = draft.choose(*fitting)
+    layout = "overlapping" if wanted == "offset" else "contiguous"
+    dims = draft.dims(spec.name)
+    other = draft.argument(dims, spec.values, spec.dtype, layout=layout, same_as=spec.name, name=draft.fresh("same"))
+    if draft.chance(3):
+        draft.block(draft.choose(f"{spec.name}.add_(1)", f"{other}.mul_(2)", f"{other}.copy_({spec.name} * 2)"))
+    draft.let(draft.choose(f"{spec.name} * 2 - {other}", f"torch.cat([{other}, {spec.name}])"))
+
+
 STEPS = (
+    twice,
+    twice,
     keep_last,
     keep_last,
     counter,

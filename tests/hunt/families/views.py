@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.hunt.draft import Draft
+from tests.hunt.families.state import twice
 from tests.hunt.families.wanted import any_of
 
 _ONE = (
@@ -76,4 +77,4 @@ def written(draft: Draft) -> None:
     draft.block(before, view)
 
 
-STEPS = (one, one, two, two, table, written)
+STEPS = (one, one, two, two, table, written, twice)
