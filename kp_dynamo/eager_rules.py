@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,7 +50,29 @@ def _of_a_clone(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
     return args[0].clone() if any(_is_zero(step) for step in args[0].stride()) else result
 
 
+def _indexed(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """In the order that the strides of operand and indices say together; fake tensors ask the operand alone."""
+    x, given = args[0], list(args[1])
+    at = [d for d, index in enumerate(given) if index is not None]
+    indices = [given[d] for d in at]
+    if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+        return result  # their number decides the shape
+    shape = torch.broadcast_shapes(*(index.shape for index in indices))
+    is_together = at[-1] - at[0] == len(at) - 1
+    first = at[0] if is_together else 0
+    rest = x
+    for d in reversed(at):
+        rest = rest.select(d, 0)
+    for _ in shape:
+        rest = rest.unsqueeze(first)
+    behind = (None,) * (result.dim() - first - len(shape))
+    whole = [index.expand(shape)[(*(None,) * first, ..., *behind)] for index in indices]
+    order = compute_elementwise_output_logical_to_physical_perm(*(t.expand(result.shape) for t in (rest, *whole)))
+    return torch.empty_permuted(result.shape, order, dtype=result.dtype, device=result.device)
+
+
 RULES: dict[Any, Rule] = {
+    aten.index.Tensor: _indexed,
     aten.native_batch_norm.default: _dense,
     aten._native_batch_norm_legit.default: _dense,
     aten._native_batch_norm_legit.no_stats: _dense,

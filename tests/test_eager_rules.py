@@ -44,6 +44,17 @@ CASES = [
 ]
 
 
+INDEXED = {
+    "rows": lambda x, i, j: x[i],
+    "columns": lambda x, i, j: x[:, i],
+    "two together": lambda x, i, j: x[i, j],
+    "two apart": lambda x, i, j: x[i, :, j],
+    "with another of one row": lambda x, i, j: x[:, i[:1], j],
+    "with another of one column": lambda x, i, j: x[i[:, :1], j],
+    "by a vector": lambda x, i, j: x[:, i[0]],
+}
+
+
 def layouts(shape):
     """Tensors of a shape: their dimensions in every order of memory, with holes, and expanded."""
     orders = list(itertools.permutations(range(len(shape))))
@@ -68,3 +79,14 @@ def test_fake_strides_are_those_of_eager(number):
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, EagerRules():
             fake = fn(mode.from_tensor(x))
         assert strides(fake) == strides(fn(x)), x.stride()
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_fake_strides_of_indexing_are_those_of_eager(name):
+    indices = list(layouts((2, 3)))
+    tensors = [*layouts((4, 4, 5)), *layouts((4, 4, 5, 2))]
+    for x, i, j in itertools.islice(itertools.product(tensors, indices, indices), 0, None, 13):
+        i, j = (index.long().fill_(1) if 0 not in index.stride() else index.long() * 0 for index in (i, j))
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, EagerRules():
+            fake = INDEXED[name](*map(mode.from_tensor, (x, i, j)))
+        assert strides(fake) == strides(INDEXED[name](x, i, j)), (x.stride(), i.stride(), j.stride())
