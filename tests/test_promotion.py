@@ -62,6 +62,7 @@ def test_two_dtypes(first, second):
     _check_table(OF_TWO, _of(first), _of(second).roll(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -69,7 +69,9 @@ OTHER_FAKES = {
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("layout", [transposed, channels_last, sliced])
+@pytest.mark.parametrize(
+    "layout", [transposed, *(pytest.param(fn, marks=pytest.mark.slow) for fn in (channels_last, sliced))]
+)
 @pytest.mark.parametrize("case", OTHER_FAKES)
 def test_strides_of_inputs_that_are_not_contiguous(case, layout, trains):
     """At two lengths: the second call makes the sizes symbolic."""
