@@ -37,7 +37,7 @@ def eager_results(gm: fx.GraphModule) -> list[Any]:
 
 
 def _may_differ(node: fx.Node) -> bool:
-    if node.target is operator.getitem:  # by an index; where there is none it is a view
+    if node.target is operator.getitem:  # indexing by a tensor copies; by numbers and slices it takes a view
         return any(isinstance(n.meta.get("example_value"), torch.Tensor) for n in node.all_input_nodes[1:])
     return may_be_named_otherwise(node.target if isinstance(node.target, str) else str(node.target))
 

@@ -204,7 +204,7 @@ class ResultAliases:
         return {v.position - first: v.source for v in self._views.values() if self._is_regenerated(v)}
 
     def of_padded(self, may_be_padded: Callable[[int], bool]) -> list[int]:
-        """Positions of views of padded sizes, of what is not an argument that `taken_of` could take them of."""
+        """Positions of the views of a padded size that `taken_of` cannot take."""
         return [
             view.position
             for view in self._views.values()

@@ -71,7 +71,7 @@ KNOWN_FLOATS: dict[str, Difference] = {
     "norm": _differs(_NO_GRADIENT, *_ALL),
     "norm.nuc": _differs(_SINGULAR, "zero", SUBNORMAL),
     "prod": _differs(_TRACED, *_INFINITE),
-    "qr": _differs("a gradient divided by 0: where R is singular there is none", "zero"),
+    "qr": _differs("R is singular, and its gradient divides by 0", "zero"),
     "std_mean": _differs(_MEAN, *_INFINITE),
     "std_mean.unbiased": _differs(_MEAN, *_INFINITE),
     "tensor_split": _differs(_REFUSED, *_ALL),
