@@ -1,7 +1,7 @@
 """A `torch.compile` backend for TPUs: `torch.compile(model, backend="kp_tpu")`.
 
-The public index and nothing else. Names load on first use: importing this package neither imports
-torch_xla nor starts a device.
+The public index. Names load on first use: importing this package neither imports torch_xla nor starts a device. It
+sets one flag of XLA's, which comes too late once the device has started.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kp_dynamo.exceptions import (
     XLACompilationError,
     XLACompilationTimeoutError,
 )
+from kp_dynamo.fast_extremes import keep_nan as _keep_nan
 
 if TYPE_CHECKING:
     from kp_dynamo.aot.compiling import aot_compile
@@ -137,6 +138,8 @@ _HOME_OF = {
     "validate_tpu_configuration": "kp_dynamo.validation",
     "validate_tpu_model": "kp_dynamo.validation",
 }
+
+_keep_nan()
 
 
 def __getattr__(name: str) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,8 +14,11 @@ from typing import Any
 
 import torch
 
+from kp_dynamo import fast_extremes
 from kp_dynamo.exceptions import TPUDeviceError, TPUNotAvailableError
 from kp_dynamo.versions import check_versions, earlier_version
+
+logger = logging.getLogger(__name__)
 
 _forked = False
 
@@ -41,9 +45,9 @@ def load() -> ModuleType:
     # torch_xla 2.9 changes both for every backend of the process.
     before = {name: getattr(dynamo_config, name) for name in ("automatic_dynamic_shapes", "specialize_float")}
     # Without an explicit device torch_xla probes for a TPU's metadata server before it settles on the CPU.
-    if "PJRT_DEVICE" not in os.environ and not os.path.exists("/dev/accel0") and not os.path.exists("/dev/vfio/0"):
+    if fast_extremes.is_on_cpu():
         os.environ["PJRT_DEVICE"] = "CPU"
-    _keep_nan()
+    fast_extremes.keep_nan()
     is_first, gru = "torch_xla" not in sys.modules, torch.nn.GRU
     try:
         torch_xla = importlib.import_module("torch_xla")
@@ -58,13 +62,6 @@ def load() -> ModuleType:
             torch.nn.GRU = gru  # type: ignore[misc]
     mend_tracing()
     return torch_xla
-
-
-def _keep_nan() -> None:
-    """Let maxima and minima carry a NaN on: XLA:CPU drops it by default, for speed; read when the client starts."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_cpu_enable_fast_min_max" not in flags and os.environ.get("PJRT_DEVICE") == "CPU":
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_enable_fast_min_max=false".strip()
 
 
 def mend_tracing() -> None:
@@ -106,6 +103,8 @@ def device() -> torch.device:
     torch_xla = load()
     with _device_errors():
         found = torch.device(torch_xla.device())
+    if fast_extremes.is_on_cpu() and not fast_extremes.is_chosen():
+        logger.warning(fast_extremes.LATE)
     began_with_spmd()
     return found
 
@@ -150,7 +149,8 @@ def require_backward() -> None:
                 raise
             raise TPUDeviceError(
                 "a backward ran on the CPU before the XLA device was first used, and torch has no autograd thread for "
-                "XLA now. Use the device once at the start of the process: torch.ones(1, device=torch_xla.device())."
+                "XLA now. Use the device once at the start of the process, after `import kp_dynamo`: "
+                "torch.ones(1, device=torch_xla.device())."
             ) from cause
 
 
@@ -226,8 +226,7 @@ def _kind_of_chip() -> str:
 
 def is_started() -> bool:
     """Whether the XLA client of this process has started: from then on it reads no more flags."""
-    loaded = sys.modules.get("torch_xla")
-    return loaded is not None and bool(loaded._XLAC._xla_runtime_is_initialized())
+    return fast_extremes.is_client_started()
 
 
 def synchronize(on: Sequence[torch.device] = ()) -> None:

@@ -21,7 +21,7 @@ KNOWN_LIMITS = (
     KnownLimit(
         "A backward on the CPU before the first use of the XLA device leaves torch without one for XLA tensors; "
         "training graphs on them are then refused.",
-        "Make one tensor on the device first: `torch.ones(1, device=torch_xla.device())`.",
+        "After `import kp_dynamo` make one tensor on the device first: `torch.ones(1, device=torch_xla.device())`.",
     ),
     KnownLimit(
         "`torch_xla.sync()` in one thread while another one makes or changes XLA tensors in eager code fails, in "

@@ -266,3 +266,25 @@ def test_accumulations_of_nothing(shape):
     for fn in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):
         check_like_eager(lambda x, f=fn: f(x, -1), x)
     check_like_eager(lambda x: x.long().cumsum(0), x)
+
+
+@pytest.mark.parametrize("number", [-1e12, -1e20, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("op", [torch.softmax, torch.log_softmax, torch.logsumexp])
+def test_scaled_scores_that_are_all_very_negative(op, number):
+    """XLA:CPU rounds the product once with the difference from its maximum."""
+    x = torch.full((2, 4), number)
+    x[1, 2] = 0.0
+    check_like_eager(lambda x: (op(x / 8**0.5, -1), op(x * 0.3, -1)), x)
+
+
+def test_float64_factorisations_are_as_exact_as_eager_s():
+    torch.manual_seed(0)
+    a = torch.randn(6, 6, dtype=torch.float64)
+
+    def fn(a):
+        values, vectors = torch.linalg.eigh(a @ a.mT)
+        left, sizes, right = torch.linalg.svd(a)
+        return vectors @ values.diag() @ vectors.mT, left @ sizes.diag() @ right, torch.linalg.pinv(a) @ a
+
+    for mine, expected in zip(compiled(fn)(a), (a @ a.mT, a, torch.eye(6, dtype=a.dtype)), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-12)
