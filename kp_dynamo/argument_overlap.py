@@ -14,7 +14,11 @@ import torch
 
 from kp_dynamo.exceptions import TPUValidationError
 
-Pairs = frozenset[tuple[int, int]]
+Pairs = dict[tuple[int, int], tuple[int, int] | None]
+"""Two positions -> the bytes at which their tensors begin, which AOTAutograd compiles for as well.
+
+None for one tensor given twice, and where a size decides where it begins.
+"""
 
 
 class _Place(NamedTuple):
@@ -41,11 +45,15 @@ class OverlapCheck:
         Raises:
             TPUValidationError: It does.
         """
-        found = overlapping(args, self._written)
-        if found == self._compiled_for:
+        found, known = overlapping(args, self._written), self._compiled_for
+        if found.keys() == known.keys() and all(known[p] in (None, begins) for p, begins in found.items()):
             return
-        first, second = min(found ^ self._compiled_for)
-        given, other = ("overlap", "do not") if (first, second) in found else ("do not overlap", "do")
+        first, second = pair = min(p for p in found | known if p not in known or known[p] not in (None, found.get(p)))
+        given, other = "overlap", "do not"
+        if pair in known:
+            given, other = (
+                (given, "overlap at other places of their storage") if pair in found else ("do not overlap", "do")
+            )
         raise TPUValidationError(
             f"inputs {first} and {second} of a compiled graph (shapes {tuple(args[first].shape)} and "
             f"{tuple(args[second].shape)}) {given} in memory, and the graph, which writes to one of them, is compiled "
@@ -54,19 +62,28 @@ class OverlapCheck:
         )
 
 
-def overlap_check(metadata: Any, inputs: Sequence[Any]) -> OverlapCheck | None:
+def overlap_check(metadata: Any, inputs: Sequence[Any], fakes: Sequence[Any]) -> OverlapCheck | None:
     """The check of a graph that is compiled for `inputs`; None for one that writes to none of them.
 
     Args:
         metadata: What AOTAutograd knows of the graph.
         inputs: CPU tensors; XLA tensors stand as CPU fake tensors, of which no two share memory.
+        fakes: The same as Dynamo has captured them: where they begin may hang on a size.
     """
     if metadata is None:
         return None
     written = [i for i, info in enumerate(metadata.input_info) if info.mutates_data]
     if len(metadata.input_info) != len(inputs):  # of overlapping inputs AOTAutograd has made one
         written = list(range(len(inputs))) if written else []
-    return OverlapCheck(written, overlapping(inputs, frozenset(written))) if written else None
+    if not written:
+        return None
+    varying = {i for i, fake in enumerate(fakes) if _begins_anywhere(fake)}
+    found = overlapping(inputs, frozenset(written))
+    return OverlapCheck(written, {p: None if varying.intersection(p) else begins for p, begins in found.items()})
+
+
+def _begins_anywhere(fake: Any) -> bool:
+    return isinstance(fake, torch.Tensor) and isinstance(fake.storage_offset(), torch.SymInt)
 
 
 def overlapping(args: Sequence[Any], written: frozenset[int]) -> Pairs:
@@ -76,10 +93,12 @@ def overlapping(args: Sequence[Any], written: frozenset[int]) -> Pairs:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             groups[value.untyped_storage()._cdata].append(position)
     shared = [group for group in groups.values() if len(group) > 1 and not written.isdisjoint(group)]
-    return frozenset(pair for group in shared for pair in _pairs(args, group, written))
+    return {pair: begins for group in shared for pair, begins in _pairs(args, group, written)}
 
 
-def _pairs(args: Sequence[Any], group: list[int], written: frozenset[int]) -> list[tuple[int, int]]:
+def _pairs(
+    args: Sequence[Any], group: list[int], written: frozenset[int]
+) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
     places = sorted((_place(args[position]), position) for position in group)
     found = []
     for number, (place, position) in enumerate(places):
@@ -87,7 +106,9 @@ def _pairs(args: Sequence[Any], group: list[int], written: frozenset[int]) -> li
             if other.start >= place.end:
                 break
             if position in written or other_position in written:
-                found.append((min(position, other_position), max(position, other_position)))
+                first, second = sorted([(position, place.start), (other_position, other.start)])
+                is_one = args[position] is args[other_position]
+                found.append(((first[0], second[0]), None if is_one else (first[1], second[1])))
     return found
 
 

@@ -28,6 +28,7 @@ from kp_dynamo.decompositions import decompositions
 from kp_dynamo.eager_strides import lay_out_as_eager
 from kp_dynamo.result_aliases import ResultAliases
 from kp_dynamo.undefined_gradients import UndefinedGradients
+from kp_dynamo.whole_memory import with_whole_memory
 
 # (graph, number of results that the user sees, name of the graph, see `_overwritten`) -> what runs it.
 CompileGraph = Callable[[fx.GraphModule, int, str, tuple[int | None, ...]], Callable[[list[Any]], list[Any]]]
@@ -51,61 +52,82 @@ class GraphStages:
 
 def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphStages) -> Callable[..., Any]:
     """Trace `gm` with AOTAutograd and compile what comes of it; takes and returns what `gm` does."""
-    eager = stages.eager
-    num_returned: list[int] = []
-    metadata: list[Any] = []
-    aliases: list[ResultAliases] = []
-    undefined: list[UndefinedGradients] = []
-
-    def take_out_aliases(graph: fx.GraphModule, num_results: int) -> ResultAliases:
-        metadata.append(_metadata())
-        aliases.append(ResultAliases(graph, metadata[-1], num_results))
-        return aliases[-1]
-
-    def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
-        undefined.append(UndefinedGradients(joint, _metadata(), num_fwd_outputs))
-        stages.transform(joint, "joint", take_out_aliases(joint, num_fwd_outputs))
-        budget = functorch_config.activation_memory_budget
-        # At 0 torch 2.9 recomputes everything, whatever is tagged to be saved; just above, it looks.
-        least = _LEAST_BUDGET if save_random_results(joint.graph) else 0.0
-        num_returned.append(num_fwd_outputs)
-        with functorch_config.patch(activation_memory_budget=max(budget, least)):
-            forward, backward = min_cut_rematerialization_partition(
-                joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs
-            )
-        stages.transform(backward, "backward", None)
-        return forward, backward
-
-    def forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        _donate_nothing()
-        lay_out_as_eager(gm, metadata[-1], eager, aliases[-1].bases_in(eager))
-        return aliases[-1].around(stages.compile(gm, num_returned[-1], "forward", _overwritten()))
-
-    def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        # Dynamo must not trace what runs a backward, nor the backward itself.
-        run = torch._dynamo.disable(stages.compile)(gm, _num_results(gm), "backward", ())
-        return _boxed(torch._dynamo.disable(run, reason="a compiled backward"))
-
-    def inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        stages.transform(gm, "inference", take_out_aliases(gm, _num_results(gm)))
-        lay_out_as_eager(gm, metadata[-1], eager, aliases[-1].bases_in(eager))
-        return aliases[-1].around(stages.compile(gm, _num_results(gm), "inference", _overwritten()))
-
+    tracing = _Tracing(stages, gm, len(inputs))
     with _tracing_settings():
         run = aot_autograd.aot_module_simplified(
             gm,
             list(inputs),
-            fw_compiler=forward,
-            bw_compiler=backward,
-            inference_compiler=inference,
-            partition_fn=partition,
+            fw_compiler=tracing.compile_forward,
+            bw_compiler=tracing.compile_backward,
+            inference_compiler=tracing.compile_inference,
+            partition_fn=tracing.partition,
             decompositions=decompositions(),
             # With symbolic shapes torch 2.9 asserts where mutations stay in the graph.
             keep_inference_input_mutations=False,
         )
-    overlap = overlap_check(metadata[-1], inputs)
-    gradients = undefined[-1] if undefined and not undefined[-1].is_uniform else None
-    return as_called(run, aliases[-1], overlap, gradients)
+    captured = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+    overlap = overlap_check(tracing.metadata, inputs, captured)
+    gradients = tracing.undefined
+    return as_called(run, tracing.aliases, overlap, None if gradients is None or gradients.is_uniform else gradients)
+
+
+class _Tracing:
+    """What AOTAutograd calls while it traces one graph, and what is learned on the way.
+
+    It may trace a graph twice; what the last time gave holds.
+
+    Attributes:
+        metadata: AOTAutograd's own, of mutated inputs and aliases.
+        aliases: Results that share memory.
+        undefined: Gradients that eager leaves undefined; None without a backward.
+    """
+
+    metadata: Any
+    aliases: ResultAliases
+
+    def __init__(self, stages: GraphStages, captured: fx.GraphModule, num_inputs: int) -> None:
+        self._stages, self._captured, self._num_inputs = stages, captured, num_inputs
+        self._num_returned = 0
+        self.undefined: UndefinedGradients | None = None
+
+    def partition(self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
+        self.undefined = UndefinedGradients(joint, _metadata(), num_fwd_outputs, self._captured.graph)
+        self._take_out_aliases(joint, num_fwd_outputs)
+        self._stages.transform(joint, "joint", self.aliases)
+        budget = functorch_config.activation_memory_budget
+        # At 0 torch 2.9 recomputes everything, whatever is tagged to be saved; just above, it looks.
+        least = _LEAST_BUDGET if save_random_results(joint.graph) else 0.0
+        with functorch_config.patch(activation_memory_budget=max(budget, least)):
+            forward, backward = min_cut_rematerialization_partition(
+                joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs
+            )
+        self._stages.transform(backward, "backward", None)
+        return forward, backward
+
+    def compile_forward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        _donate_nothing()
+        return self._compiled(gm, self._num_returned, "forward")
+
+    def compile_backward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        # Dynamo must not trace what runs a backward, nor the backward itself.
+        run = torch._dynamo.disable(self._stages.compile)(gm, _num_results(gm), "backward", ())
+        return _boxed(torch._dynamo.disable(run, reason="a compiled backward"))
+
+    def compile_inference(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        self._take_out_aliases(gm, _num_results(gm))
+        self._stages.transform(gm, "inference", self.aliases)
+        return self._compiled(gm, _num_results(gm), "inference")
+
+    def _take_out_aliases(self, graph: fx.GraphModule, num_results: int) -> None:
+        self._num_returned, self.metadata = num_results, _metadata()
+        self.aliases = ResultAliases(graph, self.metadata, num_results)
+
+    def _compiled(self, gm: fx.GraphModule, num_results: int, name: str) -> Callable[[list[Any]], list[Any]]:
+        eager, overwritten = self._stages.eager, _overwritten()
+        lay_out_as_eager(gm, self.metadata, eager, self.aliases.bases_in(eager))
+        run = self._stages.compile(gm, num_results, name, overwritten)
+        is_merged = self.metadata is not None and len(self.metadata.input_info) != self._num_inputs
+        return self.aliases.around(_boxed(with_whole_memory(run, gm, overwritten)) if is_merged else run)
 
 
 def _metadata() -> Any:

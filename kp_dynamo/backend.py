@@ -59,7 +59,7 @@ def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[An
     from kp_dynamo.capture import read_capture
 
     log.configure()
-    with only_our_errors():
+    with only_our_errors(gm, breaks_graphs=session.may_run_eagerly(options)):
         options = options.on(compat.chip_name())
         by_module = bool(options.keep_float32 or options.extra_passes)
         compiled = session.compiled(read_capture(gm, example_inputs, with_modules=by_module), options)

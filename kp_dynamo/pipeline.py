@@ -31,6 +31,7 @@ from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.insertion import check_values
 from kp_dynamo.passes.keep_float32 import unknown_op_names
 from kp_dynamo.passes.mask_padding import MaskPadding
+from kp_dynamo.passes.memory_places import resolve_memory_places
 from kp_dynamo.passes.product_rules import has_float32_product
 from kp_dynamo.passes.recompute_activations import RecomputeActivations
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
@@ -129,6 +130,15 @@ def _check_names(options: CompileOptions) -> None:
         raise TPUConfigurationError(
             f"disable_passes: there is no pass {unknown[0]!r}; allowed: {', '.join(sorted(names))}"
         )
+
+
+def prepare_graph(graph: fx.Graph) -> None:
+    """What comes before all passes, once for a graph as AOTAutograd has traced it.
+
+    Raises:
+        XLACompilationError: An operator takes places in memory that no tensor of the graph holds.
+    """
+    resolve_memory_places(graph)
 
 
 def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions, graph_name: str) -> list[PassReport]:

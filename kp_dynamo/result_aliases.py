@@ -14,6 +14,7 @@ it is given, which on XLA, where a tensor has neither, means another place: ther
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,8 +54,9 @@ class _View:
     chain: ViewChain
 
     def taken(self, source: torch.Tensor, values: Values) -> torch.Tensor:
-        """The view, of `source`."""
-        return self.chain.applied(source, values)
+        """The view, of `source`; autograd knows of none of a result, as one that is detached would get its gradient."""
+        with contextlib.nullcontext() if self.is_of_argument or self.is_metadata else _untracked():
+            return self.chain.applied(source, values)
 
 
 class ResultAliases:
@@ -174,7 +176,8 @@ class ResultAliases:
     def bases_in(self, eager: Sequence[Any]) -> dict[int, Any]:
         """Position -> fake tensor, of the places that hold what results are views of; None where it is unknown."""
         first = self._metadata.num_mutated_inp_runtime_indices if self._metadata is not None else 0
-        views = [view for view in self._views.values() if not view.is_of_argument and view.position >= first]
+        returned = range(first, first + len(eager))  # behind them lie the bases
+        views = [view for view in self._views.values() if not view.is_of_argument and view.position in returned]
         hidden = [view for view in views if view.source in self._views or view.source >= first + len(eager)]
         return {view.source: getattr(eager[view.position - first], "_base", None) for view in hidden}
 
@@ -244,11 +247,15 @@ class ResultAliases:
         return result
 
 
+def _untracked() -> contextlib.AbstractContextManager[Any]:
+    """Within, views share memory, and autograd does not know."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView))
+
+
 def _metadata_of(view: _View, source: torch.Tensor, values: Values) -> torch.Tensor:
     """A tensor on the meta device with the sizes, strides and storage offset that the view of `source` has."""
     # torch takes a view's base for the tensor to start from where there is one: these have none.
-    views = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-    with torch.inference_mode(False), torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(views):
+    with torch.inference_mode(False), torch.no_grad(), _untracked():
         if source.device.type == "xla":
             # A view by strides is one of the values in their order, whatever the tensor is itself a view of.
             return view.chain.applied(torch.empty(source.shape, dtype=source.dtype, device="meta"), values)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 
 from kp_dynamo.aot.flash_payloads import payload_of
 from kp_dynamo.autograd import GraphStages, trace_and_compile
@@ -32,7 +33,14 @@ from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec, get_lowering
 from kp_dynamo.memory_bound import MemoryBudget, require_room
 from kp_dynamo.options import CompileOptions, resolve_matmul_precision
-from kp_dynamo.pipeline import Pipeline, build_backward_pipeline, build_pipeline, product_precision, run_pipeline
+from kp_dynamo.pipeline import (
+    Pipeline,
+    build_backward_pipeline,
+    build_pipeline,
+    prepare_graph,
+    product_precision,
+    run_pipeline,
+)
 from kp_dynamo.placement import Placement
 from kp_dynamo.resizing import is_poisoned
 from kp_dynamo.result_aliases import ResultAliases
@@ -69,8 +77,13 @@ class Session:
     ) -> None:
         self._export, self._salt = export, salt
         self._numbers = itertools.count(1)
+        self._free: list[int] = []
         self.runtime = Runtime(LRUCache(cache_size, on_evict=_forget), Placement(), observe)
         self.captures: LRUCache[CompileKey, Callable[..., Any]] = LRUCache(cache_size)
+
+    def may_run_eagerly(self, options: CompileOptions) -> bool:
+        """Whether Dynamo may run eagerly what cannot be compiled: ahead of time it has nothing to run it with."""
+        return self._export is None and not options.strict
 
     def resize(self, cache_size: int) -> None:
         """Keep at most this many programs, and as many captures."""
@@ -105,10 +118,9 @@ class Session:
         if run is not None:
             self.runtime.observe(CaptureReady(None, key, 0.0))
             return run
-        start, number = time.perf_counter(), next(self._numbers)
+        start = time.perf_counter()
+        number, run = self._numbered_trace(capture, plan)
         TELEMETRY.count("aot_traces")
-        with time_budget(options.compile_timeout_s, f"capture {number}"):
-            run = self._trace(capture, plan, number)
         if key is not None:
             self.captures.set(key, run)
         seconds = time.perf_counter() - start
@@ -125,6 +137,17 @@ class Session:
             logger.debug("a new capture; nearest entry: %s", explain_miss(key, others))
         return run
 
+    def _numbered_trace(self, capture: Capture, plan: _Plan) -> tuple[int, Callable[..., Any]]:
+        """A number and what runs the capture; the number is given again where there comes nothing of it."""
+        number = self._free.pop() if self._free else next(self._numbers)
+        try:
+            with time_budget(plan.options.compile_timeout_s, f"capture {number}"):
+                return number, self._trace(capture, plan, number)
+        except (AssertionError, *exceptions_allowed_to_be_fallback):
+            # Dynamo breaks the graph here, and goes on as if it had not been captured.
+            self._free.append(number)
+            raise
+
     def _trace(self, capture: Capture, plan: _Plan, number: int) -> Callable[..., Any]:
         options, pipeline, behind, conditions, bucketing = plan
         precision, budget = _precision(options), _memory_budget(options)
@@ -132,6 +155,8 @@ class Session:
         def transform(gm: fx.GraphModule, name: str, aliases: ResultAliases | None) -> None:
             start, label = time.perf_counter(), f"{number}.{name}"
             chosen = behind if name == "backward" else pipeline
+            if aliases is not None:  # a backward is a part of a joint graph
+                prepare_graph(gm.graph)
             if bucketing is not None and aliases is not None:
                 chosen = bucketing.allowed(chosen, options.strict, aliases)
             reports = run_pipeline(gm, chosen, options, label)

@@ -5,6 +5,7 @@ import torch
 
 import kp_dynamo.compat as compat
 from kp_dynamo.exceptions import TPUValidationError
+from tests.spine import assert_same
 
 FLOAT32 = {"precision": "float32"}
 
@@ -14,8 +15,8 @@ def write_then_read(x, y):
     return y * 1
 
 
-def compiled():
-    return torch.compile(write_then_read, backend="kp_tpu", options=FLOAT32)
+def compiled(fn=write_then_read, **options):
+    return torch.compile(fn, backend="kp_tpu", options={**FLOAT32, **options})
 
 
 @pytest.fixture(params=["cpu", "xla"])
@@ -69,3 +70,24 @@ def test_overlap_is_no_matter_where_nothing_is_written(base):
     run = torch.compile(f, backend="kp_tpu", options=FLOAT32)
     run(base[:4].clone(), base[3:].clone())
     torch.testing.assert_close(run(base[:4], base[3:]).cpu(), f(base[:4], base[3:]).cpu())
+
+
+def shifted(x, y):
+    y.mul_(2)
+    return torch.cat([y, x])
+
+
+@pytest.mark.parametrize("options", [{}, {"donate": "mutated"}, {"buckets": [8]}], ids=str)
+def test_overlapping_parts_of_a_longer_tensor(options):
+    """AOTAutograd traces for the memory that they need, and hands over all of it."""
+    run = compiled(shifted, **options)
+    for length in (8, 9, 30, 7, 8):
+        mine, eager = torch.arange(float(length)), torch.arange(float(length))
+        assert_same((run(mine[1:7], mine[:6]), mine), (shifted(eager[1:7], eager[:6]), eager))
+
+
+def test_the_same_overlap_at_another_place_is_an_error():
+    run, x = compiled(shifted), torch.arange(12.0)
+    run(x[1:7], x[:6])
+    with pytest.raises(TPUValidationError, match="overlap at other places of their storage"):
+        run(x[3:9], x[2:8])

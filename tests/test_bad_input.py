@@ -1,8 +1,10 @@
 """What a user may get wrong: each time our exception, our message first, and the next model compiles all the same."""
 
 import itertools
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from importlib import metadata
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +20,8 @@ from kp_dynamo import (
     XLACompilationError,
     compat,
 )
-from tests.spine import compiled, counted, run_script
+from kp_dynamo.session import Session
+from tests.spine import check_gradients_like_eager, check_like_eager, compiled, counted, run_script
 
 NUMBERS = itertools.count(3)
 
@@ -175,6 +178,121 @@ def test_a_shape_that_depends_on_data():
     assert "aten.nonzero.default" in message
     assert f'"{__file__}", line {positions.__code__.co_firstlineno + 1}, in positions' in message
     assert message.endswith("(torch.compiler.disable), or use a mask or a fixed size.")
+
+
+def write_at(cache, pos):
+    cache[:, pos] += 1
+    return cache * 2
+
+
+def read_at(x, pos):
+    return x.sin()[pos] * 2
+
+
+@pytest.mark.parametrize("fn", [write_at, read_at])
+def test_a_0_dim_index_breaks_the_graph_and_leaves_no_trace(fn):
+    """Dynamo runs the function eagerly where a backend says that a value is needed."""
+    session, run = Session(), compiled(fn)
+    with counted() as counts, mock.patch("kp_dynamo.session.SESSION", session):
+        for place in (0, 2):
+            x, y = torch.arange(9.0).view(3, 3), torch.arange(9.0).view(3, 3)
+            assert torch.equal(run(x, torch.tensor(place)), fn(y, torch.tensor(place)))
+            assert torch.equal(x, y)
+    assert (counts.graphs, counts.programs) == (0, 0)
+    labels = []
+    session.runtime = replace(session.runtime, observe=lambda event: labels.append(getattr(event, "number", None)))
+    with mock.patch("kp_dynamo.session.SESSION", session):
+        compiled(torch.sin)(X)
+    assert 1 in labels  # the first number is still free
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo asks, behind the break
+def test_gradients_of_a_0_dim_index():
+    place = torch.tensor(1)
+    check_gradients_like_eager(
+        lambda x, w: read_at(x * w, place), torch.randn(3, 2, requires_grad=True), torch.randn(3, 2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fn", "remedy"), [(write_at, "x.index_add_, or use a mask."), (read_at, "pos.view(1)).squeeze(dim)")]
+)
+def test_a_0_dim_index_is_refused_with_a_remedy_where_strict_is_asked_for(fn, remedy):
+    message = failure(XLACompilationError, compiled(fn, strict=True), torch.ones(3, 3), torch.tensor(1))
+    assert f'"{__file__}", line {fn.__code__.co_firstlineno + 1}, in {fn.__name__}' in message
+    assert remedy in message
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=re.escape(remedy)):
+        compiled(fn, fullgraph=True)(torch.ones(3, 3), torch.tensor(1))
+
+
+def write_by_copy(cache, value, pos):
+    cache.index_copy_(1, pos.view(1), value.unsqueeze(1))
+    cache.index_add_(1, pos.view(1), value.unsqueeze(1))
+    return cache.index_select(1, pos.view(1)).squeeze(1) * 2
+
+
+def test_the_remedy_for_a_0_dim_index_is_one_graph():
+    run = compiled(write_by_copy, fullgraph=True, strict=True)
+    for place in (0, 2):
+        x, y, value = torch.zeros(3, 3), torch.zeros(3, 3), torch.ones(3)
+        assert torch.equal(run(x, value, torch.tensor(place)), write_by_copy(y, value, torch.tensor(place)))
+        assert torch.equal(x, y)
+
+
+def replace_data(p, x):
+    y = p * x
+    p.data = p.data * 0.5
+    return (p * x + y).sum()
+
+
+def write_data(p, x):
+    y = p.detach() * x
+    p.data.mul_(0.5)
+    x.data.copy_(y)
+    return (p * x).sum()
+
+
+@pytest.mark.parametrize("fn", [replace_data, write_data])
+@pytest.mark.parametrize("wants_grad", [False, True])
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_data_that_is_replaced_or_written(fn, wants_grad):
+    p, x = torch.arange(3.0).requires_grad_(wants_grad), torch.ones(3)
+    check_like_eager(fn, p, x)
+    if wants_grad:
+        check_gradients_like_eager(fn, p, x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_data_that_is_replaced_is_refused_where_strict_is_asked_for(dynamic):
+    message = failure(XLACompilationError, compiled(replace_data, strict=True, dynamic=dynamic), X, X)
+    line = f"{__file__}:{replace_data.__code__.co_firstlineno + 2} in replace_data"
+    assert f"by an assignment to .data or by set_ (at {line}), and a program writes" in message
+    assert "Allowed: x.data.copy_(value), x.data.mul_(0.5)." in message
+
+
+def overwrite_what_is_saved(x):
+    y = x.exp()
+    y.mul_(2)
+    return y.sum()
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (overwrite_what_is_saved, "has been modified by an inplace operation"),
+        (lambda x: torch.nextafter(x, x * 2).sum(), "NotImplementedError: the derivative for 'nextafter' is not impl"),
+    ],
+)
+def test_what_eager_cannot_differentiate_either(fn, reason):
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        fn(x).backward()
+    message = failure(XLACompilationError, compiled(fn), x)
+    assert reason in message
+    assert message.endswith(". Eager may raise this as well, at the latest in the backward: see whether it does, and "
+                            "correct the function.")  # fmt: skip
+    assert "torch.compiler.disable" not in message
 
 
 def test_a_value_that_depends_on_data_is_fetched():
@@ -341,3 +459,12 @@ torch_xla.sync()
 print(type(kept).__name__, y.tolist())
 """
     assert run_script(source).endswith("[2.0, 2.0]\n")
+
+
+def test_the_gradient_of_a_value_that_is_filled_in_is_refused():
+    """It is a sum over the different indices, of which torch traces one."""
+    run, value = compiled(lambda x, index, value: x.index_fill(1, index, value)), torch.tensor(2.0)
+    x, index = torch.ones(2, 5), torch.tensor([4, 3, 3])
+    assert run(x, index, value).tolist() == [[1, 1, 1, 2, 2]] * 2
+    with pytest.raises(BackendCompilerFailed, match=r"how many different indices.*Allowed: torch\.where"):
+        run(x, index, value.requires_grad_())

@@ -189,3 +189,33 @@ def test_a_view_of_an_input_that_another_view_writes_to_in_inference_mode():
     with torch.inference_mode():
         torch.compile(flat, backend="kp_tpu", options=FLOAT32)(x).mul_(2)
     assert x.tolist() == [2, 4, 6]
+
+
+def detached_beside_a_view(x):
+    h = x * 3
+    return h.detach(), h.unsqueeze(1)
+
+
+def detached_parts(x):
+    h = x * 3
+    return h.detach()[1:], h.unsqueeze(1), h.detach()
+
+
+def detached_beside_itself(x):
+    h = x * 3
+    return h.detach(), h.unsqueeze(1), h
+
+
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("fn", [detached_beside_a_view, detached_parts, detached_beside_itself])
+def test_results_that_are_detached_share_memory_and_no_gradient(fn, device):
+    found = []
+    for run in (fn, torch.compile(fn, backend="kp_tpu", options={"precision": "float32"})):
+        x = torch.ones(3, 2).to(device if run is not fn else "cpu").requires_grad_()
+        results = run(x)
+        needs = [result.requires_grad for result in results]
+        results[0].add_(1)
+        values = [result.detach().cpu().tolist() for result in results]
+        results[1].sum().backward()
+        found.append((needs, values, x.grad.cpu().tolist()))
+    assert found[0] == found[1]

@@ -85,6 +85,16 @@ def test_a_branch_on_a_value():
     )
 
 
+def replace_data(p):
+    p.data = p.data * 0.5
+    return p * 2
+
+
+def test_data_that_is_replaced():
+    with pytest.raises(XLACompilationError, match=r"by set_ \(at .* in replace_data\).* Allowed: x\.data\.copy_"):
+        kp_dynamo.aot_compile(replace_data, (torch.ones(3),))
+
+
 def test_a_model_that_raises():
     def broken(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("my own mistake")

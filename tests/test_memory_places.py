@@ -1,0 +1,105 @@
+"""`as_strided`, and writes to parts of one tensor: places in memory, as eager's tensors lie."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+
+from kp_dynamo import mark_sequence
+from tests.spine import assert_same, check_gradients_like_eager, compiled
+
+PLACES = {
+    "rows with gaps": ((2, 2), (4, 1), 2),
+    "every third": ((5,), (3,), 1),
+    "a diagonal": ((4,), (5,), 0),
+    "columns": ((2, 3), (1, 5), 0),
+    "blocks": ((2, 2, 2), (8, 4, 1), 1),
+    "nothing": ((0, 2), (2, 1), 0),
+    "all": ((16,), (1,), 0),
+}
+QUICK = ("rows with gaps", "columns")
+LAYOUTS = {
+    "contiguous": lambda: torch.arange(16.0).view(4, 4),
+    "transposed": lambda: torch.arange(16.0).view(4, 4).t(),
+    "channels last": lambda: torch.arange(16.0).view(1, 2, 2, 4).contiguous(memory_format=torch.channels_last),
+    "permuted": lambda: torch.arange(16.0).view(2, 2, 4).permute(2, 0, 1),
+}
+
+
+def read(x, place):
+    return x.as_strided(*place) * 2
+
+
+def of_a_result(x, place):
+    return (x * 2).transpose(0, -1).as_strided(*place) + 1
+
+
+def written(x, place):
+    x.as_strided(*place).fill_(-1)
+    return x + 0
+
+
+def scattered(x, place):
+    return torch.as_strided_scatter(x * 2, torch.full(place[0], -1.0), *place)
+
+
+def scattered_in_a_view(x, place):
+    return torch.as_strided_scatter((x * 2).transpose(0, -1), torch.full(place[0], -1.0), *place) * 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize(
+    ("fn", "places"),
+    [
+        pytest.param(fn, places, marks=[pytest.mark.slow] if len(places) > len(QUICK) else [])
+        for fn in (read, of_a_result, written, scattered, scattered_in_a_view)
+        for places in (QUICK, tuple(PLACES))
+    ],
+)
+def test_places_in_memory(fn, places, layout):
+    for place in map(PLACES.get, places):
+        torch._dynamo.reset()
+        mine, eager = layout(), layout()
+        assert_same((compiled(fn)(mine, place), mine), (fn(eager, place), eager))
+
+
+def test_gradients_of_places():
+    check_gradients_like_eager(lambda x: read(x, ((2, 3), (4, 2), 1)), torch.randn(3, 5, requires_grad=True))
+    check_gradients_like_eager(lambda x: of_a_result(x, ((4, 2), (2, 1), 0)), torch.randn(5, 3, requires_grad=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"buckets": [8]}], ids=["exact", "padded"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_parts_of_one_tensor_are_written_to(dim, options):
+    def fn(x, y):
+        x.mul_(2)
+        y.add_(1)
+        return x.sum()
+
+    run = compiled(fn, **options)
+    for length in (4, 6, 7):
+        mine, eager = torch.arange(4.0 * length).view(2, length, 2), torch.arange(4.0 * length).view(2, length, 2)
+        parts = [mark_sequence(part, 1) if options else part for part in mine.tensor_split(2, dim)]
+        assert_same((run(*parts), mine), (fn(*eager.tensor_split(2, dim)), eager))
+
+
+@pytest.mark.parametrize("x", [torch.arange(24.0).view(4, 6)[:, :4], torch.arange(24.0).view(6, 4)[1:5]])
+def test_memory_that_no_tensor_of_the_graph_holds_is_refused(x):
+    with pytest.raises(BackendCompilerFailed, match=r"places in the memory of a tensor.*contiguous"):
+        compiled(read)(x, ((2, 2), (4, 1), 2))
+
+
+@pytest.mark.parametrize("write", [torch.Tensor.neg_, lambda x: x.copy_(x.flip(0)), lambda x: x[0].zero_()])
+def test_places_of_an_argument_that_was_written_to(write):
+    """The graph has a new value for it, which begins its memory; the argument lies behind other elements."""
+
+    def fn(x):
+        write(x)
+        return x.as_strided((2, 2), (3, 1), 1) * 2
+
+    mine, eager = torch.arange(12.0).view(3, 4), torch.arange(12.0).view(3, 4)
+    assert_same((compiled(fn)(mine), mine), (fn(eager), eager))
+    torch._dynamo.reset()
+    with pytest.raises(BackendCompilerFailed, match=r"places in the memory of a tensor"):
+        compiled(fn)(torch.arange(12.0).view(3, 4)[1:])
