@@ -25,21 +25,29 @@ class UndefinedGradients:
         joint: The joint graph, as AOTAutograd traced it.
         metadata: What AOTAutograd knows of it.
         num_returned: Its results; the gradients of its inputs come after them.
+        captured: Dynamo's graph, where functions of the user with a backward of their own are one node each.
     """
 
-    def __init__(self, joint: fx.GraphModule, metadata: Any, num_returned: int) -> None:
+    def __init__(self, joint: fx.GraphModule, metadata: Any, num_returned: int, captured: fx.Graph) -> None:
         tangents = [n for n in joint.graph.find_nodes(op="placeholder") if str(n.target).startswith("tangents_")]
         results = [] if metadata is None else _results_with_tangents(metadata)
         self._gradients: list[frozenset[int] | None] = []
         if len(results) == len(tangents) > 1:
-            needed = _tangents_behind(joint.graph, dict(zip(tangents, results, strict=True)))
+            needed = _sources_behind(joint.graph, dict(zip(tangents, results, strict=True)))
             output = joint.graph.output_node().args[0]
             assert isinstance(output, (list, tuple))
-            gradients = [needed.get(g) if isinstance(g, fx.Node) else None for g in output[num_returned:]]
             primals = [n for n in joint.graph.find_nodes(op="placeholder") if n not in tangents]
             # Autograd knows of tensors alone: sizes are among the inputs of the graph.
-            pairs = zip(primals, gradients, strict=False)
-            self._gradients = [g for n, g in pairs if isinstance(n.meta.get("val"), torch.Tensor)]
+            every_pair = zip(primals, output[num_returned:], strict=False)
+            pairs = [(n, g) for n, g in every_pair if isinstance(n.meta.get("val"), torch.Tensor)]
+            led_to = _Reach(joint.graph, output, results)
+            by_function = _through_functions(captured, primals, len(metadata.mutated_inp_runtime_indices))
+            self._gradients = [
+                (needed[g] or led_to(n)) | (by_function.get(n, frozenset()) & set(results))
+                if isinstance(g, fx.Node)
+                else None
+                for n, g in pairs
+            ]
         every = frozenset(results)
         self.is_uniform = all(found is None or found == every for found in self._gradients)
 
@@ -77,13 +85,58 @@ def _results_with_tangents(metadata: Any) -> list[int]:
     return [*found, *(first + count + i for i in range(metadata.num_intermediate_bases))]
 
 
-def _tangents_behind(graph: fx.Graph, results: dict[fx.Node, int]) -> dict[fx.Node, frozenset[int]]:
-    """Node -> the results whose tangents it depends on."""
+def _sources_behind(graph: fx.Graph, sources: dict[fx.Node, int]) -> dict[fx.Node, frozenset[int]]:
+    """Node -> the numbers of the sources that it depends on."""
     found: dict[fx.Node, frozenset[int]] = {}
     for node in graph.nodes:
-        own = frozenset([results[node]]) if node in results else frozenset()
+        own = frozenset([sources[node]]) if node in sources else frozenset()
         found[node] = own.union(*(found[source] for source in node.all_input_nodes))
     return found
+
+
+def _through_functions(captured: fx.Graph, primals: Sequence[fx.Node], first: int) -> dict[fx.Node, frozenset[int]]:
+    """Input -> the results that a function with a backward of its own leads it to.
+
+    Autograd calls that backward where one of the function's results has a gradient, with zeros for the others: all its
+    inputs get one.
+
+    Args:
+        captured: Dynamo's graph.
+        primals: The inputs of the joint graph.
+        first: The number of Dynamo's first result among those of the joint graph.
+    """
+    inputs = captured.find_nodes(op="placeholder")
+    functions = [node for node in captured.nodes if _has_own_backward(node)]
+    output = captured.output_node().args[0]
+    if not functions or len(inputs) != len(primals) or not isinstance(output, (list, tuple)):
+        return {}
+    behind = _sources_behind(captured, {node: i for i, node in enumerate((*inputs, *functions))})
+    found: dict[fx.Node, frozenset[int]] = {}
+    for number, function in enumerate(functions, len(inputs)):
+        results = frozenset(first + i for i, r in enumerate(output) if isinstance(r, fx.Node) and number in behind[r])
+        for i in behind[function]:
+            if i < len(inputs):
+                found[primals[i]] = found.get(primals[i], frozenset()) | results
+    return found
+
+
+def _has_own_backward(node: fx.Node) -> bool:
+    """Whether it calls an `autograd.Function`, or an operator that the user defined."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return bool(node.target.name() == "autograd_function_apply")
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims")
+
+
+class _Reach:
+    """The results that inputs lead to: eager defines a gradient of zeros (`copysign`'s second) where these have one."""
+
+    def __init__(self, graph: fx.Graph, output: Sequence[Any], results: Sequence[int]) -> None:
+        self._graph, self._output, self._results = graph, output, results
+
+    def __call__(self, primal: fx.Node) -> frozenset[int]:
+        behind = _sources_behind(self._graph, {primal: 0})
+        named = ((r, self._output[r]) for r in self._results if r < len(self._output))
+        return frozenset(r for r, node in named if isinstance(node, fx.Node) and behind[node])
 
 
 def _node_behind(results: Sequence[Any]) -> Any:

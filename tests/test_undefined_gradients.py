@@ -28,8 +28,13 @@ def three(a, b, c):
     return a * b, b * c, (c * a).sum()
 
 
+def a_gradient_of_zeros(a, b, c):
+    """That of `b` hangs on nothing; eager has zeros where the first result is in the loss."""
+    return torch.copysign(a, b), a * 2, c * 3
+
+
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-@pytest.mark.parametrize("f", [two_heads, a_result_and_a_view, a_written_input, three])
+@pytest.mark.parametrize("f", [two_heads, a_result_and_a_view, a_written_input, three, a_gradient_of_zeros])
 def test_gradients_are_undefined_where_eager_s_are(f, device):
     place = compat.device() if device == "xla" else torch.device("cpu")
     compiled = torch.compile(f, backend="kp_tpu", options=FLOAT32)
@@ -100,3 +105,33 @@ def test_a_graph_may_go_backward_twice():
     second.sum().backward()
     assert b.grad.tolist() == [1, 1, 1]
     assert a.grad.tolist() == [1, 1, 1]
+
+
+class ProductAndPower(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y, x.exp()
+
+    @staticmethod
+    def backward(ctx, of_product, of_power):
+        x, y = ctx.saved_tensors
+        return of_product * y + of_power * x.exp(), of_product * x
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_a_function_of_the_user_s_gives_each_of_its_inputs_a_gradient(chosen):
+    """Autograd calls its backward with zeros for a result that has no gradient."""
+
+    def fn(x, y, z):
+        product, power = ProductAndPower.apply(x * 2, y + 1)
+        return product + 1, power, z * 3
+
+    compiled = torch.compile(fn, backend="kp_tpu", options=FLOAT32)
+    mine, eager = ([torch.ones(3, requires_grad=True) for _ in range(3)] for _ in range(2))
+    compiled(*mine)[chosen].sum().backward()
+    fn(*eager)[chosen].sum().backward()
+    assert [t.grad for t in mine[2:]] == [t.grad for t in eager[2:]] == [None]
+    for own, expected in zip(mine[:2], eager[:2], strict=True):
+        torch.testing.assert_close(own.grad, expected.grad)
