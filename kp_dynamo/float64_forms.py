@@ -18,7 +18,6 @@ def float64_decompositions() -> dict[Any, Callable[..., Any]]:
     forms: dict[Any, Callable[..., Any]] = {
         aten.log2.default: lambda x: x.log() / math.log(2),
         aten.log10.default: lambda x: x.log() / math.log(10),
-        aten.threshold.default: lambda x, threshold, value: torch.where(x <= threshold, value, x),
     }
     return {op: _for_float64(form) for op, form in forms.items()}
 

@@ -55,7 +55,7 @@ def _from_pairs(fetched: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
 
 def _laid_out(value: Any, stride: Strides) -> Any:
     """`value` permuted, with holes or expanded as eager has it. Other overlaps stay as they are."""
-    if not isinstance(value, torch.Tensor) or stride is None or value.numel() <= 1:
+    if not isinstance(value, torch.Tensor) or stride is None:
         return value
     if value.stride() == stride or _overlaps(value.shape, stride):
         return value

@@ -154,3 +154,25 @@ def test_what_the_cpu_hands_on_has_nothing_pending(pending, device):
     x = torch.randn(3, 4)
     run = compiled(pending)
     torch.testing.assert_close(run(x.to(device)).cpu(), pending(x), rtol=1e-5, atol=1e-6)
+
+
+OF_A_MATRIX = {
+    "det": torch.linalg.det,
+    "slogdet": lambda w: torch.linalg.slogdet(w)[1],
+    "solve": lambda w: torch.linalg.solve(w, w.new_ones(3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_MATRIX)
+@pytest.mark.parametrize("view", [lambda w: w.mT, lambda w: (w * 2).mT.clone()], ids=["view", "computed"])
+def test_gradients_through_an_lu_of_a_transposed_matrix(name, view):
+    """ATen factors the transpose of a contiguous matrix, and its backward asks the strides which one it was."""
+    w = torch.tensor([[2.0, -1.0, 0.5], [0.3, 1.5, -0.7], [-0.2, 0.4, 1.1]], requires_grad=True)
+    check_gradients_like_eager(lambda w: OF_A_MATRIX[name](view(w)), w)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_cpu_is_given_the_imaginary_part_of_complex128(device):
+    x = torch.randn(3, 5, dtype=torch.complex128)
+    run = compiled(lambda x: torch.view_as_real(torch.fft.fft(x * 2)))
+    torch.testing.assert_close(run(x.to(device)).cpu(), torch.view_as_real(torch.fft.fft(x * 2)))

@@ -158,6 +158,8 @@ def test_gelu_ends_at_zero(dtype, approximate):
     for run in (compiled(lambda x: F.gelu(x, approximate=approximate)), _behind_a_linear(approximate)):
         leaf, eager = x.clone().requires_grad_(), x.clone().requires_grad_()
         result, expected = run(leaf), F.gelu(eager, approximate=approximate)
+        # Eager's gelu of an infinity is NaN in float32 on processors with AVX-512.
+        expected = torch.where(x == INF, eager, expected)
         torch.testing.assert_close(
             result, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6, equal_nan=True
         )

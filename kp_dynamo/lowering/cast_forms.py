@@ -36,8 +36,13 @@ def _whole(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(wide < -float(least), wide.to(way), _number(least, way, x)).to(dtype)
 
 
+def as_held(value: Any, dtype: torch.dtype | None) -> Any:
+    """A number as `torch.full` is to take it: torch_xla 2.9 truncates it to an integer before it becomes a boolean."""
+    return bool(value) if dtype == torch.bool else value
+
+
 def _number(value: float, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
-    return torch.full((), value, dtype=dtype, device=like.device)
+    return torch.full((), as_held(value, dtype), dtype=dtype, device=like.device)
 
 
 def _takes_64_bits(source: torch.dtype, dtype: torch.dtype) -> bool:
@@ -58,6 +63,11 @@ def wrapped(value: Any, dtype: torch.dtype) -> Any:
     return (value - info.min) % 2**info.bits + info.min
 
 
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """In the dtype that ATen computes in: float32 at least."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 def operands(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
     """Two tensors, or a tensor and a number, in their common dtype; and that."""
     dtype = torch.result_type(x, y)
@@ -74,6 +84,18 @@ def _to_copy(x: torch.Tensor, *, dtype: torch.dtype | None = None, **how: Any) -
     return aten._to_copy.default(converted(x, dtype) if dtype else x, dtype=dtype, **how)  # type: ignore[no-any-return]
 
 
+def _full(size: Any, value: Any, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    return aten.full.default(size, as_held(value, dtype), dtype=dtype, **how)
+
+
+def _new_full(x: torch.Tensor, size: Any, value: Any, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    return aten.new_full.default(x, size, as_held(value, dtype or x.dtype), dtype=dtype, **how)
+
+
+def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    return aten.scalar_tensor.default(as_held(value, dtype), dtype=dtype, **how)
+
+
 def _with_dtype(op: Any) -> Callable[..., Any]:
     """A reduction whose operand is cast before."""
 
@@ -85,6 +107,9 @@ def _with_dtype(op: Any) -> Callable[..., Any]:
 
 CAST_FORMS: dict[Any, Callable[..., Any]] = {
     aten._to_copy.default: _to_copy,
+    aten.full.default: _full,
+    aten.new_full.default: _new_full,
+    aten.scalar_tensor.default: _scalar_tensor,
     torch.ops.prims.convert_element_type.default: converted,
     **{
         op: _with_dtype(op)

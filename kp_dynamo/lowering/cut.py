@@ -18,10 +18,12 @@ from torch.fx.passes.split_module import split_module
 
 from kp_dynamo import compat
 from kp_dynamo.exceptions import XLACompilationError
+from kp_dynamo.host_layout import strides_of, to_host
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.program import Run, compile_program
 from kp_dynamo.source_lines import source_line
+from kp_dynamo.symbol_values import SymbolReader
 from kp_dynamo.telemetry import TELEMETRY
 
 
@@ -110,7 +112,7 @@ class Pieces:
     def _on_cpu(self, piece: fx.GraphModule, args: Sequence[Any]) -> Any:
         """Run a piece on the CPU. Its results stay there: a program takes CPU tensors, as plain values."""
         with torch.no_grad():
-            result = piece(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), tuple(args)))
+            result = piece(*_as_traced(piece, args))
             # On the device nothing is pending: `imag` of a `conj` is a view that torch has yet to negate.
             result = torch.utils._pytree.tree_map_only(torch.Tensor, _resolved, result)
         moved = _num_bytes(args) + _num_bytes(result)
@@ -120,6 +122,13 @@ class Pieces:
                 self.moved_bytes[str(node.target), source_line(node)] += moved
                 moved = 0
         return result
+
+
+def _as_traced(piece: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
+    """The arguments on the CPU, with the strides that autograd has seen: they say whose LU it is given."""
+    inputs = [node.meta.get("val") for node in piece.graph.find_nodes(op="placeholder")]
+    values = SymbolReader(inputs, has_strides=False).read(args)
+    return to_host(args, [strides_of(value, values) for value in inputs])
 
 
 class Conductor(fx.Interpreter):

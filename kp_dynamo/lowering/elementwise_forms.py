@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.lowering.cast_forms import is_integer, operands
+from kp_dynamo.lowering.cast_forms import as_held, is_integer, operands, wide
 from kp_dynamo.lowering.integer_forms import integer_power
 from kp_dynamo.saturating import gelu, gelu_backward, tanh
 
@@ -82,44 +82,6 @@ def _cross_entropy_with_logits(
     return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
 
 
-def _threshold(x: torch.Tensor, threshold: Any, value: Any) -> Any:
-    """A NaN is above each threshold."""
-    return torch.where(x <= threshold, number(value, x), x)
-
-
-def _threshold_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: Any) -> Any:
-    return torch.where(x <= threshold, number(0, gradient), gradient)
-
-
-def _hardtanh_backward(gradient: torch.Tensor, x: torch.Tensor, low: Any, high: Any) -> Any:
-    """The ends have no gradient: relu6 of 0."""
-    return torch.where((x > low) & (x < high), gradient, number(0, gradient))
-
-
-def _hardsigmoid_backward(gradient: torch.Tensor, x: torch.Tensor) -> Any:
-    return torch.where((x > -3) & (x < 3), gradient * (1 / 6), number(0, gradient))
-
-
-def _hardswish_backward(gradient: torch.Tensor, x: torch.Tensor) -> Any:
-    """For x between -3 and 3, x / 3 + 1 / 2."""
-    inside = (wide(gradient) * (wide(x) / 3 + 0.5)).to(gradient.dtype)
-    return torch.where(x <= -3, number(0, gradient), torch.where(x >= 3, gradient, inside))
-
-
-def _hardshrink_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: Any) -> Any:
-    return torch.where((x < -threshold) | (x > threshold), gradient, number(0, gradient))
-
-
-def _smooth_l1_backward(
-    gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
-) -> Any:
-    """torch_xla takes the gradient of a NaN for that of a large negative difference."""
-    gradient = gradient / x.numel() if reduction == 1 else gradient
-    difference = x - target
-    near = gradient * (difference if beta == 0 else difference / beta)
-    return torch.where(difference <= -beta, -gradient, torch.where(difference >= beta, gradient, near))
-
-
 def _remainder(x: Any, y: Any) -> Any:
     """torch_xla subtracts floor(x / y) * y: NaN where y is infinite, and off where the quotient is rounded up."""
     x, y, dtype = operands(x, y)
@@ -132,18 +94,18 @@ def _remainder(x: Any, y: Any) -> Any:
 
 def _div_mode(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     """The floor of a quotient that was rounded up to a whole number is one too many: 1 // 0.1 is 9."""
-    both = operands(x, y)
-    if rounding_mode != "floor" or not both[2].is_floating_point:
-        return aten.div.Tensor_mode(both[0], both[1], rounding_mode=rounding_mode)
-    return _floor_divide(x, y)
+    if rounding_mode == "floor":
+        return _floor_divide(x, y)
+    x, y, dtype = _divided(x, y)
+    quotient = aten.div.Tensor_mode(x, y, rounding_mode=rounding_mode)
+    return quotient.to(dtype) if dtype.is_floating_point else quotient
 
 
 def _floor_divide(x: Any, y: Any) -> Any:
     """As ATen and Python: of what is left without the remainder, which is divided exactly."""
-    x, y, dtype = operands(x, y)
+    x, y, dtype = _divided(x, y)
     if not dtype.is_floating_point:
         return aten.floor_divide.default(x, y)
-    x, y = wide(x), wide(y)
     rest = torch.fmod(x, y)
     exact = (x - rest) / y
     exact = torch.where((rest != 0) & ((y < 0) != (rest < 0)), exact - 1, exact)
@@ -151,6 +113,17 @@ def _floor_divide(x: Any, y: Any) -> Any:
     whole = torch.where(exact - whole > 0.5, whole + 1, whole)
     whole = torch.where(exact == 0, (x / y) * 0, whole)
     return torch.where(y == 0, x / y, whole).to(dtype)
+
+
+def _divided(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
+    """The operands in float32 at least, as ATen divides them, and the dtype of the result.
+
+    A divisor that is a number is not rounded to a narrow dtype before.
+    """
+    first, second, dtype = operands(x, y)
+    if isinstance(y, torch.Tensor) or not dtype.is_floating_point:
+        return wide(first), wide(second), dtype
+    return wide(first), number(y, wide(first)), dtype
 
 
 def _in_float32(op: Any) -> Callable[..., torch.Tensor]:
@@ -163,20 +136,16 @@ def _in_float32(op: Any) -> Callable[..., torch.Tensor]:
     return form
 
 
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """In the dtype that ATen computes in: float32 at least."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
 def number(value: Any, like: torch.Tensor) -> torch.Tensor:
     """A number in the dtype of a tensor."""
-    return torch.full((), value, dtype=like.dtype, device=like.device)
+    return torch.full((), as_held(value, like.dtype), dtype=like.dtype, device=like.device)
 
 
 def _isnan(x: torch.Tensor) -> torch.Tensor:
-    """torch_xla asks XLA, which does not take integers and booleans."""
-    is_float = x.dtype.is_floating_point or x.is_complex()
-    return aten.isnan.default(x) if is_float else torch.zeros_like(x, dtype=torch.bool)
+    """torch_xla asks XLA, which takes no integers, booleans and complex numbers."""
+    if x.is_complex():
+        return torch.view_as_real(x).isnan().any(-1)
+    return aten.isnan.default(x) if x.is_floating_point() else torch.zeros_like(x, dtype=torch.bool)
 
 
 ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
@@ -192,13 +161,6 @@ ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
     aten.log_sigmoid_forward.default: _log_sigmoid,
     aten.log_sigmoid_backward.default: _log_sigmoid_backward,
     aten.binary_cross_entropy_with_logits.default: _cross_entropy_with_logits,
-    aten.threshold.default: _threshold,
-    aten.threshold_backward.default: _threshold_backward,
-    aten.hardtanh_backward.default: _hardtanh_backward,
-    aten.hardsigmoid_backward.default: _hardsigmoid_backward,
-    aten.hardswish_backward.default: _hardswish_backward,
-    aten.hardshrink_backward.default: _hardshrink_backward,
-    aten.smooth_l1_loss_backward.default: _smooth_l1_backward,
     aten.remainder.Tensor: _remainder,
     aten.remainder.Scalar: _remainder,
     aten.remainder.Scalar_Tensor: _remainder,
@@ -213,8 +175,7 @@ ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
         op: _in_float32(op)
         for op in (
             aten.mish.default, aten.mish_backward.default,
-            aten.softplus.default, aten.softplus_backward.default, aten.silu_backward.default, aten.addcmul.default,
-            aten.addcdiv.default,
+            aten.silu_backward.default, aten.addcmul.default, aten.addcdiv.default,
         )
     },
 }  # fmt: skip

@@ -1,7 +1,6 @@
 """Operators of integers beyond what XLA or torch_xla 2.9 takes: numbers that wrap, large exponents, shifts of all bits.
 
-To int8, ATen's 300 is 44, and to uint8 -1 is 255, which all uint8 are at most. torch_xla compares with the nearest
-number instead, and fails to lower the other operators.
+To int8, ATen's 300 is 44, and to uint8 -1 is 255. torch_xla fails to lower operators of such numbers.
 """
 
 from __future__ import annotations
@@ -68,13 +67,7 @@ INTEGER_FORMS: dict[Any, Callable[..., Any]] = {
     **{op: partial(_is_infinite, op) for op in (aten.isneginf.default, aten.isposinf.default)},
     aten.pow.Tensor_Tensor: _power,
     aten.pow.Scalar: _power,
-    **{
-        op: _with_wrapped(op)
-        for op in (
-            aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar,
-            aten.rsub.Scalar, aten.fmod.Scalar,
-        )
-    },
+    **{op: _with_wrapped(op) for op in (aten.rsub.Scalar, aten.fmod.Scalar)},
     **dict.fromkeys(
         (
             aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar,

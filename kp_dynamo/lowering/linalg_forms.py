@@ -13,6 +13,7 @@ aten = torch.ops.aten
 def _svd(a: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, **kwargs: Any) -> Any:
     if a.numel() == 0:
         return _svd_of_nothing(a, full_matrices)
+    _require_narrow(a)
     scale = _scale(a)
     u, s, v = aten._linalg_svd.default(a / scale, full_matrices, compute_uv, **kwargs)
     # torch_xla 2.9 swaps the first two dimensions of V for its last two. Of the values it reports one matrix's shape
@@ -32,6 +33,7 @@ def _svd_of_nothing(a: torch.Tensor, full_matrices: bool) -> Any:
 
 
 def _eigh(a: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    _require_narrow(a)
     scale = _scale(a)
     values, vectors = aten._linalg_eigh.default(a / scale, *args, **kwargs)
     return values * scale.squeeze(-1), vectors
@@ -69,6 +71,12 @@ def _tolerance(
     else:
         relative = default * largest if atol is None else torch.where(atol > 0, 0.0, default) * largest
     return relative if atol is None else torch.maximum(atol.to(largest.dtype), relative.to(largest.dtype))
+
+
+def _require_narrow(a: torch.Tensor) -> None:
+    """XLA's iterations end at 1e-6: those of float64 run on the CPU."""
+    if a.dtype in (torch.float64, torch.complex128):
+        raise NotImplementedError("a factorisation of float64 that is as exact as float32")
 
 
 def _scale(a: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.lowering.cast_forms import wide
+
 aten = torch.ops.aten
 
 Maybe = torch.Tensor | None
@@ -36,9 +38,8 @@ def _group_norm(
 
 
 def _normalized(x: torch.Tensor, dims: list[int], weight: Maybe, bias: Maybe, eps: float) -> Any:
-    wide = _wide(x)
-    mean = wide.mean(dims, keepdim=True)
-    centered = wide - mean
+    mean = wide(x).mean(dims, keepdim=True)
+    centered = wide(x) - mean
     rstd = (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
     result = centered * rstd
     result = result if weight is None else result * weight
@@ -59,8 +60,8 @@ def _layer_norm_backward(
     """The gradients of x, weight and bias; None where none is wanted."""
     inner = _last(x, len(shape))
     outer = list(range(x.dim() - len(shape)))
-    grad, normalized = _wide(gradient), (_wide(x) - _wide(mean)) * _wide(rstd)
-    of_x = _gradient_of_input(grad, normalized, _wide(rstd), weight, inner).to(x.dtype) if wanted[0] else None
+    grad, normalized = wide(gradient), (wide(x) - wide(mean)) * wide(rstd)
+    of_x = _gradient_of_input(grad, normalized, wide(rstd), weight, inner).to(x.dtype) if wanted[0] else None
     of_weight = _summed(grad * normalized, outer).to(x.dtype) if wanted[1] and weight is not None else None
     of_bias = _summed(grad, outer).to(x.dtype) if wanted[2] and bias is not None else None
     return of_x, of_weight, of_bias
@@ -80,8 +81,8 @@ def _group_norm_backward(
 ) -> Any:
     """The gradients of x, weight and bias; None where none is wanted."""
     shape = [n, groups, channels // groups, size]
-    grad, rstd = _wide(gradient).reshape(shape), _wide(rstd).reshape(n, groups, 1, 1)
-    normalized = (_wide(x).reshape(shape) - _wide(mean).reshape(n, groups, 1, 1)) * rstd
+    grad, rstd = wide(gradient).reshape(shape), wide(rstd).reshape(n, groups, 1, 1)
+    normalized = (wide(x).reshape(shape) - wide(mean).reshape(n, groups, 1, 1)) * rstd
     scale = None if weight is None else weight.reshape(groups, channels // groups, 1)
     of_x = _gradient_of_input(grad, normalized, rstd, scale, [2, 3]).to(x.dtype) if wanted[0] else None
     of_weight = (grad * normalized).sum([0, 3]).reshape(channels).to(x.dtype) if wanted[1] else None
@@ -104,11 +105,6 @@ def _last(x: torch.Tensor, num: int) -> list[int]:
 
 def _summed(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return x.sum(dims) if dims else x.clone()
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    """In the dtype of the statistics: float32 at least."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 NORM_FORMS: dict[Any, Callable[..., Any]] = {

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.lowering.hlo_ops import reduce_max, reduce_min
+from kp_dynamo.lowering.spmd import is_spmd
 
 aten = torch.ops.aten
 
@@ -27,7 +28,7 @@ def _extreme(reduce: Reduce, op: Any) -> Callable[..., Any]:
 
 
 def _extreme_of_all(reduce: Reduce, op: Any) -> Callable[..., Any]:
-    return lambda x: reduce(x, _dims(x, ())) if _has_extremes(x) else op(x)
+    return lambda x: _over(reduce, x, _dims(x, ()), False) if _has_extremes(x) else op(x)
 
 
 def _aminmax(x: torch.Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
@@ -35,21 +36,13 @@ def _aminmax(x: torch.Tensor, *, dim: int | None = None, keepdim: bool = False) 
     return _AMIN(x, dims, keepdim), _AMAX(x, dims, keepdim)
 
 
-def _logsumexp(x: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -> Any:
-    """torch_xla subtracts the largest also where that is infinite: inf - inf."""
-    dims, wide = _dims(x, dim), _wide(x)
-    if x.numel() == 0:
-        return aten.logsumexp(wide, dim, keepdim).to(x.dtype)
-    largest = _over(reduce_max, wide, dims, True) if x.dim() else wide
-    shift = torch.where(largest.isinf(), 0.0, largest)
-    result = (wide - shift).exp().sum(dims, keepdim=True).log() + shift
-    return (result if keepdim else result.squeeze(dims)).to(x.dtype)
-
-
 def _vector_norm(
     x: torch.Tensor, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
-    """torch_xla takes the power -inf, and the lowest finite number to begin with."""
+    """torch_xla takes the power -inf, and the lowest finite number to begin with; it counts modulo 256."""
+    if order == 0 and x.dim() and x.is_floating_point():
+        is_counted = x if dtype is None else x.to(dtype)
+        return (is_counted != 0).to(is_counted.dtype).sum(_dims(x, dim or ()), keepdim)
     if order not in (math.inf, -math.inf) or x.numel() == 0:
         return aten.linalg_vector_norm.default(x, order, dim, keepdim, dtype=dtype)
     extreme = _AMAX if order > 0 else _AMIN
@@ -88,7 +81,10 @@ def _scan(x: torch.Tensor, dim: int, combine: Callable[..., torch.Tensor]) -> to
 
 def _over(reduce: Reduce, x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
     shape = [1 if d in dims else size for d, size in enumerate(x.shape)]
-    return reduce(x, dims).reshape(shape) if keepdim else reduce(x, dims)
+    result = reduce(x, dims)
+    if is_spmd():  # XLA:CPU drops a NaN where devices compare theirs; a count of them it adds
+        result = torch.where(x.isnan().to(torch.int32).sum(dims) > 0, math.nan, result)
+    return result.reshape(shape) if keepdim else result
 
 
 def _has_extremes(x: torch.Tensor) -> bool:
@@ -100,12 +96,20 @@ def _dims(x: torch.Tensor, dim: Sequence[int]) -> list[int]:
     return sorted(d % x.dim() for d in dim) if dim else list(range(x.dim()))
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
 _AMAX = _extreme(reduce_max, aten.amax.default)
 _AMIN = _extreme(reduce_min, aten.amin.default)
+
+
+def _of_booleans(op: Any) -> Callable[..., Any]:
+    """torch_xla reduces numbers by a computation that XLA cannot share out between devices; that of booleans it can."""
+
+    def form(x: torch.Tensor, *args: Any) -> Any:
+        if x.dtype == torch.bool:
+            return op(x, *args)
+        result = op(x != 0, *args)
+        return result.to(torch.uint8) if x.dtype == torch.uint8 else result
+
+    return form
 
 
 def _accumulated(op: Any) -> Callable[..., Any]:
@@ -123,9 +127,14 @@ REDUCTION_FORMS: dict[Any, Callable[..., Any]] = {
     aten.max.default: _extreme_of_all(reduce_max, aten.max.default),
     aten.min.default: _extreme_of_all(reduce_min, aten.min.default),
     aten.aminmax.default: _aminmax,
-    aten.logsumexp.default: _logsumexp,
     aten.linalg_vector_norm.default: _vector_norm,
+    **{
+        op: _of_booleans(op)
+        for op in (
+            aten.all.default, aten.all.dim, aten.all.dims, aten.any.default, aten.any.dim, aten.any.dims,
+        )
+    },
     **{op: _accumulated(op) for op in (aten.cumsum.default, aten.cumprod.default)},
     aten.cummax.default: _cumulative(torch.maximum),
     aten.cummin.default: _cumulative(torch.minimum),
-}
+}  # fmt: skip

@@ -43,10 +43,22 @@ def _places(moved: torch.Tensor, offset: int) -> torch.Tensor:
     return torch.arange(length, device=moved.device) * (m + 1) + row * m + column
 
 
+def _as_strided_scatter(
+    x: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> torch.Tensor:
+    """torch_xla writes one block where the last stride is 1. `x` is dense and in order: see `passes/memory_places`."""
+    places = torch.full([1] * len(size), offset or 0, device=x.device)
+    for d, (length, step) in enumerate(zip(size, stride, strict=True)):
+        shape = [length if d == other else 1 for other in range(len(size))]
+        places = places + (torch.arange(length, device=x.device) * step).reshape(shape)
+    return x.reshape(-1).scatter(0, places.reshape(-1), source.reshape(-1)).reshape(x.shape)
+
+
 VIEW_FORMS: dict[Any, Callable[..., torch.Tensor]] = {
     # torch_xla 2.9 puts the diagonal of three dimensions and more before the others, under the shape that has it last.
     aten.diagonal.default: _diagonal,
     aten.diagonal_copy.default: _diagonal,
     aten.diagonal_scatter.default: _diagonal_scatter,
     aten.diagonal_backward.default: _diagonal_backward,
+    aten.as_strided_scatter.default: _as_strided_scatter,
 }

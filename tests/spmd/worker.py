@@ -20,6 +20,7 @@ import torch_xla
 import torch_xla.distributed.spmd as xs
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from kp_dynamo import (
     TPUBackend,
@@ -205,6 +206,17 @@ def a_batch_that_is_sent_in_parts() -> Any:
 
 
 @check
+def maxima_of_nan() -> Any:
+    x = torch.randn(8, 4)
+    x[5, 1], x[6, 2] = float("nan"), float("inf")
+    mine, differences = devices().shard_batch(x), []
+    for function in (lambda x: x.amax(0), torch.max, lambda x: x.min(0, keepdim=True), lambda x: x.norm(float("inf"))):
+        pairs = zip(tree_leaves(compiled(function)(mine)), tree_leaves(function(x)), strict=True)
+        differences += [torch.equal(result.cpu().nan_to_num(), expected.nan_to_num()) for result, expected in pairs]
+    return differences
+
+
+@check
 def normalizations() -> Any:
     def gradient(function: Any, x: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()
@@ -239,6 +251,22 @@ def writes_by_index() -> Any:
     ]
     mine = [devices().shard_batch(x), index.to("xla"), rows.to("xla")]
     return [(compiled(f)(*mine).cpu() - f(x, index, rows)).abs().max().item() for f in functions]
+
+
+@check
+def reductions_to_booleans() -> Any:
+    """Whether those of shared rows, whole and along them, are those of one device."""
+    x = torch.linspace(-1, 1, 24).reshape(8, 3)
+    functions = [
+        lambda x: x.all() + torch.ones((), dtype=torch.int8, device=x.device),
+        lambda x: x.any(0),
+        lambda x: x.all((0, 1), keepdim=True),
+        lambda x: (x > 0).to(torch.uint8).any(),
+        lambda x: (x > 0).all(0).prod(),
+    ]
+    mine = devices().shard_batch(x)
+    pairs = [(compiled(f)(mine).cpu(), f(x)) for f in functions]
+    return [a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs]
 
 
 @check
