@@ -12,10 +12,12 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 
 from kp_dynamo import compat
 from kp_dynamo.encoder_layer import native_multi_head_attention, transformer_encoder_layer
+from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.float64_forms import float64_decompositions
 from kp_dynamo.integer_division import RIGHT_SHIFTS, div_mode, floor_divide, right_shift
 from kp_dynamo.nan_order import order_decompositions
 from kp_dynamo.pooling import avg_pool, avg_pool_backward
+from kp_dynamo.unbatched_losses import unbatched_loss_decompositions
 
 aten = torch.ops.aten
 
@@ -53,6 +55,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table.update(get_decompositions(_WRONG_IN_TORCH_XLA))
     table.update(float64_decompositions())
     table.update(order_decompositions())
+    table.update(unbatched_loss_decompositions())
     table[aten.native_dropout.default] = _native_dropout
     table[aten.abs.default] = _abs
     table[aten.hypot.default] = _hypot
@@ -75,16 +78,27 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         table[op] = partial(_without_addend, op, before)
     for op in (aten.index.Tensor, aten.index_put.default):
         table[op] = partial(_with_equal_indices, op)
+    for op in (aten.huber_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.mse_loss_backward.default):
+        table[op] = partial(_of_something, table.get(op))
+    table[aten._unique.default] = _unique
     table[aten.index_fill.int_Scalar] = table[aten.index_fill.int_Tensor] = _index_fill
     return table
 
 
 def _with_equal_indices(op: Any, x: torch.Tensor, indices: Any, *rest: Any, **kwargs: Any) -> Any:
-    """torch_xla 2.9 concatenates the indices, and fails where int32 and int64 meet."""
-    kinds = {i.dtype for i in indices if i is not None}
-    if kinds != {torch.int32, torch.int64}:
+    """Indices of one dtype, and none of them 0-dim beside others.
+
+    torch_xla 2.9 concatenates them, and fails where int32 and int64 meet. torch 2.9's fake tensors do not broadcast a
+    0-dim index on the CPU, and take its shape for that of all.
+    """
+    given = [i for i in indices if i is not None]
+    equal = [i.long() for i in given] if {i.dtype for i in given} == {torch.int32, torch.int64} else given
+    if len({i.dim() > 0 for i in given}) > 1 and not any(i.dtype in (torch.bool, torch.uint8) for i in given):
+        equal = list(torch.broadcast_tensors(*equal))
+    if equal is given:
         return NotImplemented
-    return op(x, [None if i is None else i.long() for i in indices], *rest, **kwargs)
+    rest_of = iter(equal)
+    return op(x, [None if i is None else next(rest_of) for i in indices], *rest, **kwargs)
 
 
 _MATMUL: dict[Any, Callable[..., torch.Tensor]] = {
@@ -105,6 +119,21 @@ def _without_addend(
     product = _MATMUL[op](a, b)
     product = product if alpha == 1 else product * alpha
     return product.expand(torch.broadcast_shapes(x.shape, product.shape)).to(x.dtype)
+
+
+def _of_something(otherwise: Any, gradient: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
+    """torch 2.9's own forms divide by the number of elements, also by 0."""
+    if any(isinstance(size, int) and size == 0 for size in x.shape):
+        return torch.zeros_like(x)
+    return NotImplemented if otherwise is None else otherwise(gradient, x, *args)
+
+
+def _unique(index: torch.Tensor, *args: Any) -> Any:
+    """What autograd asks for the gradient of the value; torch 2.9 traces it as one index, however many there are."""
+    raise XLACompilationError(
+        "index_fill with a tensor as its value that wants a gradient: that depends on how many different indices "
+        "there are, and a program has fixed sizes. Allowed: torch.where(mask, value, x), or a value that wants none"
+    )
 
 
 def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
@@ -156,10 +185,12 @@ def _hypot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """torch_xla 2.9 scales what is kept by 1/p; it should be 1/(1-p)."""
+    """torch_xla 2.9 scales what is kept by 1/p; it should be 1/(1-p). An infinity or a NaN times 0 is NaN."""
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
-        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+        return x * 0, torch.zeros_like(x, dtype=torch.bool)
     mask = torch.rand_like(x, dtype=torch.float32) >= p
-    return torch.where(mask, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype)), mask
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    scale, zero = (torch.full((), value, dtype=wide.dtype) for value in (1.0 / (1.0 - p), 0.0))
+    return (wide * torch.where(mask, scale, zero)).to(x.dtype), mask

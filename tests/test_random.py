@@ -122,3 +122,14 @@ def test_uniform_numbers_between_equal_bounds(dtype):
     x = torch.zeros(4, dtype=dtype)
     torch.compile(lambda x: x.uniform_(2, 2), backend="kp_tpu")(x)
     assert x.tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("p", [0.5, 1.0])
+def test_dropout_of_infinities_and_nan_is_nan_where_it_drops(p, device):
+    x = torch.tensor([torch.nan, torch.inf, -torch.inf] * 20, device=device, requires_grad=True)
+    result = compiled(lambda x: F.dropout(x, p))(x)
+    assert not (result == 0).any()
+    assert result.isnan()[0]
+    gradient = torch.autograd.grad(result.nan_to_num().sum(), x)[0]
+    assert gradient.isfinite().all()
