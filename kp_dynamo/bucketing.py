@@ -77,19 +77,23 @@ class Bucketing:
             if not plan.inputs:
                 return list(run(*args, *map(torch.tensor, plan.lengths)))
             arguments = self._arguments
-            if arguments is not None:
-                arguments.require_separate(args)
-            padded = list(args)
-            for position, shape in plan.inputs:
-                padded[position] = self._resized(padded[position], shape) if isinstance(shape, tuple) else shape
-            results = list(run(*padded, *map(torch.tensor, plan.lengths)))
-            for position, shape in plan.results:
-                results[position] = self._resized(results[position], shape) if isinstance(shape, tuple) else shape
-            if arguments is not None:
+            if arguments is None:
+                return self._run_padded(run, args, plan)[1]
+            with arguments.checked(args):
+                padded, results = self._run_padded(run, args, plan)
                 arguments.bring_back(args, padded, results, self._resized)
             return results
 
         return called
+
+    def _run_padded(self, run: Callable[..., Any], args: Sequence[Any], plan: _Plan) -> tuple[list[Any], list[Any]]:
+        padded = list(args)
+        for position, shape in plan.inputs:
+            padded[position] = self._resized(padded[position], shape) if isinstance(shape, tuple) else shape
+        results = list(run(*padded, *map(torch.tensor, plan.lengths)))
+        for position, shape in plan.results:
+            results[position] = self._resized(results[position], shape) if isinstance(shape, tuple) else shape
+        return padded, results
 
     def allowed(self, pipeline: Pipeline, strict: bool, aliases: ResultAliases) -> Pipeline:
         """`pipeline`, without the masks where results or writes in place forbid padding.
@@ -116,7 +120,8 @@ class Bucketing:
             # A later pass may have replaced it.
             node = next((n for n in gm.graph.nodes if n.name == name), None)
             where = name if node is None else f"{node.target}{user_line(node)}"
-            self._refuse(f"{where}: {reason}")
+            # An input's name in the graph is nothing that the user knows.
+            self._refuse(reason if node is not None and node.op == "placeholder" else f"{where}: {reason}")
         self._sizes = gm.meta.get(PADDED_SIZES, frozenset())
 
     def _refuse(self, reason: str) -> None:
@@ -154,8 +159,9 @@ class Bucketing:
         shrunk = next((size for size in self._sizes if _value(size, padded) < _value(size, true)), None)
         if broken is not None:
             reason = (
-                f"the model has been captured for {self._named(broken)}. Mark the sizes that vary with "
-                "kp_dynamo.mark_sequence and leave dynamic=True out, or choose buckets that agree with it"
+                f"the model has been captured for {self._named(broken)}. Where your code branches on that size, use "
+                "it as a number (x * (x.shape[1] > 6)) or choose buckets on the same side. Where you do not mean it to "
+                "vary, mark the sizes that do with kp_dynamo.mark_sequence and leave dynamic=True out"
             )
         elif shrunk is not None:
             reason = f"a tensor of size {self._named(shrunk)} would be too short. {_REMEDY}"

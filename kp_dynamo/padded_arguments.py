@@ -6,7 +6,8 @@ over the caller's tensor, and the views are taken of that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from kp_dynamo.result_aliases import ResultAliases
 
 _OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 _OF_INPUT = (OutputType.alias_of_input, OutputType.is_input)
+_CLONE = "Return a copy: add .clone() to one of them"
 Cut = Callable[[torch.Tensor, Shape], torch.Tensor]
 
 
@@ -53,21 +55,26 @@ class PaddedArguments:
         for number, info in enumerate(self._metadata.output_info):
             if info.output_type in _OF_INPUT:
                 if may_be_padded(info.base_idx) and self.taken.get(number) != info.base_idx:
-                    return f"result {number} shares memory with input {info.base_idx}, whose size is padded"
+                    return f"result {number} shares memory with input {info.base_idx}, whose size is padded. {_CLONE}"
             elif info.output_type not in _OWN_MEMORY and info.dynamic_dims:
-                return f"result {number} shares memory with another result, and its size is padded"
+                return f"result {number} shares memory with another result, and its size is padded. {_CLONE}"
         for position in self._aliases.of_padded(may_be_padded):
-            return f"result {position} of the graph shares memory with an input or another result, and is padded"
+            return f"result {position} shares memory with an input or another result, and is padded. {_CLONE}"
         return None
 
-    def require_separate(self, args: Sequence[Any]) -> None:
+    @contextlib.contextmanager
+    def checked(self, args: Sequence[Any]) -> Iterator[None]:
         """Raise where arguments overlap and one is written to: of padded copies nothing tells so.
+
+        Within, views of arguments can be taken, and copies are made that can be written to as the arguments are.
 
         Raises:
             TPUValidationError: They do.
         """
         if self._written:
-            OverlapCheck(self._written, frozenset()).require_same(args)
+            OverlapCheck(self._written, {}).require_same(args)
+        with where_views_can_be_taken(args, self._aliases):
+            yield
 
     def bring_back(self, args: Sequence[Any], padded: Sequence[Any], results: list[Any], cut: Cut) -> None:
         """Copy what was written to padded copies over the arguments, and take views of these."""
@@ -75,10 +82,8 @@ class PaddedArguments:
             if padded[position] is not args[position]:
                 updated = cut(padded[position], tuple(args[position].shape))
                 _as_autograd_sees(args[position], self._metadata.input_info[position]).copy_(updated)
-        if self.taken:
-            with where_views_can_be_taken(args, self._aliases):
-                for number in self.taken:
-                    results[number] = self._aliases.taken_of(args, number, results[number])
+        for number in self.taken:
+            results[number] = self._aliases.taken_of(args, number, results[number])
 
 
 def _as_autograd_sees(argument: torch.Tensor, info: Any) -> torch.Tensor:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.host_layout import to_host
+
 Shape = tuple[int, ...]
 
 
@@ -28,12 +30,13 @@ class Resize(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
         if gradient is None:  # what eager leaves undefined
             return None, None, None
-        return resized(gradient, ctx.shape, poisons=ctx.poisons), None, None
+        # Recorded under create_graph=True, so that a second backward comes to AOTAutograd's, which refuses it.
+        return Resize.apply(gradient, ctx.shape, ctx.poisons), None, None  # type: ignore[no-untyped-call]
 
 
 def resized(tensor: torch.Tensor, shape: Shape, *, poisons: bool) -> torch.Tensor:
     """A copy of `tensor`, cut to `shape` or padded to it, made on the host, dense, its strides in the same order."""
-    host = tensor.detach().cpu()
+    host: torch.Tensor = to_host([tensor.detach()], [None])[0]
     common = tuple(slice(0, min(a, b)) for a, b in zip(tensor.shape, shape, strict=True))
     if all(new <= old for new, old in zip(shape, tensor.shape, strict=True)):
         return host[common].clone().to(tensor.device)

@@ -66,7 +66,8 @@ def evaluated(size: Any, values: Values) -> Any:
     """
     if not isinstance(size, torch.SymInt):
         return size
-    number = sympy.sympify(size.node.expr.xreplace(dict(values)))
+    # torch's own Max and Min take no Python numbers.
+    number = size.node.expr.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()})
     if number.free_symbols:
         raise KeyError(str(number))
     return int(number)

@@ -56,7 +56,7 @@ def _depending(values: list[Tensor], signal: Tensor) -> list[Tensor]:
 
 def held(value: Tensor) -> Tensor:
     """A value that the TPU's compiler computes once, as it stands, and fuses into no reader; elsewhere the value."""
-    kept: Tensor = value if _BARRIER.get() is None else torch.ops.kp.wait_for([], value)[0]
+    kept: Tensor = value if not keeps_barriers() else torch.ops.kp.wait_for([], value)[0]
     return kept
 
 
@@ -73,3 +73,8 @@ def _fake(values: list[Tensor], signal: Tensor) -> list[Tensor]:
 
 
 torch.library.register_fake("kp::wait_for", _fake, lib=_library)
+
+
+def keeps_barriers() -> bool:
+    """Whether the compiler that is traced for is a TPU's."""
+    return _BARRIER.get() is not None

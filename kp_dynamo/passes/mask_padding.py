@@ -25,6 +25,7 @@ Source: the definitions of the operators; masked keys as in Vaswani et al., "Att
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,7 +139,19 @@ def _require_known(inputs: Sequence[fx.Node], symbols: Sequence[str]) -> None:
         unknown = {str(s) for s in _symbols([node])} - set(symbols)
         # Dynamo hands on the strides and storage offsets of inputs, which mean nothing to a functional graph.
         if unknown and node.users:
-            raise RefusedNode(node, f"a number that is no size of an input varies ({', '.join(sorted(unknown))})")
+            raise RefusedNode(
+                node,
+                f"the number {_in_users_words(node, unknown)} varies beside the sizes. Give it as a tensor, and use "
+                "that in a mask or an index (torch.where, x.scatter)",
+            )
+
+
+def _in_users_words(node: fx.Node, names: set[str]) -> str:
+    """The numbers as the user's code calls them, where Dynamo knows: "start", "self.step"."""
+    value = node.meta.get("val")
+    sources = getattr(getattr(getattr(value, "node", None), "shape_env", None), "var_to_sources", {})
+    found = {str(symbol): known[0].name() for symbol, known in sources.items() if known}
+    return ", ".join(re.sub(r"L\['(\w+)'\]", r"\1", found.get(name, name)) for name in sorted(names))
 
 
 def _in_order(masks: Masks, result: Any, output: fx.Node) -> Any:

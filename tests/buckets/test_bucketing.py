@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -336,7 +337,8 @@ def test_lengths_that_break_a_guard_are_told(caplog):
             assert_same(run(x, w), scores(x, w))
     assert snapshot()["exact_lengths"] > before
     assert "cannot be padded to" in caplog.text
-    assert "Mark the sizes that vary" in caplog.text
+    assert "Where your code branches on that size, use it as a number" in caplog.text
+    assert "mark the sizes that do with kp_dynamo.mark_sequence" in caplog.text
 
 
 def test_lengths_that_break_a_guard_are_an_error_under_strict():
@@ -356,3 +358,107 @@ def test_lengths_that_break_a_guard_are_an_error_under_strict():
 def test_results_lie_in_memory_as_in_eager(fn):
     for length in (3, 5, 8):
         assert compiled(fn, buckets=[8])(rows(length)).stride() == fn(rows(length)).stride()
+
+
+def decode(x, cache, start):
+    cache[:, start : start + x.shape[1]] = x
+    return cache.sum(1)
+
+
+def decode_by_scatter(x, cache, start):
+    places = (start + torch.arange(x.shape[1]))[None, :, None].expand_as(x)
+    cache.scatter_(1, places, x)
+    return cache.sum(1)
+
+
+def decode_by_mask(x, cache, start):
+    length, places = x.shape[1], torch.arange(cache.shape[1])
+    is_new = ((places >= start) & (places < start + length))[None, :, None]
+    new = x.index_select(1, (places - start).clamp(0, length - 1))
+    cache.copy_(torch.where(is_new, new, cache))
+    return cache.sum(1)
+
+
+def prefill(x, cache, start):
+    cache[:, : x.shape[1]] = x
+    return cache.sum(1)
+
+
+def test_a_number_that_varies_is_named_as_the_user_does(caplog, monkeypatch):
+    monkeypatch.setattr("kp_dynamo.bucketing._told", set())  # a reason is told once in a process
+    run = compiled(decode, buckets=BUCKETS)
+    # torch_xla sets it to False where a test imports it first.
+    varies = torch._dynamo.config.patch(automatic_dynamic_shapes=True)
+    with varies, caplog.at_level(logging.WARNING, "kp_dynamo"):
+        for length, start in ((5, 0), (6, 5), (7, 11)):
+            cache, expected = torch.zeros(3, 32, 4), torch.zeros(3, 32, 4)
+            assert_same((run(rows(length), cache, start), cache), (decode(rows(length), expected, start), expected))
+    (warning,) = [r.getMessage() for r in caplog.records if "padded to buckets" in r.getMessage()]
+    assert "not padded to buckets: the number start varies beside the sizes. Give it as a tensor" in warning
+
+
+@pytest.mark.parametrize("fn", [decode_by_scatter, decode_by_mask, prefill])
+def test_caches_are_written_at_padded_sizes(fn):
+    run = compiled(fn, buckets=BUCKETS, strict=True)
+    with counted() as counts:
+        for length, place in ((5, 0), (6, 5), (7, 11)):
+            start, cache, expected = torch.tensor([place]), torch.zeros(3, 32, 4), torch.zeros(3, 32, 4)
+            assert_same((run(rows(length), cache, start), cache), (fn(rows(length), expected, start), expected))
+    assert counts.programs == 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "remedy"),
+    [
+        (lambda x: ((y := x * 2), y[:, 1:]), "is padded. Return a copy: add .clone() to one of them"),
+        (
+            lambda x: torch.zeros(3, 32, 4).index_copy(1, torch.arange(x.shape[1]), x),
+            "by an index that has a tail. Allowed: x.scatter(dim, index, value)",
+        ),
+    ],
+)
+def test_a_refusal_says_what_to_do(fn, remedy):
+    with pytest.raises(Exception, match=re.escape(remedy)):
+        compiled(fn, buckets=BUCKETS, strict=True)(rows(5))
+
+
+def test_a_copy_of_a_shared_result_is_padded():
+    run = compiled(lambda x: ((y := x * 2), y[:, 1:].clone()), buckets=BUCKETS, strict=True)
+    for length in (5, 7):
+        assert_same(run(rows(length)), ((y := rows(length) * 2), y[:, 1:].clone()))
+
+
+def test_a_second_backward_is_refused_and_not_left_out():
+    """The gradient of a penalty on gradients was lost: those had no graph."""
+    x = rows(5, trains=True)
+    (gradient,) = torch.autograd.grad(compiled(softmax, buckets=BUCKETS)(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        gradient.square().sum().backward()
+
+
+@pytest.mark.parametrize("buckets", [BUCKETS, None], ids=["buckets", "exact"])
+def test_the_larger_of_two_sizes(buckets):
+    def fn(x, y):
+        return x.new_ones(max(x.shape[0], y.shape[0])) * x.sum()
+
+    run = compiled(fn, dynamic=True, **({"buckets": buckets} if buckets else {}))
+    for first, second in ((3, 5), (6, 2)):
+        assert_same(run(torch.ones(first), torch.ones(second)), fn(torch.ones(first), torch.ones(second)))
+
+
+def rotated(x):
+    """Rotary embedding in complex numbers."""
+    angles = torch.outer(torch.arange(x.shape[1]).float(), torch.tensor([1.0, 0.01]))
+    turns = torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(2)
+
+
+def test_complex_numbers_are_padded():
+    run = compiled(rotated, buckets=BUCKETS, strict=False)
+    with counted() as counts:
+        for length in (5, 7):
+            mine, eager = rows(length, trains=True), rows(length, trains=True)
+            run(mine).square().sum().backward()
+            rotated(eager).square().sum().backward()
+            assert_same((run(mine).detach(), mine.grad), (rotated(eager).detach(), eager.grad))
+    assert counts.graphs == 2

@@ -203,3 +203,22 @@ def test_an_input_that_is_cut_from_a_wider_one_is_padded():
         x = torch.randn(3, length, length + 3)[:, :, :length]
         assert_same(run(mark_sequence(mark_sequence(x, 1), 2)), x.softmax(1) @ x.mT)
     assert snapshot()["bucket_refusals"] == before
+
+
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+def test_writing_beside_a_view_in_inference_mode(device):
+    """torch_xla takes no view of an ordinary tensor there: what is padded must not be bound to that mode either."""
+
+    def fn(state, rows):
+        state.mul_(2)
+        return (rows.view(-1),)
+
+    run = compiled(fn, buckets=[8, 16])
+    for length in LENGTHS:
+        value, rows = torch.randn(3, length), torch.ones(2, 3)
+        states, my_rows = [on(device, value), value.clone()], on(device, rows)
+        mark_sequence(states[0], 1)
+        with torch.inference_mode():
+            found = [*run(states[0], my_rows), states[0]]
+            expected = [*fn(states[1], rows), states[1]]
+            assert_same([t.contiguous().cpu() for t in found], [t.contiguous() for t in expected])

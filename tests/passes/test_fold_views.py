@@ -153,6 +153,12 @@ def test_a_product_with_an_incoming_gradient_stays():
     assert len(left) == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32], ids=str)
+def test_integers_and_complex_numbers_are_left_alone(dtype):
+    x, w = torch.ones(2, 3, 4).to(dtype), torch.ones(4, 5).to(dtype)
+    assert not folded(trace_inference(torch.matmul, x, w)).rewritten
+
+
 def test_symbolic_sizes_are_left_alone():
     seen = []
 

@@ -79,7 +79,10 @@ def _index_put(call: Call) -> Padded:
     start, end = _span(given)
     looked_up = broadcast([index.dims for index in given[start:end]])
     if any(map(has_tail, looked_up)) and not adds:
-        raise Refused("elements are written by an index that has a tail")
+        raise Refused(
+            "elements are written by an index that has a tail. Allowed: x.scatter(dim, index, value), and adding, "
+            "x.index_add(dim, index, value), which leave the tail out"
+        )
     written = (*x.dims[:start], *looked_up, *x.dims[end:])
     full = values.tensor.expand(_shape_of(call, x, given, (start, end)))
     added = call.masks.filled(Padded(full, written), range(start, start + len(looked_up)), 0)

@@ -137,7 +137,7 @@ _ELEMENTWISE = {
     aten.randn_like.default, aten.randint_like.default, aten.randint_like.low_dtype, aten.where.ScalarOther,
     aten.where.ScalarSelf, aten.where.self, aten.zeros_like.default, aten._to_copy.default, aten.fill.Scalar,
     aten.fill.Tensor, aten.copy.default, aten.normal.Tensor_float, aten.normal.float_Tensor,
-    aten.normal.Tensor_Tensor, kp.shard_batch.default,
+    aten.normal.Tensor_Tensor, aten.complex.default, aten.polar.default, aten._conj.default, kp.shard_batch.default,
 }  # fmt: skip
 
 

@@ -35,6 +35,16 @@ def _as_strided(call: Call) -> Padded:
     return viewed(call.masks, x, list(call.like.shape))
 
 
+@rule(aten.view_as_real.default, layouts="...")
+def _view_as_real(call: Call) -> Padded:
+    return Padded(call.unchanged(), (*call.args[0].dims, *plain([2])))
+
+
+@rule(aten.view_as_complex.default, layouts="...")
+def _view_as_complex(call: Call) -> Padded:
+    return Padded(call.unchanged(), call.args[0].dims[:-1])
+
+
 @rule(aten.permute.default, layouts="...")
 def _permute(call: Call) -> Padded:
     x, order = call.args
