@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
+from torch._prims_common import compute_elementwise_output_logical_to_physical_perm, make_contiguous_strides_for
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,6 +36,46 @@ def _suggested(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
     return _empty(result, suggested_format(args[0]))
 
 
+def _rolled(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """A concatenation for each dimension: channels last where both parts are, and an empty part is contiguous."""
+    x: torch.Tensor = args[0]
+    shifts, dims = args[1], args[2] if len(args) > 2 else []
+    if any(isinstance(size, int) and size == 0 for size in x.shape):
+        return x.clone()
+    is_whole = any(
+        isinstance(x.shape[d], int) and shift % x.shape[d] == 0 for shift, d in zip(shifts, dims, strict=False)
+    )
+    return _suggested(args, result) if dims and not is_whole else _contiguous(args, result)
+
+
+def _joined(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """Of `cat_compute_output_memory_format` (TensorShape.h), which asks dimensions of one element for strides too."""
+    formats = {suggested_format(part) for part in args[0]}
+    return _empty(result, formats.pop() if len(formats) == 1 else torch.contiguous_format)
+
+
+def _stacked(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """Behind the last dimension a concatenation of unsqueezed parts; elsewhere a view of one, as fake tensors say."""
+    is_behind = len(args) > 1 and args[1] in (-1, args[0][0].dim())
+    return _joined(([part.unsqueeze(-1) for part in args[0]],), result) if is_behind else result
+
+
+def _angle(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """That of complex numbers is written to an empty tensor."""
+    return _contiguous(args, result) if args[0].is_complex() else result
+
+
+def _as_the_first(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """Kernels that take an empty tensor like their first operand; a decomposition asks the others as well."""
+    return torch.empty_like(args[0]) if result.dim() == args[0].dim() else result
+
+
+def _columns(_: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """LAPACK's matrices."""
+    *batch, rows, columns = range(result.dim())
+    return _permuted(result, [*batch, columns, rows])
+
+
 def _elementwise(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
     """As the sum of the operands: the references make the result contiguous where one of them has no dimensions."""
     tensors = [a for a in args if isinstance(a, torch.Tensor) and a.dim() > 0]
@@ -43,6 +83,17 @@ def _elementwise(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
         return result
     total = tensors[0] + 0 if len(tensors) == 1 else torch.add(*tensors[:2])
     return total.to(result.dtype)
+
+
+def _with_number(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """As with a tensor of no dimensions: eager's kernel orders dimensions of one element by their strides.
+
+    Fake tensors make the result of a contiguous operand and a number contiguous.
+    """
+    tensors = [a for a in args[:2] if isinstance(a, torch.Tensor)]
+    if len(tensors) != 1 or not tensors[0].dim():
+        return result
+    return (tensors[0] + torch.zeros((), dtype=tensors[0].dtype)).to(result.dtype)
 
 
 def _of_a_clone(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
@@ -68,10 +119,39 @@ def _indexed(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
     behind = (None,) * (result.dim() - first - len(shape))
     whole = [index.expand(shape)[(*(None,) * first, ..., *behind)] for index in indices]
     order = compute_elementwise_output_logical_to_physical_perm(*(t.expand(result.shape) for t in (rest, *whole)))
-    return torch.empty_permuted(result.shape, order, dtype=result.dtype, device=result.device)
+    return _permuted(result, order)
+
+
+def _transformed(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """MKL's transforms: the other dimensions outermost, by their strides, then those transformed (SpectralOps.cpp)."""
+    x, dims = args[0], list(args[1])
+    if not torch.backends.mkl.is_available():
+        return _empty(result, torch.contiguous_format)
+    if not x.is_complex():  # the last is transformed first, and halved
+        return _permuted(result, _batch_order(x, dims) + _by_strides(x, dims[:-1]) + dims[-1:])
+    if result.is_complex():
+        return _permuted(result, _batch_order(x, dims) + _by_strides(x, dims))
+    if len(dims) > 1:  # a complex transform of all dimensions but the last, then one of the last
+        x = _transformed((x, dims[:-1]), x)
+    return _permuted(result, _batch_order(x, dims[-1:]) + dims[-1:])
+
+
+def _batch_order(x: torch.Tensor, dims: Sequence[int]) -> list[int]:
+    return _by_strides(x, [d for d in range(x.dim()) if d not in dims])
+
+
+def _by_strides(x: torch.Tensor, dims: Sequence[int]) -> list[int]:
+    return sorted(dims, key=x.stride, reverse=True)
+
+
+def _permuted(like: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    return torch.empty_permuted(like.shape, list(order), dtype=like.dtype, device=like.device)
 
 
 RULES: dict[Any, Rule] = {
+    aten._fft_r2c.default: _transformed,
+    aten._fft_c2c.default: _transformed,
+    aten._fft_c2r.default: _transformed,
     aten.index.Tensor: _indexed,
     aten.native_batch_norm.default: _dense,
     aten._native_batch_norm_legit.default: _dense,
@@ -87,6 +167,19 @@ RULES: dict[Any, Rule] = {
     aten.replication_pad2d.default: _suggested,
     aten.replication_pad3d.default: _suggested,
     aten.channel_shuffle.default: _suggested,
+    aten.roll.default: _rolled,
+    aten.cat.default: _joined,
+    aten.stack.default: _stacked,
+    aten.linalg_eig.default: _columns,
+    aten.pow.Scalar: _contiguous,
+    aten.binary_cross_entropy.default: _as_the_first,
+    aten.nll_loss2d_forward.default: _contiguous,
+    aten.native_dropout_backward.default: _elementwise,
+    aten.logaddexp.default: _elementwise,
+    aten.logical_and.default: _elementwise,
+    aten.logical_or.default: _elementwise,
+    aten.logical_xor.default: _elementwise,
+    aten.heaviside.default: _elementwise,
     aten.normal.Tensor_Tensor: _contiguous,
     aten.xlogy.Tensor: _elementwise,
     aten.special_xlog1py.default: _elementwise,
@@ -95,15 +188,26 @@ RULES: dict[Any, Rule] = {
     aten.div.Tensor_mode: _elementwise,
     aten.floor_divide.default: _elementwise,
     aten.copysign.Tensor: _elementwise,
+    aten.complex.default: _elementwise,
+    aten.angle.default: _angle,
+    **dict.fromkeys(
+        (
+            aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.rsub.Scalar, aten.remainder.Scalar,
+            aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar,
+        ),
+        _with_number,
+    ),
     aten.select_scatter.default: _of_a_clone,
     aten.slice_scatter.default: _of_a_clone,
     aten.diagonal_scatter.default: _of_a_clone,
-}
+}  # fmt: skip
 
 # Parts of the names that functions with these operators go by in Dynamo's graphs.
 _NAMES = (
     "norm", "pool", "pad", "sigmoid", "rrelu", "div", "copysign", "scatter", "shuffle", "xlog", "normal",
-    "boolean_dispatch",
+    "boolean_dispatch", "fft", "roll", "cat", "stack", "eig", "pow", "ldexp", "nll_loss", "cross_entropy", "logical",
+    "logaddexp", "heaviside",
+    "one_hot",
 )  # fmt: skip
 
 
@@ -122,8 +226,8 @@ class EagerRules(TorchDispatchMode):
             return results
         if isinstance(results, torch.Tensor):
             return rule(args, results)
-        # The indices of a pool lie as its values do; the statistics of a norm have one dimension.
-        rank = results[0].dim()
+        # The indices of a pool lie as its values do; the statistics of a norm have one dimension, eigenvalues lack one.
+        rank = max(r.dim() for r in results if isinstance(r, torch.Tensor))
         return tuple(rule(args, r) if isinstance(r, torch.Tensor) and r.dim() == rank else r for r in results)
 
 
@@ -152,6 +256,18 @@ def _empty(like: torch.Tensor, memory_format: torch.memory_format) -> torch.Tens
     return torch.empty(like.shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
+def has_free_strides(value: Any) -> bool:
+    """Whether a tensor counts as contiguous, and dimensions of one element have other strides than one that is new.
+
+    Static sizes alone: of symbolic ones no guard is to be made.
+    """
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    if not all(isinstance(n, int) for n in (*value.shape, *value.stride())) or 1 not in value.shape:
+        return False
+    return value.is_contiguous() and value.stride() != make_contiguous_strides_for(value.shape)
+
+
 def _is_zero(step: Any) -> bool:
     return isinstance(step, int) and step == 0
 
@@ -169,9 +285,12 @@ def _strides_text(value: Any) -> str:
 
 
 def after_function(target: Any, known: Any, value: Any) -> Any:
-    """The rule of a function that chooses its operator by the kind of tensor that it is given.
+    """The rule of a function that chooses its operators by the kind of tensor that it is given.
 
-    `max_pool1d` without gradients has a kernel of its own on the CPU, which fake tensors are kept from.
+    `max_pool1d` without gradients has a kernel of its own on the CPU, which fake tensors are kept from; `one_hot` is
+    written into zeros there, and a comparison of fake tensors.
     """
+    if target is F.one_hot:
+        return _empty(value, torch.contiguous_format)
     is_own = target in (F.max_pool1d, torch.max_pool1d) and isinstance(known, torch.Tensor) and not known.requires_grad
     return _empty(value, torch.contiguous_format) if is_own else value

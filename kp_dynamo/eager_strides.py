@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.eager_rules import EagerRules, after_function, may_be_named_otherwise, same_strides
+from kp_dynamo.eager_rules import EagerRules, after_function, has_free_strides, may_be_named_otherwise, same_strides
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ def eager_results(gm: fx.GraphModule) -> list[Any]:
 def _may_differ(node: fx.Node) -> bool:
     if node.target is operator.getitem:  # indexing by a tensor copies; by numbers and slices it takes a view
         return any(isinstance(n.meta.get("example_value"), torch.Tensor) for n in node.all_input_nodes[1:])
+    if any(has_free_strides(n.meta.get("example_value")) for n in node.all_input_nodes):
+        return True
     return may_be_named_otherwise(node.target if isinstance(node.target, str) else str(node.target))
 
 
@@ -52,14 +54,15 @@ def _again(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, EagerRules():  # type: ignore[no-untyped-call]
             value = after_function(node.target, known, _called(node, args, kwargs))
+        is_copy = _storages(value).isdisjoint(_storages((args, kwargs)))
     except (
         RuntimeError,
         TypeError,
         ValueError,
-    ) as error:  # what Dynamo could compute: its strides are at worst those of before
+    ) as error:  # what Dynamo could compute, under vmap too: its strides are at worst those of before
         logger.debug("%s cannot be computed again for its strides: %s", node.name, error)
         return known
-    is_known = same_strides(value, known) and _storages(value).isdisjoint(_storages((args, kwargs)))
+    is_known = same_strides(value, known) and is_copy
     return known if is_known or not _have_same_sizes(value, known) else value
 
 

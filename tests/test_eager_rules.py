@@ -16,10 +16,36 @@ SCALAR = torch.ones(())
 OF_ANY_RANK = {
     "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
     "batch_norm in evaluation": lambda x: F.batch_norm(x, torch.zeros(x.shape[1]), torch.ones(x.shape[1])),
+    "power of a number": lambda x: 2.0**x,
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x.sigmoid(), x.contiguous().sigmoid(), reduction="none"),
+    "ldexp": lambda x: torch.ldexp(x[:1], x),
+    "logaddexp": lambda x: torch.logaddexp(x[:, :1], x),
+    "logical_and": lambda x: torch.logical_and(x[:, :1], x),
+    "cat": lambda x: torch.cat([x, x[:, :1]], 1),
+    "stack": lambda x: torch.stack([x, x, x]),
+    "stack behind": lambda x: torch.stack([x, x], -1),
+    "stack between": lambda x: torch.stack([x, x], 1),
+    "eigenvectors": lambda x: torch.linalg.eig(x.unsqueeze(-1) * x.unsqueeze(-2)),
+    "rfft": torch.fft.rfft,
+    "rfft of the first": lambda x: torch.fft.rfft(x, dim=0),
+    "rfft of two": lambda x: torch.fft.rfftn(x, dim=(1, 0)),
+    "fft of two": lambda x: torch.fft.fftn(x, dim=(-1, 0)),
+    "fft of all complex": lambda x: torch.fft.fftn(torch.complex(x, x)),
+    "irfft": lambda x: torch.fft.irfft(torch.complex(x, x), dim=1),
+    "irfft of two": lambda x: torch.fft.irfftn(torch.complex(x, x), dim=(0, -1)),
+    "fftshift": lambda x: torch.fft.fftshift(torch.fft.ifft(torch.complex(x, x), dim=1)),
+    "hfft": lambda x: torch.fft.hfft(torch.complex(x, x)),
+    "stft": lambda x: torch.stft(x.flatten(0, -2), 4, 2, 4, torch.ones(4), return_complex=True, pad_mode="constant"),
+    "roll": lambda x: x.roll(1, 0),
+    "roll of two": lambda x: x.roll((1, -1), (1, -1)),
+    "roll by nothing": lambda x: x.roll(4, 1),
+    "roll of all": lambda x: x.roll(1),
     "logsigmoid": F.logsigmoid,
     "rrelu": F.rrelu,
     "floor of a quotient": lambda x: x.div(SCALAR, rounding_mode="floor"),
     "copysign": lambda x: x.copysign(SCALAR),
+    "complex": lambda x: torch.complex(x[:, :1].expand(x.shape), x),
+    "angle": lambda x: torch.complex(x, x).angle(),
     "xlogy": lambda x: torch.xlogy(x, torch.ones(x.shape[-1])),
     "select_scatter": lambda x: x.select_scatter(x[:, 0], 1, 0),
     "slice_scatter": lambda x: x.slice_scatter(x[:, :1], 1, 0, 1),
@@ -31,6 +57,9 @@ OF_IMAGES = {
     "reflection": lambda x: F.pad(x, (1, 1, 0, 0), mode="reflect"),
     "replication": lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"),
     "channel_shuffle": lambda x: F.channel_shuffle(x, 2),
+    "nll_loss of each": lambda x: F.nll_loss(
+        x, torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.long), reduction="none"
+    ),
 }
 OF_VOLUMES = {
     "avg_pool3d": lambda x: F.avg_pool3d(x, 1),
@@ -90,3 +119,25 @@ def test_fake_strides_of_indexing_are_those_of_eager(name):
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, EagerRules():
             fake = INDEXED[name](*map(mode.from_tensor, (x, i, j)))
         assert strides(fake) == strides(INDEXED[name](x, i, j)), (x.stride(), i.stride(), j.stride())
+
+
+WITH_NUMBERS = [
+    lambda x: x + 1,
+    lambda x: 1 - x,
+    lambda x: x * 2,
+    lambda x: x / 2,
+    lambda x: x > 0,
+    lambda x: x.sin(),
+    lambda x: x + x,
+]
+
+
+@pytest.mark.parametrize("number", range(len(WITH_NUMBERS)))
+def test_strides_of_dimensions_with_one_element(number):
+    fn = WITH_NUMBERS[number]
+    for shape in itertools.product((1, 2, 3), repeat=3):
+        for order in itertools.permutations(range(3)):
+            x = torch.randn([shape[d] for d in order]).permute([order.index(d) for d in range(3)])
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode, EagerRules():
+                fake = fn(mode.from_tensor(x))
+            assert fake.stride() == fn(x).stride(), (shape, x.stride())

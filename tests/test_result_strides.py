@@ -89,3 +89,22 @@ def test_strides_of_windows_that_overlap():
 
 def windows(x):
     return F.avg_pool1d(x.unfold(1, 2, 1).transpose(1, 2), 2)
+
+
+FREE_STRIDES = {
+    "a row": (lambda x: x + 1, torch.arange(5.0).reshape(5, 1).mT),
+    "a permuted tensor": (lambda x: (x + 1) * 2, torch.arange(12.0).reshape(3, 1, 4).permute(0, 2, 1)),
+    "an empty view": (lambda x: (x + 1).mT, torch.ones(2, 0, 3)),
+    "inverses of nothing": (torch.linalg.inv, torch.ones(0, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("buckets", [None, "pow2"])
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", FREE_STRIDES)
+def test_strides_of_dimensions_with_one_element_or_none(name, trains, buckets):
+    fn, x = FREE_STRIDES[name]
+    how = {} if buckets is None else {"buckets": buckets}
+    found, expected = (run(x.detach().requires_grad_(trains)) for run in (compiled(fn, **how), fn))
+    assert found.stride() == expected.stride()
+    assert_same(found, expected)
