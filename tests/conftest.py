@@ -19,6 +19,9 @@ settings.register_profile("kp_dynamo", derandomize=True, deadline=None)
 settings.load_profile("kp_dynamo")
 
 
+_OF_DYNAMO = ("automatic_dynamic_shapes", "assume_static_by_default", "specialize_float", "recompile_limit")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _xla_client() -> None:
     """Starts the XLA client before any backward on the CPU, after which torch 2.9 has no XLA backward left."""
@@ -31,5 +34,8 @@ def _xla_client() -> None:
 def _fresh_start() -> Iterator[None]:
     """Seeds torch, and makes Dynamo forget: its recompile limit counts over all tests of a process."""
     torch.manual_seed(0)
+    before = {name: getattr(torch._dynamo.config, name) for name in _OF_DYNAMO}
     yield
     torch._dynamo.reset()
+    # What a test leaves changed fails another one, far away.
+    assert before == {name: getattr(torch._dynamo.config, name) for name in _OF_DYNAMO}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.sweep.kinds import FLOATS, INTEGERS, SUBNORMAL
+from tests.sweep.kinds import FLOATS, INTEGERS, SHAPES, SUBNORMAL
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ _MEAN = "the mean of infinities is infinite; eager's running mean of a variance 
 
 
 _ALL = tuple(FLOATS)
-_REFUSED = "refused, with its gradient: a value decides a shape"
 _NO_GRADIENT = "a norm of order 0 has no gradient under any backend of torch 2.9"
 _NO_PLACE = "equal elements have places of their own"
 _LERP = "torch takes it apart: v1 + (v2 - v1) * weight, in which infinities cancel; eager weighs each"
@@ -44,7 +43,6 @@ KNOWN_FLOATS: dict[str, Difference] = {
     "cholesky": _differs("XLA's own factorisation; eager gives the infinity back", "inf"),
     "cumprod": _differs(_TRACED, *_INFINITE),
     "dist": _differs("powers of tiny differences underflow; eager accumulates in float64", "tiny"),
-    "index_put": _differs(_REFUSED, *_ALL),
     "kthvalue": _differs(_NO_PLACE, *_INFINITE, "nan", "zero"),
     "linalg.det": _differs("of no elements: a constant, where eager's wants a gradient, which is None", *_ALL),
     "linalg.lu_solve": _differs(_SOLVED, "huge"),
@@ -54,7 +52,6 @@ KNOWN_FLOATS: dict[str, Difference] = {
     "lu_solve": _differs(_SOLVED, "huge"),
     "masked.cumprod": _differs(_TRACED, *_INFINITE, "nan"),
     "max_pool2d_with_indices_backward": _differs(_WINDOW, "nan"),
-    "narrow": _differs(_REFUSED, *_ALL),
     "native_layer_norm": _differs(_MEAN, *_INFINITE),
     "nn.functional.conv_transpose3d": _differs("XLA multiplies the zeros between elements too", *_INFINITE, "nan"),
     "nn.functional.hardswish": _differs(_SCALAR, "nan"),
@@ -74,7 +71,6 @@ KNOWN_FLOATS: dict[str, Difference] = {
     "qr": _differs("R is singular, and its gradient divides by 0", "zero"),
     "std_mean": _differs(_MEAN, *_INFINITE),
     "std_mean.unbiased": _differs(_MEAN, *_INFINITE),
-    "tensor_split": _differs(_REFUSED, *_ALL),
     "topk": _differs(_NO_PLACE, *_INFINITE, "nan", "zero"),
     "triangular_solve": _differs("XLA inverts blocks of the triangle", *_INFINITE, "nan", "zero"),
     "var_mean": _differs(_MEAN, *_INFINITE),
@@ -84,13 +80,15 @@ KNOWN_FLOATS: dict[str, Difference] = {
 KNOWN_INTEGERS: dict[str, Difference] = {
     "chalf": _differs("refused: XLA has no complex numbers of half precision", *INTEGERS),
     "kthvalue": _differs(_NO_PLACE, *INTEGERS),
-    "narrow": _differs(_REFUSED, *INTEGERS),
-    "tensor_split": _differs(_REFUSED, *INTEGERS),
     "to_sparse": _differs("refused: XLA has dense tensors only", *INTEGERS),
     "topk": _differs(_NO_PLACE, *INTEGERS),
 }
 
 KNOWN_SHAPES: dict[str, Difference] = {
+    "linalg.norm.subgradients_at_zero": _differs(
+        _NO_GRADIENT, "no rows", "no columns", "first without rows", "first and scalars"
+    ),
+    "norm": _differs(_NO_GRADIENT, *SHAPES),
     "unsafe_split": _differs("torch's own fake tensors fail, under any backend", "no rows", "first without rows"),
 }
 

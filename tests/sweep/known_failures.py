@@ -19,11 +19,7 @@ class Refusal:
     message: str
 
 
-_VALUE_DECIDES = "a tensor's value decides a shape, and an XLA program has its shapes before it has values"
-
 KNOWN_FAILURES: dict[str, Refusal] = {
     "chalf": Refusal("XLA has no complex numbers of half precision", "complex32"),
-    "narrow": Refusal(_VALUE_DECIDES, "the value of a tensor decides a shape"),
-    "tensor_split": Refusal(_VALUE_DECIDES, "the value of a tensor decides a shape"),
     "to_sparse": Refusal("XLA has dense tensors only", "sparse"),
 }
