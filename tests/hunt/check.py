@@ -79,7 +79,10 @@ def _check(program: Program) -> Outcome:
         return Outcome("invalid", "dropout of zeros: whether they were dropped does not show")
     if references is None:
         return Outcome("invalid", "eager raises in float32 alone")
-    found = differences(mine, references)
+    try:
+        found = differences(mine, references)
+    except torch.linalg.LinAlgError as error:  # after steps of an optimizer along gradients without bound
+        return Outcome("invalid", f"eager fails with other roundings: {_line(error)}")
     if (odd := odd_shares(kept)) is not None:
         found.append(odd)
     ops = tuple(sorted(recorder.ops))

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 Kept = tuple[int, int, float]
 # Below float32's normal range, XLA has zeros.
 _LEAST = 1e-30
+# What is 0 in float32 may be a rounding error in float64: a group norm of one element.
+_NOTHING = 1e-6
 # Deviations: a sum of independent draws is off by so many once in 1e9.
 _DEVIATIONS = 6.0
 
@@ -58,7 +60,7 @@ def replayed(
         if p == 0:  # of modules that always call it
             return x
         mask = waiting.pop(0).to(x.device) != 0
-        mask |= (x == 0) & keeps_zeros
+        mask |= (x.abs() < _NOTHING) & keeps_zeros
         if kept is not None:
             shows = x.abs() > _LEAST
             kept.append((int((mask & shows).sum()), int(shows.sum()), 1 - p if training else 1.0))

@@ -112,6 +112,36 @@ _PAIRS = {
     """,
 }
 
+_WITH_TWO_RESULTS = {
+    "ProductAndPower": """
+        class ProductAndPower(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, y):
+                ctx.save_for_backward(x, y)
+                return x * y, torch.exp(-x.abs())
+
+            @staticmethod
+            def backward(ctx, of_product, of_power):
+                x, y = ctx.saved_tensors
+                return of_product * y - of_power * x.sign() * torch.exp(-x.abs()), of_product * x
+    """,
+    "SortedWithPlaces": """
+        class SortedWithPlaces(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, y):
+                values, places = (x + y).sort(-1)
+                ctx.save_for_backward(places)
+                ctx.mark_non_differentiable(places)
+                return values, places
+
+            @staticmethod
+            def backward(ctx, g, _):
+                (places,) = ctx.saved_tensors
+                g = torch.zeros_like(g).scatter(-1, places, g)
+                return g, g
+    """,
+}
+
 
 def of_one(draft: Draft) -> None:
     x = draft.pick(floats(1, 2, 3))
@@ -130,4 +160,14 @@ def of_two(draft: Draft) -> None:
     draft.let(f"{name}.apply({x}, {y})")
 
 
-STEPS = (of_one, of_one, of_two)
+def with_two_results(draft: Draft) -> None:
+    x = draft.pick(floats(1, 2, 3))
+    if x is None:
+        return
+    name, y = draft.choose(*_WITH_TWO_RESULTS), draft.like(x) or x
+    draft.define(_WITH_TWO_RESULTS[name])
+    first, second = draft.fresh("h"), draft.fresh("h")
+    draft.block(f"{first}, {second} = {name}.apply({x}, {y})", first, second)
+
+
+STEPS = (of_one, of_one, of_two, with_two_results)

@@ -61,6 +61,7 @@ _REDUCE = (
     "{0}.argmax(-1)", "{0}.max()", "{0}.min(-1).values", "torch.count_nonzero({0}, -1)", "{0}.to({1}) * 2", "{0}.to({1}) + {0}", "{0}.sort(-1).values",
     "torch.zeros_like({0}, dtype={1}) + {0}", "{0}.bool()", "{0}.long()", "{0}.to(torch.int16) * 200", "{0}.softmax(-1, dtype=FLOAT)", "{0}.cumsum(-1)",
     "{0}.cumprod(-1, dtype={1})", "torch.empty_like({0}).fill_(3)", "{0}.to(FLOAT).mean()",
+    "{0}.to(FLOAT16).mean()", "{0}.to(HALF).sum(0)", "{0}.to(FLOAT16).std()", "{0}.to(HALF).norm()", "{0}.to(HALF).softmax(-1)",
     "torch.diff({0})", "{0}.new_zeros(3)", "{0}.flip(0)", "{0}.norm(dtype=FLOAT)", "{0}.trunc()", "{0}.floor()",
 )  # fmt: skip
 _NUMBERS = ("2", "0.5", "-3", "True", "1e-3", "7", "2.0", "100")

@@ -16,6 +16,7 @@ _ONE = (
     "{0}[-2:]", "{0}[:, -2:]", "{0}[..., -1:]", "{0}.movedim(0, 1)", "{0}.swapaxes(0, -1)", "{0}[1:, 1:]", "{0}.mT",
     "{0}.reshape({0}.shape)", "{0}.expand(3, *{0}.shape)", "{0}.view({0}.shape[0], -1)", "{0}.permute(1, 0)",
     "{0}.contiguous()", "{0}.to({0}.dtype)", "{0}.float()", "{0}.chunk(2)[1]", "{0}.chunk(2, -1)[1]", "{0}[1:].t()",
+    "{0}.as_strided((2, 2), (2, 1), 1)", "{0}.as_strided((3,), (2,), 0)",
     "{0}.transpose(0, 1)[1:]", "{0}[1:][1:]", "{0}.unflatten(0, (1, -1))[0]", "{0}.T[-1]",
 )  # fmt: skip
 _TWO = (
@@ -71,7 +72,13 @@ def written(draft: Draft) -> None:
     x, view = draft.choose(*names), draft.fresh("view")
     take = f"{view} = " + draft.choose(*_ONE).format(x)
     write = draft.choose(
-        f"{x}.add_(1)", f"{x}[0] = 2", f"{x}.mul_(2)", f"{view}.add_(1)", f"{view}.mul_(2)", f"{view}.zero_()"
+        f"{x}.add_(1)",
+        f"{x}[0] = 2",
+        f"{x}.mul_(2)",
+        f"{view}.add_(1)",
+        f"{view}.mul_(2)",
+        f"{view}.zero_()",
+        f"{x}.as_strided((2, 2), (3, 1), 1).fill_(-1)",
     )
     before = f"{write}\n{take}" if view not in write and draft.chance(2) else f"{take}\n{write}"
     draft.block(before, view)
