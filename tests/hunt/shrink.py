@@ -16,6 +16,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.hunt.drawing import BACKEND
 from tests.hunt.program import Input, Program
 
 Fails = Callable[[Program], bool]
@@ -27,7 +28,7 @@ def drawn_smaller(strategy: st.SearchStrategy[Program], seed: int, fails: Fails,
 
     @hypothesis.seed(seed)
     @settings(
-        max_examples=2, phases=[Phase.generate, Phase.shrink], database=None, deadline=None, derandomize=False,
+        max_examples=2, phases=[Phase.generate, Phase.shrink], database=None, deadline=None, derandomize=False, backend=BACKEND,
         suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
     )  # fmt: skip
     @given(strategy)

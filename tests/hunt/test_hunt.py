@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -33,6 +35,18 @@ def test_fixed_programs(first):
 
 def test_a_hundred_and_fifty_are_fixed():
     assert len(set(FIXED)) == 150
+
+
+def test_a_seed_gives_the_same_program_in_every_process():
+    """Hypothesis's own numbers are those of the literals in all modules that are loaded, one time of twenty."""
+    code = "from tests.hunt.drawing import program_of; print([program_of(1999, i) for i in range(40)])"
+    few, many = (_printed(imports + code) for imports in ("", "import kp_dynamo.session, tests.test_bad_input; "))
+    assert few == many
+
+
+def _printed(code):
+    words = [sys.executable, "-c", code]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.slow
