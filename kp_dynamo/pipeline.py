@@ -132,13 +132,18 @@ def _check_names(options: CompileOptions) -> None:
         )
 
 
-def prepare_graph(graph: fx.Graph) -> None:
+def prepare_graph(graph: fx.Graph, *, writes_to_inputs: bool, on_device: bool) -> None:
     """What comes before all passes, once for a graph as AOTAutograd has traced it.
+
+    Args:
+        graph: Edited in place.
+        writes_to_inputs: It writes to an argument in place.
+        on_device: Its arguments are XLA tensors.
 
     Raises:
         XLACompilationError: An operator takes places in memory that no tensor of the graph holds.
     """
-    resolve_memory_places(graph)
+    resolve_memory_places(graph, writes_to_inputs=writes_to_inputs, on_device=on_device)
 
 
 def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions, graph_name: str) -> list[PassReport]:

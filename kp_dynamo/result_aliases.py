@@ -182,6 +182,11 @@ class ResultAliases:
         return {view.source: getattr(eager[view.position - first], "_base", None) for view in hidden}
 
     @property
+    def has_written_inputs(self) -> bool:
+        """Whether the graph writes to an argument in place."""
+        return self._metadata is None or any(info.mutates_data for info in self._metadata.input_info)
+
+    @property
     def has_views_of_arguments(self) -> bool:
         """Whether there are results that are views of arguments."""
         return any(view.is_of_argument for view in self._views.values())

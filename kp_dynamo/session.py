@@ -156,7 +156,7 @@ class Session:
             start, label = time.perf_counter(), f"{number}.{name}"
             chosen = behind if name == "backward" else pipeline
             if aliases is not None:  # a backward is a part of a joint graph
-                prepare_graph(gm.graph)
+                prepare_graph(gm.graph, writes_to_inputs=aliases.has_written_inputs, on_device=capture.mode == "xla")
             if bucketing is not None and aliases is not None:
                 chosen = bucketing.allowed(chosen, options.strict, aliases)
             reports = run_pipeline(gm, chosen, options, label)

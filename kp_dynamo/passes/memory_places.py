@@ -26,18 +26,26 @@ _READS = (aten.as_strided.default, aten.as_strided_copy.default)
 _WRITES = (aten.as_strided_scatter.default,)
 
 
-def resolve_memory_places(graph: fx.Graph) -> None:
+def resolve_memory_places(graph: fx.Graph, *, writes_to_inputs: bool, on_device: bool) -> None:
     """Edit a graph as AOTAutograd has traced it, with the strides of its fake tensors.
+
+    Args:
+        graph: Edited in place.
+        writes_to_inputs: It writes to an argument in place.
+        on_device: Its arguments are XLA tensors.
 
     Raises:
         XLACompilationError: The memory has places that no tensor of the graph holds, or its order is not known.
     """
     for node in list(calls(graph, *_READS, *_WRITES)):
         base = base_of(node.args[0])
+        written = _input_written(base) if writes_to_inputs else None
+        if on_device and _begins_at(node) is not None and (written is not None or _is_input(base)):
+            raise _refused(node, "torch_xla 2.9 gives the offset of an XLA tensor as 0, whatever it is a view of")
         order = _order(base.meta["val"])
         if order is None:
             raise _refused(node, "the tensor has gaps in memory, or its strides depend on a size")
-        if _may_be_written_input(base):
+        if written is not None and not _lies_alike(base.meta["val"], written):
             raise _refused(node, "it may be an argument that was written to, and that one lies otherwise in its memory")
         if base is not node.args[0] or order != sorted(order) or _offset(base) != 0:
             _resolve(node, base, order)
@@ -45,8 +53,9 @@ def resolve_memory_places(graph: fx.Graph) -> None:
 
 def _resolve(node: fx.Node, base: fx.Node, order: Sequence[int]) -> None:
     x, source = node.args[0], node.args[1 : 1 + (node.target in _WRITES)]
-    size, stride, *given = node.args[1 + len(source) :]
-    offset = given[0] if given and given[0] is not None else _offset(x)
+    size, stride = node.args[1 + len(source) :][:2]
+    given = _begins_at(node)
+    offset = _offset(x) if given is None else given
     place = _place(node, base, size, stride, offset)
     with node.graph.inserting_before(node):
         memory = insert_call(node.graph, aten.permute.default, (base, list(order)), {}, like=node)
@@ -54,6 +63,12 @@ def _resolve(node: fx.Node, base: fx.Node, order: Sequence[int]) -> None:
         if source:
             new = _seen_as(x, new, base, order)
     replace_node(node, new)
+
+
+def _begins_at(node: fx.Node) -> Any:
+    """The storage offset that the program names; None without one."""
+    given = node.args[3 + (node.target in _WRITES) :]
+    return given[0] if given else node.kwargs.get("storage_offset")
 
 
 def _seen_as(x: Any, written: fx.Node, base: fx.Node, order: Sequence[int]) -> fx.Node:
@@ -86,8 +101,18 @@ def _place(node: fx.Node, base: fx.Node, size: Any, stride: Any, offset: Any) ->
     return size, stride, offset
 
 
-def _may_be_written_input(base: fx.Node) -> bool:
-    """Whether a value may stand for an argument after a write in place, whose memory begins or lies elsewhere.
+def _is_input(base: fx.Node) -> bool:
+    return base.op == "placeholder" and "tangents" not in str(base.target)
+
+
+def _lies_alike(value: torch.Tensor, argument: torch.Tensor) -> bool:
+    begins_alike = statically_known_true(argument.storage_offset() == 0)
+    strides = zip(value.stride(), argument.stride(), strict=True)
+    return begins_alike and all(statically_known_true(a == b) for a, b in strides)
+
+
+def _input_written(base: fx.Node) -> torch.Tensor | None:
+    """The argument that a value may stand for after a write in place; None without one.
 
     The graph has a new value for each write: `x.add_(1)` and `x + 1` look alike in it.
     """
@@ -96,19 +121,17 @@ def _may_be_written_input(base: fx.Node) -> bool:
         source = source.args[0]
     value, other = base.meta["val"], source.meta.get("val")
     if source is base or source.op != "placeholder" or not isinstance(other, torch.Tensor):
-        return False
+        return None
     if len(value.shape) != len(other.shape) or value.dtype != other.dtype:
-        return False
-    pairs = (*zip(value.shape, other.shape, strict=True), *zip(value.stride(), other.stride(), strict=True))
-    is_of_its_shape = all(statically_known_true(a == b) for a, b in pairs[: value.dim()])
-    begins_alike = statically_known_true(other.storage_offset() == 0)
-    return is_of_its_shape and not (begins_alike and all(statically_known_true(a == b) for a, b in pairs))
+        return None
+    sizes = zip(value.shape, other.shape, strict=True)
+    return other if all(statically_known_true(a == b) for a, b in sizes) else None
 
 
 def _refused(node: fx.Node, reason: str) -> XLACompilationError:
     return XLACompilationError(
         f"{node.target}{user_line(node)} takes places in the memory of a tensor: {reason}. Allowed: places that one "
-        "dense tensor holds. Slice the tensor instead, or take them of x.contiguous()."
+        "dense tensor holds. Slice the tensor instead, or take them of x.clone()."
     )
 
 
