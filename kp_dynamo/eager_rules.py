@@ -190,6 +190,8 @@ RULES: dict[Any, Rule] = {
     aten.copysign.Tensor: _elementwise,
     aten.complex.default: _elementwise,
     aten.angle.default: _angle,
+    aten.isin.Tensor_Tensor: _contiguous,
+    aten.isin.Tensor_Scalar: _contiguous,
     **dict.fromkeys(
         (
             aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.rsub.Scalar, aten.remainder.Scalar,
@@ -206,8 +208,7 @@ RULES: dict[Any, Rule] = {
 _NAMES = (
     "norm", "pool", "pad", "sigmoid", "rrelu", "div", "copysign", "scatter", "shuffle", "xlog", "normal",
     "boolean_dispatch", "fft", "roll", "cat", "stack", "eig", "pow", "ldexp", "nll_loss", "cross_entropy", "logical",
-    "logaddexp", "heaviside",
-    "one_hot",
+    "logaddexp", "heaviside", "complex", "angle", "isin", "dropout", "stft", "one_hot",
 )  # fmt: skip
 
 

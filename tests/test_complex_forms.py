@@ -23,6 +23,37 @@ def test_in_complex128(fn):
     assert_same(*(torch.autograd.grad(y.abs().sum(), x)[0] for y, x in ((mine, z), (eager, other))))
 
 
+OF_PARTS = [
+    torch.sin, torch.cos, torch.tan, torch.sinh, torch.cosh, torch.tanh, torch.asin, torch.acos, torch.atan,
+    torch.asinh, torch.acosh, torch.atanh, torch.sqrt, torch.rsqrt, torch.log, torch.log2, torch.log10, torch.expm1,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", OF_PARTS, ids=lambda fn: fn.__name__)
+def test_either_part_is_right_beside_a_larger_one(fn):
+    """Against complex128: XLA's own lose the smaller part, and all of it near 0 and 1."""
+    run = compiled(lambda z: fn(z))
+    for scale in (1e-6, 1e-3, 0.1, 1.0, 5.0, 70.0):
+        real, imaginary = torch.randn(2, 200) * scale
+        z = torch.cat([torch.complex(real * a, imaginary * b) for a, b in ((1, 1), (1, 1e-4), (1e-4, 1), (1, 0), (0, 1))])
+        expected = fn(z.to(torch.complex128))
+        parts = [(run(z).real, expected.real), (run(z).imag, expected.imag)]
+        # Near |z| = 1 the logarithm's real part is what is left of 1 - 1.
+        away = (z.abs().log().abs() > 0.05) | (z.imag.abs() < 1e-3) | (fn not in (torch.log, torch.log2, torch.log10))
+        for mine, right in parts if fn is not torch.expm1 else parts[1:]:
+            is_known = away & right.isfinite() & (right.abs() < 1e37) & (right.abs() > 1e-36)
+            assert ((mine - right).abs() <= 3e-6 * right.abs())[is_known].all()
+
+
+@pytest.mark.parametrize("fn", [torch.sqrt, torch.log, torch.sin, torch.cosh, torch.atanh, torch.tanh], ids=str)
+def test_at_the_ends(fn):
+    inf = float("inf")
+    z = torch.tensor([0j, 1e30 + 1e30j, 1e-30 + 1e-30j, 0.5 + 89j, 0j + 1e4j, 1e4 + 0j, complex(inf, 1), complex(1, inf)])
+    mine, eager = compiled(lambda z: fn(z))(z), fn(z)
+    known = torch.view_as_real(eager).isfinite().all(-1)
+    assert_same(mine[known], eager[known])
+
+
 def test_a_nan_in_either_part():
     z = torch.tensor([complex(1, float("nan")), complex(float("nan"), 1), 1 + 1j])
     check_like_eager(torch.Tensor.isnan, z, strict=True)

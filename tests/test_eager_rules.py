@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.eager_rules import EagerRules
+from kp_dynamo.eager_rules import RULES, EagerRules, may_be_named_otherwise
 
 SCALAR = torch.ones(())
 OF_ANY_RANK = {
@@ -46,6 +46,9 @@ OF_ANY_RANK = {
     "copysign": lambda x: x.copysign(SCALAR),
     "complex": lambda x: torch.complex(x[:, :1].expand(x.shape), x),
     "angle": lambda x: torch.complex(x, x).angle(),
+    "isin few": lambda x: torch.isin(x, torch.ones(2)),
+    "isin many": lambda x: torch.isin(x, torch.ones(4000)),
+    "isin a number": lambda x: torch.isin(x, 1.0),
     "xlogy": lambda x: torch.xlogy(x, torch.ones(x.shape[-1])),
     "select_scatter": lambda x: x.select_scatter(x[:, 0], 1, 0),
     "slice_scatter": lambda x: x.slice_scatter(x[:, :1], 1, 0, 1),
@@ -119,6 +122,12 @@ def test_fake_strides_of_indexing_are_those_of_eager(name):
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, EagerRules():
             fake = INDEXED[name](*map(mode.from_tensor, (x, i, j)))
         assert strides(fake) == strides(INDEXED[name](x, i, j)), (x.stride(), i.stride(), j.stride())
+
+
+def test_every_operator_with_a_rule_is_looked_for_by_its_name():
+    """Those of `WITH_NUMBERS` are looked for by what they are given."""
+    names = {str(op).split(".")[1] for op, rule in RULES.items() if rule.__name__ != "_with_number"}
+    assert {name for name in names if not may_be_named_otherwise(name)} == set()
 
 
 WITH_NUMBERS = [

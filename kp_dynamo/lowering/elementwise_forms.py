@@ -10,7 +10,7 @@ import torch
 
 from kp_dynamo.lowering.cast_forms import as_held, is_integer, operands, wide
 from kp_dynamo.lowering.integer_forms import integer_power
-from kp_dynamo.saturating import gelu, gelu_backward, tanh
+from kp_dynamo.saturating import gelu, gelu_backward
 
 aten = torch.ops.aten
 
@@ -168,7 +168,6 @@ ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
     aten.div.Scalar_mode: _div_mode,
     aten.floor_divide.default: _floor_divide,
     aten.floor_divide.Scalar: _floor_divide,
-    aten.tanh.default: tanh,
     aten.gelu.default: _in_float32(gelu),
     aten.gelu_backward.default: _in_float32(gelu_backward),
     **{
