@@ -39,9 +39,11 @@ def _logsumexp(x: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -> An
     if x.numel() == 0:
         return aten.logsumexp(wide(x), dim, keepdim).to(x.dtype)
     dims = sorted(d % x.dim() for d in dim) if dim else list(range(x.dim()))
-    below, largest = _from_largest(wide(x), dims)
-    # An infinite largest stands for the whole sum.
-    below = torch.where(largest.isinf(), torch.where(wide(x) == largest, 0.0, -torch.inf), below)
+    full = wide(x)
+    below, largest = _from_largest(full, dims)
+    # An infinite largest stands for the whole sum, but for a NaN, which the largest of several devices may have lost.
+    alone = torch.where(full == largest, 0.0, torch.where(full.isnan(), full, -torch.inf))
+    below = torch.where(largest.isinf(), alone, below)
     result = below.exp().sum(dims, keepdim=True).log() + largest
     return (result if keepdim else result.squeeze(dims)).to(x.dtype)
 

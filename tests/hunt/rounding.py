@@ -38,6 +38,9 @@ masked_fill sgn signbit clone any all count_nonzero index index_put copy cat sta
 nextafter frexp
 """
 JUMPS = frozenset(packet for name in _JUMPS.split() if (packet := getattr(_aten, name, None)) is not None)
+# Constants are what they are in every dtype.
+_CONSTANTS = "ones_like full_like new_ones new_full scalar_tensor fill_ ones full arange eye tril_indices"
+CONSTANTS = frozenset(packet for name in _CONSTANTS.split() if (packet := getattr(_aten, name, None)) is not None)
 _CHOICES = (
     "sort topk argsort argmax argmin max min median nanmedian kthvalue mode cummax cummin max_pool2d_with_indices"
 )
@@ -84,12 +87,16 @@ class Jitter(TorchDispatchMode):
         is_matmul = func.overloadpacket in MATMULS
         rounds = is_matmul and self._rounding != "nothing"
         self._had_matmul |= rounds
+        if func.overloadpacket in CONSTANTS:
+            return func(*args, **kwargs)
         if not (func.is_view or func._schema.is_mutable or func.overloadpacket in JUMPS):
             is_choice = func.overloadpacket in CHOICES
             least = _BFLOAT16 if rounds else _TIE if is_choice else 0.0
             args, kwargs = pytree.tree_map_only(
                 torch.Tensor, lambda t: self._moved(t, least, breaks_ties=is_choice), (args, kwargs)
             )
+        if func.overloadpacket in (_aten.sum, _aten.mean) and args[0].dim():
+            args = (self._reordered(args[0], args[1] if len(args) > 1 else None), *args[1:])
         result = func(*args, **kwargs)
         if func.is_view or func.overloadpacket in (_aten.detach, _aten.alias, _aten.lift_fresh):
             return result
@@ -109,6 +116,12 @@ class Jitter(TorchDispatchMode):
             moved = moved + 2.0**-100 * (self._factor(tensor, 1.0) - 1)
         # The operator's own memory, so that strides are what they were.
         return torch.empty_like(tensor).copy_(moved) if moved.stride() != tensor.stride() else moved
+
+    def _reordered(self, x: torch.Tensor, dims: Any) -> torch.Tensor:
+        """The addends in another order, which torch does not name: near the largest number, it decides what overflows."""
+        for dim in [dims] if isinstance(dims, int) else dims or range(x.dim()):
+            x = x.index_select(dim, torch.randperm(x.shape[dim], generator=self._generator))
+        return x
 
     def _move_in_place(self, tensor: torch.Tensor, unit: float) -> None:
         if tensor.dtype in UNIT and not (0 in tensor.stride() and tensor.numel() > 1):
