@@ -57,3 +57,14 @@ def test_at_the_ends(fn):
 def test_a_nan_in_either_part():
     z = torch.tensor([complex(1, float("nan")), complex(float("nan"), 1), 1 + 1j])
     check_like_eager(torch.Tensor.isnan, z, strict=True)
+
+
+def test_parts_are_multiplied_and_concatenated():
+    """torch_xla's `view_as_real` ended the process there."""
+    check_like_eager(lambda z: torch.view_as_real(z).mT @ torch.view_as_real(z), torch.randn(4, 8, dtype=torch.complex64))
+
+    def turned(z):
+        h = torch.view_as_real(z)
+        return torch.cat([-h[..., 1:], h[..., :1]], -1) * h
+
+    check_like_eager(turned, torch.randn(4, 8, dtype=torch.complex64))

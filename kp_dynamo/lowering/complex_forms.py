@@ -1,4 +1,4 @@
-"""Complex numbers, of which torch_xla 2.9 takes some gradients as of real ones, without the conjugate."""
+"""Complex numbers, of which torch_xla 2.9 takes some gradients as of real ones, and views with a wrong layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ def _sigmoid_backward(gradient: torch.Tensor, output: torch.Tensor) -> Any:
     return gradient * (output * (1 - output)).conj_physical()
 
 
+def _view_as_real(z: torch.Tensor) -> torch.Tensor:
+    """torch_xla's own has a layout of one dimension too few, at which XLA ends the process in a matmul or concatenation."""
+    parts = aten.view_as_real.default(z)
+    return torch.stack([parts.select(-1, 0), parts.select(-1, 1)], -1)
+
+
 COMPLEX_FORMS: dict[Any, Callable[..., Any]] = {
+    aten.view_as_real.default: _view_as_real,
     aten.tanh_backward.default: _tanh_backward,
     aten.sigmoid_backward.default: _sigmoid_backward,
 }
