@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,23 @@ def _sigmoid_backward(gradient: torch.Tensor, output: torch.Tensor) -> Any:
     return gradient * (output * (1 - output)).conj_physical()
 
 
+def _complex(real: torch.Tensor, imaginary: torch.Tensor) -> torch.Tensor:
+    """torch_xla has none, nor the two below."""
+    return torch.view_as_complex(torch.stack(torch.broadcast_tensors(real, imaginary), -1))
+
+
+def _polar(size: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    return _complex(size * angle.cos(), size * angle.sin())
+
+
+def _angle(z: torch.Tensor) -> torch.Tensor:
+    if z.is_complex():
+        parts = torch.view_as_real(z)
+        return torch.atan2(parts[..., 1], parts[..., 0])
+    x = z if z.dtype.is_floating_point else z.to(torch.get_default_dtype())
+    return torch.where(x.isnan(), x, torch.where(x < 0, math.pi, 0.0).to(x.dtype))
+
+
 def _view_as_real(z: torch.Tensor) -> torch.Tensor:
     """torch_xla's own has a layout of one dimension too few, at which XLA ends the process in a matmul or concatenation."""
     parts = aten.view_as_real.default(z)
@@ -29,6 +47,9 @@ def _view_as_real(z: torch.Tensor) -> torch.Tensor:
 
 
 COMPLEX_FORMS: dict[Any, Callable[..., Any]] = {
+    aten.complex.default: _complex,
+    aten.polar.default: _polar,
+    aten.angle.default: _angle,
     aten.view_as_real.default: _view_as_real,
     aten.tanh_backward.default: _tanh_backward,
     aten.sigmoid_backward.default: _sigmoid_backward,

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.lowering.hlo_ops import has_sign
 from kp_dynamo.saturating import tanh
 
 aten = torch.ops.aten
@@ -67,6 +68,10 @@ def _tan(a: torch.Tensor, b: torch.Tensor) -> _Parts:
     return _turned_back(*_tanh(-b, a))
 
 
+def _with_sign(size: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
+    return torch.where(has_sign(sign), -size.abs(), size.abs())
+
+
 def _sqrt(a: torch.Tensor, b: torch.Tensor) -> _Parts:
     largest = torch.maximum(a.abs(), b.abs())
     # A power of 4, so that no square overflows or vanishes and nothing is rounded.
@@ -80,7 +85,7 @@ def _sqrt(a: torch.Tensor, b: torch.Tensor) -> _Parts:
     real = torch.where(b.isinf(), b.abs(), torch.where((a == -math.inf) & ~b.isnan(), torch.zeros_like(a), real))
     imaginary = torch.where(b.isinf() | ((a == -math.inf) & ~b.isnan()), math.inf, imaginary)
     imaginary = torch.where((a == math.inf) & b.isfinite(), torch.zeros_like(a), imaginary)
-    return real, torch.copysign(imaginary, b)
+    return real, _with_sign(imaginary, b)
 
 
 def _rsqrt(a: torch.Tensor, b: torch.Tensor) -> _Parts:
@@ -108,8 +113,8 @@ def _atanh(a: torch.Tensor, b: torch.Tensor) -> _Parts:
     smaller = torch.where(x > b.abs(), 1 / x / (1 + ratio * ratio), ratio / b / (1 + ratio * ratio))
     real = torch.where(is_far, torch.where(x.isinf() | b.isinf(), torch.zeros_like(x), smaller), near)
     imaginary = torch.atan2(2 * b, (1 - x) * (1 + x) - b * b) / 2
-    imaginary = torch.where(is_far, torch.copysign(torch.full_like(b, math.pi / 2), b), imaginary)
-    return torch.copysign(real, a), imaginary
+    imaginary = torch.where(is_far, _with_sign(torch.full_like(b, math.pi / 2), b), imaginary)
+    return _with_sign(real, a), imaginary
 
 
 def _atan(a: torch.Tensor, b: torch.Tensor) -> _Parts:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.lowering.cast_forms import as_held, is_integer, operands, wide
+from kp_dynamo.lowering.hlo_ops import has_sign
 from kp_dynamo.lowering.integer_forms import integer_power
 from kp_dynamo.saturating import gelu, gelu_backward
 
@@ -44,10 +45,19 @@ def _pow(x: torch.Tensor, exponent: Any) -> Any:
 
 
 def _copysign(x: torch.Tensor, sign: Any) -> Any:
-    """A constant -0.0 becomes 0.0 in torch_xla."""
-    if not x.dtype.is_floating_point:
-        return aten.copysign.Scalar(x, sign)
-    return -x.abs() if math.copysign(1, sign) < 0 else x.abs()
+    """A constant -0.0 becomes 0.0 in torch_xla, which has no copysign of two tensors."""
+    if not isinstance(sign, torch.Tensor):
+        if not x.dtype.is_floating_point:
+            return aten.copysign.Scalar(x, sign)
+        return -x.abs() if math.copysign(1, sign) < 0 else x.abs()
+    dtype = torch.result_type(x, sign)
+    size = x.to(dtype if dtype.is_floating_point else torch.get_default_dtype()).abs()
+    return torch.where(signbit(sign), -size, size)
+
+
+def signbit(x: torch.Tensor) -> torch.Tensor:
+    """`aten.signbit`."""
+    return has_sign(x) if x.dtype.is_floating_point else x < 0
 
 
 def _lerp(x: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
@@ -156,6 +166,8 @@ ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
     aten.nan_to_num.default: _nan_to_num,
     aten.pow.Tensor_Scalar: _pow,
     aten.copysign.Scalar: _copysign,
+    aten.copysign.Tensor: _copysign,
+    aten.signbit.default: signbit,
     aten.lerp.Scalar: _lerp,
     aten.lerp.Tensor: _lerp,
     aten.log_sigmoid_forward.default: _log_sigmoid,

@@ -51,3 +51,16 @@ def cast(x: torch.Tensor, xla_type: str) -> torch.Tensor:
 
 def _cast(x: Any, *, xla_type: str) -> Any:
     return x.cast(xla_type)
+
+
+def has_sign(x: torch.Tensor) -> torch.Tensor:
+    """Whether the sign's bit is set: of numbers below 0, -0 and NaNs with a sign."""
+    return _registered("kp_has_sign", _has_sign)(x)  # type: ignore[no-any-return]
+
+
+def _has_sign(x: Any) -> Any:
+    from torch_xla.core import xla_builder as xb
+
+    kind = x.shape().dtype
+    number = x.bitcast({"16": "s16", "32": "s32", "64": "s64"}[kind[-2:]])
+    return number < xb.Op.scalar(x.builder(), 0, number.shape().dtype)
