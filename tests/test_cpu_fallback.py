@@ -176,3 +176,20 @@ def test_the_cpu_is_given_the_imaginary_part_of_complex128(device):
     x = torch.randn(3, 5, dtype=torch.complex128)
     run = compiled(lambda x: torch.view_as_real(torch.fft.fft(x * 2)))
     torch.testing.assert_close(run(x.to(device)).cpu(), torch.view_as_real(torch.fft.fft(x * 2)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_argument_that_is_saved_and_written_to(device):
+    """The backward of the product wants the buffer as it was: a clone, which compiles to nothing."""
+    x = torch.randn(3, 3, requires_grad=True)
+
+    def fn(x, buffer):
+        y = torch.linalg.slogdet(x * buffer.clone() + 3 * torch.eye(3, device=x.device))[1]
+        buffer.add_(1)
+        return y
+
+    mine, eager = torch.ones(3, 3).to(device), torch.ones(3, 3)
+    leaf = x.detach().to(device).requires_grad_()
+    gradients = torch.autograd.grad(compiled(fn)(leaf, mine), leaf), torch.autograd.grad(fn(x, eager), x)
+    torch.testing.assert_close(gradients[0][0].cpu(), gradients[1][0])
+    torch.testing.assert_close(mine.cpu(), eager)

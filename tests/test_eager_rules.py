@@ -125,8 +125,8 @@ def test_fake_strides_of_indexing_are_those_of_eager(name):
 
 
 def test_every_operator_with_a_rule_is_looked_for_by_its_name():
-    """Those of `WITH_NUMBERS` are looked for by what they are given."""
-    names = {str(op).split(".")[1] for op, rule in RULES.items() if rule.__name__ != "_with_number"}
+    """Those of `WITH_NUMBERS`, and indexing, are looked for by what they are given."""
+    names = {str(op).split(".")[1] for op, rule in RULES.items() if rule.__name__ not in ("_with_number", "_indexed")}
     assert {name for name in names if not may_be_named_otherwise(name)} == set()
 
 

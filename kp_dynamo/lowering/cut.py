@@ -82,13 +82,12 @@ class Pieces:
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         results = Conductor(self._whole, self._run_piece).run(*args)
         flat = list(results) if isinstance(results, (list, tuple)) else [results]
-        own = {id(a) for a in args}
-        # A result that is an argument would be overwritten where the caller copies another result over that.
-        returned = [
-            r.clone() if id(r) in own and isinstance(r, torch.Tensor) else r for r in flat[: self._num_returned]
-        ]
-        saved = flat[self._num_returned :]
-        return [r.to(compat.device()) if isinstance(r, torch.Tensor) else r for r in (*returned, *saved)]
+        # A result that is an argument would be overwritten where the caller copies another result over that; so would
+        # what is saved for the backward, which may be an argument otherwise.
+        own = {id(a) for a in args if isinstance(a, torch.Tensor)}
+        written = {id(args[number]) for number in self._spec.overwritten if number is not None}
+        apart = [r.clone() if id(r) in (own if i < self._num_returned else written) else r for i, r in enumerate(flat)]
+        return [r.to(compat.device()) if isinstance(r, torch.Tensor) else r for r in apart]
 
     def _run_piece(self, node: fx.Node, piece: fx.GraphModule, args: Sequence[Any]) -> Any:
         if not is_xla_piece(node):
