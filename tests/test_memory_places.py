@@ -68,7 +68,7 @@ def test_gradients_of_places():
     check_gradients_like_eager(lambda x: read(x, ((2, 3), (4, 2))), torch.randn(3, 5, requires_grad=True))
     # With an offset, of an argument on the CPU alone.
     x = torch.randn(3, 5, requires_grad=True)
-    (mine,), (eager,) = (torch.autograd.grad(fn(x, ((2, 3), (4, 2), 1)).cos().sum(), x) for fn in (compiled(read), read))
+    mine, eager = (torch.autograd.grad(fn(x, ((2, 3), (4, 2), 1)).cos().sum(), x) for fn in (compiled(read), read))
     assert_same(mine, eager)
     check_gradients_like_eager(lambda x: of_a_result(x, ((4, 2), (2, 1), 0)), torch.randn(5, 3, requires_grad=True))
 

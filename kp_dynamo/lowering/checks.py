@@ -10,6 +10,7 @@ from torch import fx
 
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.lowering.base import LoweringSpec
+from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.source_lines import user_line
 
 
@@ -46,7 +47,7 @@ def check_runs_somewhere(missing: list[fx.Node], spec: LoweringSpec) -> None:
                 "Give the operator a CPU kernel, or keep it out of the compiled region with torch.compiler.disable."
             )
     if spec.strict:
-        listed = "; ".join(f"{n.target}{user_line(n)}" for n in missing)
+        listed = "; ".join(f"{name_of(n)}{user_line(n)}" for n in missing)
         raise XLACompilationError(
             f"strict=True and XLA has no lowering for: {listed}. "
             "Rewrite these lines with operators that XLA has, or allow the CPU with strict=False."

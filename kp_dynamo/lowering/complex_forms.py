@@ -41,7 +41,7 @@ def _angle(z: torch.Tensor) -> torch.Tensor:
 
 
 def _view_as_real(z: torch.Tensor) -> torch.Tensor:
-    """torch_xla's own has a layout of one dimension too few, at which XLA ends the process in a matmul or concatenation."""
+    """torch_xla's own has a layout of one dimension too few: XLA ends the process in a matmul or a concatenation."""
     parts = aten.view_as_real.default(z)
     return torch.stack([parts.select(-1, 0), parts.select(-1, 1)], -1)
 

@@ -22,6 +22,7 @@ from kp_dynamo.host_layout import strides_of, to_host
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.program import Run, compile_program
+from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.source_lines import source_line
 from kp_dynamo.symbol_values import SymbolReader
 from kp_dynamo.telemetry import TELEMETRY
@@ -117,8 +118,8 @@ class Pieces:
         moved = _num_bytes(args) + _num_bytes(result)
         for node in piece.graph.nodes:
             if node.op == "call_function" and not _is_pick(node):
-                TELEMETRY.count_fallback(str(node.target), moved)
-                self.moved_bytes[str(node.target), source_line(node)] += moved
+                TELEMETRY.count_fallback(name_of(node), moved)
+                self.moved_bytes[name_of(node), source_line(node)] += moved
                 moved = 0
         return result
 

@@ -25,6 +25,7 @@ from kp_dynamo.lowering.lock import one_trace_at_a_time
 from kp_dynamo.lowering.program import settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
+from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.ops.flash_kernels import flash_calls
 from kp_dynamo.ops.wait_for import barriers
 from kp_dynamo.source_lines import source_line
@@ -76,7 +77,7 @@ class Export:
         if not missing:
             return Executable(run, num_programs=1, seconds=seconds)
         check_runs_somewhere(missing, spec)
-        fallbacks = tuple((str(n.target), source_line(n)) for n in missing)
+        fallbacks = tuple((name_of(n), source_line(n)) for n in missing)
         return Executable(run, self._export_pieces(gm, set(missing), args, spec, programs), fallbacks, seconds)
 
     def _export_pieces(

@@ -17,6 +17,7 @@ from kp_dynamo.lowering.checks import check_donation, check_layouts, check_runs_
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.cut import cut_around
 from kp_dynamo.lowering.program import compile_program
+from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.source_lines import source_line
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class OpenXla:
         check_runs_somewhere(missing, spec)
         pieces = cut_around(gm, set(missing), spec)
         pieces.seconds.update(seconds)
-        fallbacks = tuple((str(n.target), source_line(n)) for n in missing)
+        fallbacks = tuple((name_of(n), source_line(n)) for n in missing)
         kept = tuple(
             (a, "a part of the graph runs on the CPU") for a in spec.overwritten if a is not None and spec.donate
         )

@@ -1,5 +1,6 @@
 """Operators of our own (`torch.ops.kp`), registered once when this package is imported."""
 
+from kp_dynamo.ops import at_true_sizes as _at_true_sizes  # noqa: F401  # registers the operator
 from kp_dynamo.ops import attention as _attention  # noqa: F401  # registers the operators
 from kp_dynamo.ops import contract as _contract  # noqa: F401  # registers the operator
 from kp_dynamo.ops import flash_attention as _flash_attention  # noqa: F401  # registers the operators

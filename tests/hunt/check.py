@@ -178,7 +178,7 @@ def _random_results(program: Program, mine: Observation) -> tuple[tuple[torch.Te
 
 def _torch_is_wrong_too(program: Program, found: list[str], references: References) -> bool:
     """Whether `aot_eager`, with nothing of ours, is wrong at the same place."""
-    # What shares memory with a result may hang on a layout: of a kernel of the CPU, or of a parameter before `.to("xla")`.
+    # What shares memory with a result may hang on a layout: of a CPU kernel, or of a parameter before `.to("xla")`.
     is_layout = program.configuration.device == "xla" and all(text.startswith("end ") for text in found)
     try:
         stock = _aot_eager(program, "xla" if is_layout else "cpu")

@@ -118,7 +118,7 @@ class Jitter(TorchDispatchMode):
         return torch.empty_like(tensor).copy_(moved) if moved.stride() != tensor.stride() else moved
 
     def _reordered(self, x: torch.Tensor, dims: Any) -> torch.Tensor:
-        """The addends in another order, which torch does not name: near the largest number, it decides what overflows."""
+        """Addends in another order, which torch does not name: near the largest number it decides what overflows."""
         for dim in [dims] if isinstance(dims, int) else dims or range(x.dim()):
             x = x.index_select(dim, torch.randperm(x.shape[dim], generator=self._generator))
         return x

@@ -28,8 +28,8 @@ def drawn_smaller(strategy: st.SearchStrategy[Program], seed: int, fails: Fails,
 
     @hypothesis.seed(seed)
     @settings(
-        max_examples=2, phases=[Phase.generate, Phase.shrink], database=None, deadline=None, derandomize=False, backend=BACKEND,
-        suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
+        max_examples=2, phases=[Phase.generate, Phase.shrink], database=None, deadline=None, derandomize=False,
+        backend=BACKEND, suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
     )  # fmt: skip
     @given(strategy)
     def attempt(program: Program) -> None:

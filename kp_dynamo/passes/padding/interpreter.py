@@ -20,6 +20,7 @@ import kp_dynamo.passes.padding.indexing
 import kp_dynamo.passes.padding.losses
 import kp_dynamo.passes.padding.norms
 import kp_dynamo.passes.padding.numbers
+import kp_dynamo.passes.padding.on_cpu
 import kp_dynamo.passes.padding.ordering
 import kp_dynamo.passes.padding.products
 import kp_dynamo.passes.padding.reductions
