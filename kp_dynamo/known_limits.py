@@ -52,6 +52,10 @@ KNOWN_LIMITS = (
         "cannot trace (\"no attribute '_local_tensor'\").",
         "Go on with the tensor that was marked: it is sharded in place.",
     ),
+    KnownLimit(
+        "`.cpu()` and `.item()` of a complex128 tensor on the XLA device drop its imaginary part, in torch_xla alone too.",
+        "`torch.view_as_complex(torch.view_as_real(x).cpu())`; results for inputs on the CPU come back whole.",
+    ),
 )
 
 EARLIER_LIMITS = (

@@ -21,6 +21,13 @@ def limit(words):
     return found
 
 
+def test_complex128_is_fetched_without_its_imaginary_part():
+    limit("imaginary part")
+    x = torch.tensor([1 + 2j], dtype=torch.complex128)
+    assert x.to("xla").cpu().imag.item() == 0
+    assert torch.equal(torch.view_as_complex(torch.view_as_real(x.to("xla")).cpu()), x)
+
+
 SYNC_BESIDE_EAGER = """
 import threading, time, torch, torch_xla
 torch.ones(1, device="xla")
