@@ -53,7 +53,8 @@ KNOWN_LIMITS = (
         "Go on with the tensor that was marked: it is sharded in place.",
     ),
     KnownLimit(
-        "`.cpu()` and `.item()` of a complex128 tensor on the XLA device drop its imaginary part, in torch_xla alone too.",
+        "`.cpu()` and `.item()` of a complex128 tensor on the XLA device drop its imaginary part, in torch_xla alone "
+        "too.",
         "`torch.view_as_complex(torch.view_as_real(x).cpu())`; results for inputs on the CPU come back whole.",
     ),
 )
