@@ -160,17 +160,12 @@ def optimization_barrier(tensors: list[torch.Tensor]) -> None:
 
 
 def fetch(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies on the CPU of XLA tensors, in one transfer; what is pending of them runs as one program.
+    """Copies on the CPU of XLA tensors that have values, in one transfer.
 
     `detach` and `.cpu()` one by one would compile a program for each, and an alias misleads torch_xla's own bridge.
     """
     with torch.no_grad():
         return list(xlac()._xla_get_cpu_tensors(tensors))
-
-
-def materialize(tensors: list[torch.Tensor]) -> None:
-    """Give XLA tensors their buffers now: until it is needed, torch_xla keeps a recipe in the place of a value."""
-    xlac()._xla_sync_multi(tensors, devices=[], wait=False, sync_xla_data=False)
 
 
 def device_kind() -> str:

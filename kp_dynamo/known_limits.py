@@ -53,6 +53,13 @@ KNOWN_LIMITS = (
         "Go on with the tensor that was marked: it is sharded in place.",
     ),
     KnownLimit(
+        "Eager work on XLA tensors may give another one's result: after `((a - b) * a).cpu()` torch_xla takes its "
+        "program for `((a - b) * b).cpu()`, with a in the place of b (pytorch/xla#8353). What a compiled function is "
+        "given, or `save_checkpoint`, is right.",
+        "Compile that work as well, the optimizer's step too. `torch_xla.sync()` behind each eager step makes it "
+        "rarer.",
+    ),
+    KnownLimit(
         "`.cpu()` and `.item()` of a complex128 tensor on the XLA device drop its imaginary part, in torch_xla alone "
         "too.",
         "`torch.view_as_complex(torch.view_as_real(x).cpu())`; results for inputs on the CPU come back whole.",

@@ -21,6 +21,14 @@ def limit(words):
     return found
 
 
+def test_eager_work_is_taken_for_other_work():
+    limit("pytorch/xla#8353")
+    a, b = torch.ones(2).to("xla"), torch.full((2,), 2.0).to("xla")
+    torch_xla.sync()
+    assert ((a - b) * a).cpu().tolist() == [-1, -1]
+    assert ((a - b) * b).cpu().tolist() == [2, 2]
+
+
 def test_complex128_is_fetched_without_its_imaginary_part():
     limit("imaginary part")
     x = torch.tensor([1 + 2j], dtype=torch.complex128)

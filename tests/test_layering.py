@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "kp_dynamo.symbol_values": ("torch", "sympy"),
     "kp_dynamo.view_chain": ("torch", "kp_dynamo.symbol_values"),
     "kp_dynamo.saturating": ("torch",),
+    "kp_dynamo.pending": ("torch", "kp_dynamo.compat"),
     "kp_dynamo.ops": ("torch", "kp_dynamo.saturating", "kp_dynamo.ops"),
     "kp_dynamo.analysis": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes.base"),
     # What a pass refuses it reports; what comes before the passes raises.
@@ -73,6 +74,7 @@ MAY_IMPORT = {
         "kp_dynamo.config_options",
         "kp_dynamo.exceptions",
         "kp_dynamo.hardware",
+        "kp_dynamo.pending",
         "kp_dynamo.runtime.environment",
         "kp_dynamo.runtime.live_account",
         "kp_dynamo.runtime.memory_pool",
@@ -87,6 +89,7 @@ MAY_IMPORT = {
         "kp_dynamo.host_layout",
         "kp_dynamo.lowering",
         "kp_dynamo.ops",
+        "kp_dynamo.pending",
         "kp_dynamo.saturating",
         "kp_dynamo.source_lines",
         "kp_dynamo.symbol_values",

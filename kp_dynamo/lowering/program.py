@@ -25,6 +25,7 @@ from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.flash_kernels import flash_calls
 from kp_dynamo.ops.wait_for import barriers
+from kp_dynamo.pending import compute
 
 Run = Callable[[Sequence[Any]], list[Any]]
 
@@ -152,10 +153,7 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
         with _DISPATCH:
             pending = needs_work(values)
             if True in pending:
-                waiting = [v for v, is_pending in zip(values, pending, strict=True) if is_pending]
-                # With sync_xla_data=True torch_xla donates the old buffers of tensors that were updated in place,
-                # which other pending tensors of the user (a lazy copy of a model) still read.
-                xlac._xla_sync_multi(waiting, devices=[], wait=True, sync_xla_data=False)
+                compute([v for v, is_pending in zip(values, pending, strict=True) if is_pending])
             if donation.inputs:
                 DONORS.give(values, donation.inputs)
             results: list[Any] = run_cached(key, values)

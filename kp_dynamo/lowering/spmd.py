@@ -18,6 +18,7 @@ import torch
 
 from kp_dynamo import compat
 from kp_dynamo.exceptions import TPUDistributedError
+from kp_dynamo.pending import settle
 
 WHOLE = "{replicated}"
 """XLA's name of the sharding of a tensor that every device has all of."""
@@ -93,16 +94,9 @@ def shardings(values: Sequence[Any]) -> tuple[str, ...]:
     """
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     on_xla = [t for t in tensors if t.device.type == "xla"]
-    _settle(on_xla)
+    settle(on_xla)
     names = iter(compat.xlac()._get_xla_sharding_specs([_as_it_lies(t) for t in on_xla]))
     return tuple((next(names) or WHOLE) if t.device.type == "xla" else WHOLE for t in tensors)
-
-
-def _settle(tensors: Sequence[torch.Tensor]) -> None:
-    pending = compat.xlac()._check_tensor_need_materialization(tensors)
-    waiting = [t for t, is_pending in zip(tensors, pending, strict=True) if is_pending]
-    if waiting:
-        compat.xlac()._xla_sync_multi(waiting, devices=[], wait=True, sync_xla_data=False)
 
 
 def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from torch import nn
 
 from kp_dynamo import compat
 from kp_dynamo.exceptions import TPUCheckpointError
+from kp_dynamo.pending import settle
 from kp_dynamo.runtime.checkpoint_file import read_file, write_file
 from kp_dynamo.runtime.checkpoint_model import plan_write, read_model
 from kp_dynamo.runtime.checkpoint_optimizer import OptimizerWrite, describe, require_fit
@@ -156,6 +157,7 @@ def _checked_step(step: object) -> int | None:
 def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same values on the CPU, without autograd; those on the XLA device come in one transfer."""
     there = [name for name, tensor in tensors.items() if tensor.device.type == "xla"]
+    settle([tensors[name] for name in there])
     fetched = dict(zip(there, compat.fetch([tensors[name] for name in there]), strict=True)) if there else {}
     return {name: (fetched[name] if name in fetched else t.detach().cpu()) for name, t in tensors.items()}
 

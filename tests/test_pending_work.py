@@ -1,0 +1,64 @@
+"""Eager work on XLA tensors, pending when a compiled function needs it: torch_xla takes one for another (#8353)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch_xla
+from torch import nn
+
+from kp_dynamo.runtime.checkpoint import load_checkpoint, save_checkpoint
+from tests.spine import compiled
+
+
+def ones_to(count):
+    tensors = [torch.full((2,), i + 1.0).to("xla") for i in range(count)]
+    torch_xla.sync()
+    return tensors
+
+
+def test_arguments():
+    a, b = ones_to(2)
+    run = compiled(lambda x: x + 0)
+    assert [run((a - b) * x).cpu().tolist() for x in (a, b)] == [[-1, -1], [-2, -2]]
+    # And what the CPU is given of them.
+    fft = compiled(lambda x: torch.fft.fft(x).real)
+    assert [fft((a - b) * x).cpu().tolist() for x in (a, b)] == [[-2, 0], [-4, 0]]
+
+
+def test_clipped_gradients_one_by_one():
+    gradients = ones_to(4)
+    nn.utils.clip_grad_norm_([nn.Parameter(g * 0) for g in gradients], 1.0)
+    total = torch.stack([g.norm() for g in gradients]).norm()
+    for gradient in gradients:
+        gradient.mul_(total)
+    run = compiled(lambda g: g + 0)
+    expected = [(i + 1) * 60.0**0.5 for i in range(4)]
+    assert [run(g).cpu()[0].item() for g in gradients] == pytest.approx(expected)
+    assert [g.cpu()[0].item() for g in gradients] == pytest.approx(expected)
+
+
+def test_blocks_after_a_clipped_step():
+    def sums(device):
+        torch.manual_seed(0)
+        model, x = nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)]).to(device), torch.randn(4, 8).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 5.0)
+        compiled(model, precision="float32")(x).pow(2).mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        with torch.no_grad():
+            return [compiled(layer, precision="float32")(x).sum().item() for layer in model]
+
+    assert sums("xla") == pytest.approx(sums("cpu"), rel=1e-4)
+
+
+def test_checkpoints(tmp_path):
+    a, b = ones_to(2)
+    models = [nn.Module(), nn.Module()]
+    for model, x in zip(models, (a, b), strict=True):
+        model.register_buffer("x", (a - b) * x)
+        save_checkpoint(tmp_path / "saved", model)
+    loaded = nn.Module()
+    loaded.register_buffer("x", torch.zeros(2))
+    load_checkpoint(tmp_path / "saved", loaded)
+    assert loaded.x.tolist() == [-2, -2]
