@@ -60,6 +60,11 @@ KNOWN_LIMITS = (
         "rarer.",
     ),
     KnownLimit(
+        "`BatchNorm(momentum=None)` on XLA tensors reads its counter, which breaks the graph: it runs in eager torch_xla, "
+        "which keeps the biased running variance.",
+        "Give it a momentum, or leave model and inputs on the CPU: the backend places them.",
+    ),
+    KnownLimit(
         "`.cpu()` and `.item()` of a complex128 tensor on the XLA device drop its imaginary part, in torch_xla alone "
         "too.",
         "`torch.view_as_complex(torch.view_as_real(x).cpu())`; results for inputs on the CPU come back whole.",

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 import torch_xla
+from torch import nn
 
 from bench.v5e_workloads import workload
 from kp_dynamo import aot_compile
@@ -27,6 +28,13 @@ def test_eager_work_is_taken_for_other_work():
     torch_xla.sync()
     assert ((a - b) * a).cpu().tolist() == [-1, -1]
     assert ((a - b) * b).cpu().tolist() == [2, 2]
+
+
+def test_batch_norm_without_a_momentum_runs_in_eager_torch_xla():
+    limit("BatchNorm(momentum=None)")
+    x, models = torch.randn(5, 4), [nn.BatchNorm1d(4, momentum=None) for _ in range(2)]
+    torch.compile(models[0].to("xla"), backend="kp_tpu")(x.to("xla")), models[1](x)
+    torch.testing.assert_close(models[0].running_var.cpu() * 5 / 4, models[1].running_var)
 
 
 def test_complex128_is_fetched_without_its_imaginary_part():

@@ -29,7 +29,11 @@ _library.define(
 
 
 def described(
-    target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+    target: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
 ) -> str | None:
     """What `call` is; None where an argument has no such text.
 
@@ -37,13 +41,15 @@ def described(
         target: The operator.
         args: Its arguments. A tensor is the next operand, a SymInt the next length.
         kwargs: Those by name.
-        results: Fake ones.
+        operands: Fake tensors that lie as autograd has seen them: a backward is made for an LU of a matrix, or of its
+            transpose.
+        results: Those that it gives.
     """
-    operands, lengths = itertools.count(), itertools.count()
+    numbers, lengths = itertools.count(), itertools.count()
 
     def text(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return {"operand": next(operands)}
+            return {"operand": next(numbers)}
         if isinstance(value, torch.SymInt):
             return {"length": next(lengths)}
         if isinstance(value, torch.dtype):
@@ -54,12 +60,21 @@ def described(
             return value
         raise TypeError
 
-    kinds = [[str(r.dtype).removeprefix("torch."), r.dim()] for r in results]
+    kinds = [[str(r.dtype).removeprefix("torch."), _order(r)] for r in results]
     try:
         given = {"args": [text(a) for a in args], "kwargs": {k: text(v) for k, v in kwargs.items()}}
     except TypeError:
         return None
-    return json.dumps({"operator": str(target), **given, "results": kinds})
+    return json.dumps({"operator": str(target), **given, "orders": list(map(_order, operands)), "results": kinds})
+
+
+def _order(x: Tensor) -> list[int]:
+    """The dimensions from the outermost in memory to the innermost."""
+    return sorted(range(x.dim()), key=lambda d: -_hint(x.stride(d)))
+
+
+def _hint(step: Any) -> int:
+    return int(step.node.hint) if isinstance(step, torch.SymInt) else int(step)
 
 
 def name_of(node: fx.Node) -> str:
@@ -71,12 +86,17 @@ def name_of(node: fx.Node) -> str:
 
 def _on_cpu(call: str, operands: list[Tensor], true_sizes: Tensor, padded_sizes: list[int]) -> list[Tensor]:
     what, sizes = json.loads(call), iter(true_sizes.tolist())
-    given = [x[tuple(slice(next(sizes)) for _ in range(x.dim()))] for x in operands], list(sizes)
+    true = [x[tuple(slice(next(sizes)) for _ in range(x.dim()))] for x in operands]
+    given = [_laid_out(x, order) for x, order in zip(true, what["orders"], strict=True)], list(sizes)
     named = {name: _filled(value, *given) for name, value in what["kwargs"].items()}
     results = _operator(what["operator"])(*_filled(what["args"], *given), **named)
     shapes = _shapes(what["results"], padded_sizes)
     every = [results] if isinstance(results, Tensor) else results
-    return [_padded(result, shape) for result, (shape, _) in zip(every, shapes, strict=True)]
+    return [_laid_out(_padded(result, shape), order) for result, (shape, order, _) in zip(every, shapes, strict=True)]
+
+
+def _laid_out(x: Tensor, order: list[int]) -> Tensor:
+    return x.permute(order).contiguous().permute([order.index(d) for d in range(x.dim())])
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -100,19 +120,19 @@ def _filled(given: Any, operands: list[Tensor], lengths: list[int]) -> Any:
     raise AssertionError(given)
 
 
-def _shapes(kinds: list[Any], sizes: Sequence[Any]) -> list[tuple[list[Any], torch.dtype]]:
+def _shapes(kinds: list[Any], sizes: Sequence[Any]) -> list[tuple[list[Any], list[int], torch.dtype]]:
     left = iter(sizes)
-    return [([next(left) for _ in range(rank)], getattr(torch, dtype)) for dtype, rank in kinds]
+    return [([next(left) for _ in order], order, getattr(torch, dtype)) for dtype, order in kinds]
 
 
 def _padded(result: Tensor, shape: Sequence[int]) -> Tensor:
     behind = [pair for size, full in zip(result.shape, shape, strict=True) for pair in (full - size, 0)]
-    return F.pad(result.resolve_conj().resolve_neg(), behind[::-1]).contiguous()
+    return F.pad(result.resolve_conj().resolve_neg(), behind[::-1])
 
 
 def _fake(call: str, operands: list[Tensor], true_sizes: Tensor, padded_sizes: list[Any]) -> list[Tensor]:
     shapes = _shapes(json.loads(call)["results"], padded_sizes)
-    return [true_sizes.new_empty(shape, dtype=dtype) for shape, dtype in shapes]
+    return [torch.empty_permuted(shape, order, dtype=dtype, device=true_sizes.device) for shape, order, dtype in shapes]
 
 
 _library.impl("at_true_sizes", _on_cpu, "CPU")

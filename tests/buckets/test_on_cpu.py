@@ -57,3 +57,21 @@ def test_the_operator_is_named_that_runs_on_the_cpu():
     assert TELEMETRY.fallbacks["aten.mode.default"] > before.get("aten.mode.default", 0)
     with pytest.raises(Exception, match=r"no lowering for: aten\.mode\.default"):
         compiled(lambda x: x.round().mode(1)[0] + 2, buckets=[8], strict=True)(mark_sequence(torch.randn(2, 5), 1))
+
+
+@pytest.mark.parametrize("view", [lambda a: a, lambda a: a.mT, lambda a: a.flip(-1), torch.linalg.inv])
+def test_an_lu_is_that_of_the_matrix_that_autograd_has_seen(view):
+    """ATen factors the transpose of a contiguous matrix; a tail is no reason to ask anew how it lies."""
+
+    def fn(x):
+        a = view(x @ x.mT + torch.arange(1.0, x.shape[1] + 1).diag())
+        return torch.linalg.solve(a, x.roll(1, 2)) * torch.linalg.det(a).unsqueeze(-1).unsqueeze(-1)
+
+    mine, eager = (0.3 * torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    results = (
+        compiled(fn, buckets=[8], precision="float32")(mark_sequence(mine.requires_grad_(), 1)),
+        fn(eager.requires_grad_()),
+    )
+    gradients = [torch.autograd.grad(r.sum(), x)[0] for r, x in zip(results, (mine, eager), strict=True)]
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)

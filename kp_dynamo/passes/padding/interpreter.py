@@ -93,7 +93,8 @@ class PaddingInterpreter(fx.Interpreter):
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.env.__getitem__)
         if node.target is operator.getitem and not isinstance(args[0], Padded):
             return args[0][args[1]]
-        return self._checked(node, self._called(Call(node.target, args, kwargs, self._masks, self._like(node))))
+        call = Call(node.target, args, kwargs, self._masks, self._like(node), _seen(node))
+        return self._checked(node, self._called(call))
 
     def _like(self, node: fx.Node) -> Any:
         return pytree.tree_map_only(torch.Tensor, lambda t: Like(t, self._masks), node.meta.get("val"))
@@ -148,6 +149,11 @@ class PaddingInterpreter(fx.Interpreter):
             _require_shape(value, like)
             self._masks.note(value)
         return result
+
+
+def _seen(node: fx.Node) -> tuple[torch.Tensor, ...]:
+    values = pytree.tree_leaves(fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val")))
+    return tuple(value for value in values if isinstance(value, torch.Tensor))
 
 
 def _own_lists(tree: Any) -> Any:

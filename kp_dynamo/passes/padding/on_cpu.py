@@ -26,7 +26,10 @@ def _at_true_sizes(call: Call) -> Any:
         raise Refused("it gives something that is no tensor")
     leaves = pytree.tree_leaves((call.args, call.kwargs), is_leaf=lambda x: isinstance(x, Padded))
     lengths = [call.masks.true_value(x) for x in leaves if isinstance(x, torch.SymInt)]
-    what = described(call.target, unwrapped(call.args), unwrapped(call.kwargs), [like.value for like in likes])
+    if len(call.seen) != len(call.operands()):
+        raise Refused("what autograd has seen of its operands is not known")
+    values = [like.value for like in likes]
+    what = described(call.target, unwrapped(call.args), unwrapped(call.kwargs), call.seen, values)
     if what is None:
         raise Refused("an argument of it has no text")
     sizes = [call.masks.true_count(x, [d]) for x in call.operands() for d in range(len(x.dims))]

@@ -40,6 +40,7 @@ class Call:
 
     Attributes:
         like: What the call's value is in the graph: `Like` in the place of each tensor.
+        seen: The tensors among the arguments as autograd has seen them, in the order of `operands()`.
     """
 
     target: Any
@@ -47,6 +48,7 @@ class Call:
     kwargs: dict[str, Any]
     masks: Masks
     like: Any
+    seen: tuple[torch.Tensor, ...] = ()
 
     def arg(self, position: int, default: Any = None) -> Any:
         """A positional argument, or what the operator takes where it is left out."""
