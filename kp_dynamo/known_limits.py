@@ -60,8 +60,8 @@ KNOWN_LIMITS = (
         "rarer.",
     ),
     KnownLimit(
-        "`BatchNorm(momentum=None)` on XLA tensors reads its counter, which breaks the graph: it runs in eager torch_xla, "
-        "which keeps the biased running variance.",
+        "`BatchNorm(momentum=None)` on XLA tensors reads its counter, which breaks the graph: it runs in eager "
+        "torch_xla, which keeps the biased running variance.",
         "Give it a momentum, or leave model and inputs on the CPU: the backend places them.",
     ),
     KnownLimit(
