@@ -29,7 +29,6 @@ FUNCTIONS = {
     "singular values": lambda x: torch.linalg.svdvals(x) * 1,
     "index_reduce": lambda x: x.index_reduce(1, torch.zeros(1, dtype=torch.long), x[:, :1] * 2, "amax") * 1,
     "pool": lambda x: F.adaptive_avg_pool1d(x.mT, 3) * 1,
-    "largest of a pool": lambda x: F.adaptive_max_pool1d(x.mT, 2) * 1,
     "grid_sample": lambda x: F.grid_sample(x[None], x[:1, :, None, :2].tanh() * 0.9, align_corners=False) * 1,
 }
 

@@ -15,7 +15,7 @@ _NAMES = """
 _fft_r2c _fft_c2c _fft_c2r mode index_reduce put histc _linalg_svd _linalg_eigh linalg_qr linalg_eig _linalg_det
 _linalg_slogdet _linalg_solve_ex linalg_inv_ex linalg_cholesky_ex linalg_lu_factor_ex linalg_lu linalg_lu_solve
 linalg_matrix_exp linalg_solve_triangular cholesky_solve cholesky_inverse grid_sampler_2d grid_sampler_2d_backward
-_adaptive_avg_pool2d _adaptive_avg_pool2d_backward adaptive_max_pool2d adaptive_max_pool2d_backward
+_adaptive_avg_pool2d _adaptive_avg_pool2d_backward
 """
 
 
