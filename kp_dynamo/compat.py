@@ -168,6 +168,11 @@ def fetch(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return list(xlac()._xla_get_cpu_tensors(tensors))
 
 
+def materialize(tensors: list[torch.Tensor]) -> None:
+    """Give XLA tensors that are made of nothing else their buffers now: until then torch_xla keeps a recipe."""
+    xlac()._xla_sync_multi(tensors, devices=[], wait=False, sync_xla_data=False)
+
+
 def device_kind() -> str:
     """ "CPU", "TPU" or what PJRT calls the device."""
     load()

@@ -16,28 +16,26 @@ import torch
 from kp_dynamo import compat
 
 
-def settle(tensors: Sequence[torch.Tensor], *, waits: bool = True) -> None:
-    """Give XLA tensors their values now, those that have none, by one program.
-
-    Args:
-        tensors: On the device.
-        waits: Until the program has run.
-    """
+def settle(tensors: Sequence[torch.Tensor]) -> None:
+    """Give XLA tensors their values now; where one has none yet, all others of the device too."""
     if not tensors:
         return
     needed = compat.xlac()._check_tensor_need_materialization(list(tensors))
     if pending := [t for t, is_needed in zip(tensors, needed, strict=True) if is_needed]:
-        compute(pending, waits=waits)
+        compute(pending)
 
 
-def compute(pending: list[torch.Tensor], *, waits: bool = True) -> None:
-    """Give XLA tensors that have no value yet their values."""
+def compute(pending: list[torch.Tensor]) -> None:
+    """Give XLA tensors that have no value yet their values, and with them all that is pending on the device.
+
+    What is left would grow: the state of an optimizer that runs eagerly is never asked for, and its recipe, which that
+    of the parameters contains, becomes longer with each step, and a program of its own.
+    """
     xlac = compat.xlac()
     text = xlac._get_xla_tensors_text(pending)
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")  # exact in float64
-    # With sync_xla_data=True torch_xla donates the old buffers of tensors that were updated in place, which other
-    # pending tensors of the user (a lazy copy of a model) still read.
-    xlac._xla_sync_multi([*pending, _constant(number)], devices=[], wait=waits, sync_xla_data=False)
+    key = _constant(number)  # alive until the program has run, of which it is a result
+    xlac._xla_sync_live_tensors(str(key.device), [], wait=True)
 
 
 def _constant(number: int) -> torch.Tensor:

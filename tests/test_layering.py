@@ -74,7 +74,6 @@ MAY_IMPORT = {
         "kp_dynamo.config_options",
         "kp_dynamo.exceptions",
         "kp_dynamo.hardware",
-        "kp_dynamo.pending",
         "kp_dynamo.runtime.environment",
         "kp_dynamo.runtime.live_account",
         "kp_dynamo.runtime.memory_pool",

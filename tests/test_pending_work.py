@@ -62,3 +62,15 @@ def test_checkpoints(tmp_path):
     loaded.register_buffer("x", torch.zeros(2))
     load_checkpoint(tmp_path / "saved", loaded)
     assert loaded.x.tolist() == [-2, -2]
+
+
+def test_an_eager_optimizer_compiles_no_new_program_for_each_step():
+    """Its state is never asked for: left pending, its recipe would grow."""
+    model, x = nn.Linear(4, 4).to("xla"), torch.randn(2, 4).to("xla")
+    optimizer, run, compiles = torch.optim.AdamW(model.parameters()), compiled(model), []
+    for _ in range(7):
+        optimizer.zero_grad()
+        run(x).sum().backward()
+        optimizer.step()
+        compiles.append(torch_xla._XLAC._xla_counter_value("UncachedCompile"))
+    assert compiles[-1] == compiles[3]

@@ -18,7 +18,6 @@ from kp_dynamo.config import TPUConfig
 from kp_dynamo.config_options import require_enabled
 from kp_dynamo.exceptions import TPUMemoryError, TPUMemoryPoolError, TPUOutOfMemoryError
 from kp_dynamo.hardware import GB
-from kp_dynamo.pending import settle
 from kp_dynamo.runtime.environment import checked_config, deciding_chip, start_device
 from kp_dynamo.runtime.live_account import LiveAccount
 from kp_dynamo.runtime.memory_pool import BufferKind, TensorPool
@@ -85,7 +84,7 @@ class TPUMemoryManager:
                 # A pool hands its buffers to callers in any mode; one made in inference mode would bind them to it.
                 with torch.inference_mode(False), torch.no_grad():
                     tensor = torch.zeros(kind.shape, dtype=kind.dtype, device=self.device)
-                    settle([tensor], waits=False)
+                    compat.materialize([tensor])
             except RuntimeError as cause:
                 raise _device_refuses(kind, cause) from cause
             self._remember(tensor)
