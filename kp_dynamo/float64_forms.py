@@ -18,8 +18,29 @@ def float64_decompositions() -> dict[Any, Callable[..., Any]]:
     forms: dict[Any, Callable[..., Any]] = {
         aten.log2.default: lambda x: x.log() / math.log(2),
         aten.log10.default: lambda x: x.log() / math.log(10),
+        aten.affine_grid_generator.default: _affine_grid,
     }
     return {op: _for_float64(form) for op, form in forms.items()}
+
+
+def _affine_grid(theta: torch.Tensor, size: list[int], align_corners: bool) -> torch.Tensor:
+    """`F.affine_grid`: positions from -1 to 1, or between the middles of the outer pixels, x first, times theta.
+
+    Args:
+        theta: [N, 2, 3] or [N, 3, 4].
+        size: [N, C, H, W] or [N, C, D, H, W].
+        align_corners: Whether -1 and 1 are middles of pixels.
+    """
+    batch, _, *spatial = size
+    axes = []
+    for dim, steps in enumerate(spatial):
+        axis = torch.linspace(-1, 1, steps, dtype=theta.dtype) if steps > 1 else theta.new_zeros(steps)
+        axes.append(
+            (axis if align_corners else axis * ((steps - 1) / steps)).view([-1] + [1] * (len(spatial) - 1 - dim))
+        )
+    places = torch.broadcast_tensors(*axes[::-1], theta.new_ones(spatial))
+    grid = torch.stack(places, -1).view(1, -1, len(spatial) + 1) @ theta.mT
+    return grid.view(batch, *spatial, len(spatial))
 
 
 def _for_float64(form: Callable[..., Any]) -> Callable[..., Any]:

@@ -57,6 +57,24 @@ def test_at_the_ends(fn):
     assert_same(mine[known], eager[known])
 
 
+def test_singular_points():
+    z = torch.tensor([-1 + 0j, complex(-1, -0.0)])
+    check_like_eager(lambda z: torch.view_as_real(z.log1p()), z)
+    assert compiled(lambda z: z.rsqrt())(torch.tensor([0j])).real.item() == float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_both_parts_decide_whether_a_number_is_true(dtype):
+    def truths(a, b, into):
+        pairs = [op(a, b) for op in (torch.logical_and, torch.logical_or, torch.logical_xor)]
+        into.copy_(a)
+        return a.bool(), a.logical_not(), torch.where(a.bool(), 1, 2), *pairs, into + 0
+
+    z = torch.tensor([0j, 1j, 1 + 0j, 1 + 1j, complex(0, float("nan"))], dtype=dtype)
+    into = torch.zeros(5, dtype=torch.bool)
+    assert_same(compiled(truths)(z, z.flip(0), into.clone()), truths(z, z.flip(0), into))
+
+
 def test_a_nan_in_either_part():
     z = torch.tensor([complex(1, float("nan")), complex(float("nan"), 1), 1 + 1j])
     check_like_eager(torch.Tensor.isnan, z, strict=True)

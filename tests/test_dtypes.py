@@ -28,6 +28,21 @@ def test_wide_integers_lose_no_digit():
     check_like_eager(lambda x: (x // 3, x // x.new_tensor(3), x % 7), narrow)
 
 
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.parametrize("size", [(2, 1, 3, 4), (1, 2, 2, 3, 5)])
+def test_affine_grids_of_float64(size, align_corners):
+    theta = torch.randn(size[0], len(size) - 2, len(size) - 1, dtype=torch.float64, requires_grad=True)
+    grids = [
+        f(theta, size, align_corners=align_corners)
+        for f in (
+            compiled(lambda *args, **how: torch.nn.functional.affine_grid(*args, **how)),
+            torch.nn.functional.affine_grid,
+        )
+    ]
+    torch.testing.assert_close(*grids, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(*(torch.autograd.grad(g.sin().sum(), theta)[0] for g in grids), rtol=1e-13, atol=1e-13)
+
+
 def test_booleans():
     check_like_eager(lambda x: (x & x.flip(0), ~x, x ^ True, x.sum(), x.any(0), x.float() * 2), RAMP > 0)
 

@@ -17,8 +17,11 @@ def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
        XLA takes the nearest integer of the narrow dtype, 0.
     2. A boolean becomes 1 or 0 by a choice: XLA makes a choice of a product with a converted boolean, `where(b, x, 0)`,
        which drops an infinity or a NaN that a product with 0 keeps.
+    3. Of a complex number both parts decide whether it is true; XLA asks the real one.
     """
-    if x.is_complex() and not dtype.is_complex and dtype != torch.bool:
+    if x.is_complex() and dtype == torch.bool:
+        return x != 0
+    if x.is_complex() and not dtype.is_complex:
         x = x.real
     if x.dtype.is_floating_point and is_integer(dtype):
         return _whole(x, dtype)

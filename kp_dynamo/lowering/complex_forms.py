@@ -46,11 +46,26 @@ def _view_as_real(z: torch.Tensor) -> torch.Tensor:
     return torch.stack([parts.select(-1, 0), parts.select(-1, 1)], -1)
 
 
+def _logical(op: Any) -> Callable[..., Any]:
+    """torch_xla asks the real part alone."""
+
+    def form(*tensors: torch.Tensor) -> Any:
+        return op(*(x != 0 if x.is_complex() else x for x in tensors))
+
+    return form
+
+
 COMPLEX_FORMS: dict[Any, Callable[..., Any]] = {
     aten.complex.default: _complex,
     aten.polar.default: _polar,
     aten.angle.default: _angle,
     aten.view_as_real.default: _view_as_real,
+    **{
+        op: _logical(op)
+        for op in (
+            aten.logical_not.default, aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default,
+        )
+    },
     aten.tanh_backward.default: _tanh_backward,
     aten.sigmoid_backward.default: _sigmoid_backward,
-}
+}  # fmt: skip

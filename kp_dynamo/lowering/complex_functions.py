@@ -91,7 +91,7 @@ def _sqrt(a: torch.Tensor, b: torch.Tensor) -> _Parts:
 def _rsqrt(a: torch.Tensor, b: torch.Tensor) -> _Parts:
     p, q = _sqrt(a, b)
     below = p * p + q * q
-    return p / below, -q / below
+    return torch.where(below == 0, math.inf, p / below), -q / below
 
 
 def _log(a: torch.Tensor, b: torch.Tensor) -> _Parts:
@@ -102,6 +102,12 @@ def _log(a: torch.Tensor, b: torch.Tensor) -> _Parts:
     far = large.log() + torch.where(small.isinf(), torch.zeros_like(x), (ratio * ratio).log1p() / 2)
     near = ((large - 1) * (large + 1) + small * small).log1p() / 2
     return torch.where((large > 0.5) & (large < 2), near, far), torch.atan2(b, a)
+
+
+def _log1p(a: torch.Tensor, b: torch.Tensor) -> _Parts:
+    real, imaginary = _log(1 + a, b)
+    is_near = torch.maximum(a.abs(), b.abs()) < 0.5
+    return torch.where(is_near, (a * (2 + a) + b * b).log1p() / 2, real), imaginary
 
 
 def _atanh(a: torch.Tensor, b: torch.Tensor) -> _Parts:
@@ -182,5 +188,6 @@ COMPLEX_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.log.default: _of_parts(_log, aten.log.default),
     aten.log2.default: _of_parts(_log, aten.log2.default, 1 / math.log(2)),
     aten.log10.default: _of_parts(_log, aten.log10.default, 1 / math.log(10)),
+    aten.log1p.default: _of_parts(_log1p, aten.log1p.default),
     aten.expm1.default: _of_parts(_expm1, aten.expm1.default),
 }

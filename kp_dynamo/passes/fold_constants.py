@@ -13,10 +13,12 @@ lowering that copy is an op on another device in the middle of the graph, which 
 3. Any other stays an attribute, and the ops that copy or rename it (lift_fresh_copy, lift_fresh, alias, detach) go:
    the lowering moves attributes onto the device as known constants.
 4. A cast of a constant of at most `max_cast_elements` is computed now; its result is a constant again.
-5. A 0-dim full or scalar_tensor becomes a Python number in the ops that have a form for one (`scalar_forms.py`), where
+5. An elementwise function of constants of one element, log(3.5), is computed now: XLA's compiler computes it otherwise
+   than its programs do, and `ceil(log(x) / log(3.5))` is one too many where x is 3.5.
+6. A 0-dim full or scalar_tensor becomes a Python number in the ops that have a form for one (`scalar_forms.py`), where
    dtypes come out the same and the number is exact in the dtype of the result.
-6. full_like, zeros_like and ones_like of a static shape no longer need the tensor (`shape_sources.py`).
-7. alias and detach of what is no constant go as well: an ATen graph is differentiated already.
+7. full_like, zeros_like and ones_like of a static shape no longer need the tensor (`shape_sources.py`).
+8. alias and detach of what is no constant go as well: an ATen graph is differentiated already.
 
 Refuses, with the reason: a constant that a result of the graph shares memory with or that an op writes to (a call
 would change it for the next one); a parameter (its owner may change it); one whose value cannot be read (a
@@ -41,6 +43,7 @@ from kp_dynamo.passes.shape_sources import drop_shape_sources
 aten = torch.ops.aten
 
 COPIES = (aten.lift_fresh_copy.default, aten.lift_fresh.default)
+_NUMBERS = (aten.full.default, aten.scalar_tensor.default)
 IDENTITIES = (aten.alias.default, aten.detach.default)
 
 
@@ -81,6 +84,8 @@ class _Folding:
     def visit(self, node: fx.Node) -> None:
         if node.op == "get_attr":
             self._learn(node)
+        elif node.target in _NUMBERS and node.meta["val"].shape.numel() == 1 and not node.all_input_nodes:
+            self.known[node] = node.target(*node.args, **node.kwargs)
         elif (value := self._constant(node)) is not None:
             self._fold(node, value)
 
@@ -102,6 +107,8 @@ class _Folding:
             return None
         if node.target is aten._to_copy.default:
             return self._cast(node, value)
+        if _is_function(node):
+            return self._computed(node)
         is_attribute = isinstance(source, fx.Node) and source.op == "get_attr"
         return value if is_attribute and node.target in COPIES + IDENTITIES else None
 
@@ -117,16 +124,24 @@ class _Folding:
             return cast
         return None
 
+    def _computed(self, node: fx.Node) -> torch.Tensor | None:
+        values = [self.known.get(source) for source in node.all_input_nodes]
+        if any(v is None or v.numel() > 1 or not v.dtype.is_floating_point for v in values) or _sharing_problem(node):
+            return None
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.known.__getitem__)
+        result = node.target(*args, **kwargs)  # type: ignore[operator]
+        return result if result.dtype.is_floating_point else None
+
     def _fold(self, node: fx.Node, value: torch.Tensor) -> None:
         if generator := _generator(value):
             made = self._generated(node, value, *generator)
         elif problem := _sharing_problem(node):
             self.refused.append((node.name, problem))
             return
-        elif node.target is aten._to_copy.default:
-            made = self._attribute(node, value)
-        else:
+        elif node.target in COPIES + IDENTITIES:
             made = node.args[0]  # type: ignore[assignment]  # the attribute itself
+        else:
+            made = self._attribute(node, value)
         self.known[made] = value
         replace_node(node, made)
         self.rewritten += 1
@@ -147,6 +162,14 @@ class _Folding:
             made = self.gm.graph.get_attr(name)
         made.meta = dict(node.meta)
         return made
+
+
+def _is_function(node: fx.Node) -> bool:
+    """Whether an operator computes each element of its operands alone."""
+    target = node.target
+    is_pure = isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable and not target.is_view
+    tags = target.tags if is_pure else ()  # type: ignore[union-attr]
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
 
 
 def _unreadable(value: torch.Tensor) -> str | None:

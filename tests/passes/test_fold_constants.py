@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from kp_dynamo.passes.fold_constants import FoldConstants
 from tests.graphs import graph_text, trace_inference, trace_joint
+from tests.spine import compiled
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 LIFTS = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
@@ -257,3 +258,15 @@ def test_under_a_fake_mode_values_are_real():
 
 def test_repr_is_its_identity():
     assert repr(FoldConstants()) == "FoldConstants(max_cast_elements=4096)"
+
+
+@pytest.mark.parametrize(
+    "number", [lambda: torch.tensor(3.5), lambda: torch.full((), 3.5), lambda: torch.tensor([3.5])]
+)
+def test_a_function_of_a_number_is_that_of_a_tensor(number):
+    """XLA's compiler has another logarithm than its programs."""
+    x = torch.tensor([3.5])
+    run = compiled(lambda x: torch.log(x) - torch.log(number()), precision="float32")
+    assert run(x).tolist() == [0.0]
+    places = compiled(lambda x: torch.ceil(torch.log(x) / torch.log(number())), precision="float32")
+    assert places(torch.arange(1.0, 12.0)).tolist() == [0, 1, 1, *[2] * 8]
