@@ -193,3 +193,15 @@ def test_an_argument_that_is_saved_and_written_to(device):
     gradients = torch.autograd.grad(compiled(fn)(leaf, mine), leaf), torch.autograd.grad(fn(x, eager), x)
     torch.testing.assert_close(gradients[0][0].cpu(), gradients[1][0])
     torch.testing.assert_close(mine.cpu(), eager)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_cpu_is_given_what_was_written_into_an_expanded_tensor(device):
+    """torch 2.9 takes the strides of the result for those of the expanded tensor, 0."""
+
+    def fn(x):
+        whole = torch.tensor(0j).expand(3, 6).slice_scatter(x * 2, 1, 0, 4)
+        return torch.view_as_real(torch.fft.fft(whole, dim=1))
+
+    x = torch.randn(3, 4, dtype=torch.complex64)
+    torch.testing.assert_close(compiled(fn)(x.to(device)).cpu(), fn(x))

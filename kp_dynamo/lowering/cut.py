@@ -128,7 +128,20 @@ def _as_traced(piece: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
     """The arguments on the CPU, with the strides that autograd has seen: they say whose LU it is given."""
     inputs = [node.meta.get("val") for node in piece.graph.find_nodes(op="placeholder")]
     values = SymbolReader(inputs, has_strides=False).read(args)
-    return to_host(args, [strides_of(value, values) for value in inputs])
+    every = zip(args, (strides_of(value, values) for value in inputs), strict=True)
+    return to_host(args, [strides if _is_dense(arg, strides) else None for arg, strides in every])
+
+
+def _is_dense(arg: Any, strides: tuple[int, ...] | None) -> bool:
+    """Whether each element has a place of its own: torch 2.9 says 0 of a slice_scatter into what is expanded."""
+    if strides is None or not isinstance(arg, torch.Tensor):
+        return False
+    step = 1
+    for found, size in sorted(zip(strides, arg.shape, strict=True)):
+        if size > 1 and found != step:
+            return False
+        step *= size
+    return True
 
 
 class Conductor(fx.Interpreter):

@@ -84,7 +84,7 @@ class _Folding:
     def visit(self, node: fx.Node) -> None:
         if node.op == "get_attr":
             self._learn(node)
-        elif node.target in _NUMBERS and node.meta["val"].shape.numel() == 1 and not node.all_input_nodes:
+        elif node.target in _NUMBERS and _has_one_element(node):
             self.known[node] = node.target(*node.args, **node.kwargs)
         elif (value := self._constant(node)) is not None:
             self._fold(node, value)
@@ -162,6 +162,11 @@ class _Folding:
             made = self.gm.graph.get_attr(name)
         made.meta = dict(node.meta)
         return made
+
+
+def _has_one_element(node: fx.Node) -> bool:
+    """Asked of numbers alone: of a symbolic size, the question would be a guard."""
+    return all(isinstance(size, int) and size == 1 for size in node.meta["val"].shape) and not node.all_input_nodes
 
 
 def _is_function(node: fx.Node) -> bool:

@@ -95,6 +95,8 @@ class Jitter(TorchDispatchMode):
             args, kwargs = pytree.tree_map_only(
                 torch.Tensor, lambda t: self._moved(t, least, breaks_ties=is_choice), (args, kwargs)
             )
+        if func.overloadpacket in (_aten.copysign, _aten.signbit):
+            args = (*args[:-1], self._signed(args[-1]))
         if func.overloadpacket in (_aten.sum, _aten.mean) and args[0].dim():
             args = (self._reordered(args[0], args[1] if len(args) > 1 else None), *args[1:])
         result = func(*args, **kwargs)
@@ -116,6 +118,12 @@ class Jitter(TorchDispatchMode):
             moved = moved + 2.0**-100 * (self._factor(tensor, 1.0) - 1)
         # The operator's own memory, so that strides are what they were.
         return torch.empty_like(tensor).copy_(moved) if moved.stride() != tensor.stride() else moved
+
+    def _signed(self, sign: Any) -> Any:
+        """Either sign for a NaN, of which IEEE 754 does not say the sign behind an operation."""
+        if not isinstance(sign, torch.Tensor) or not sign.is_floating_point():
+            return sign
+        return torch.where(sign.isnan(), self._factor(sign, 1.0).to(sign.dtype) - 1, sign)
 
     def _reordered(self, x: torch.Tensor, dims: Any) -> torch.Tensor:
         """Addends in another order, which torch does not name: near the largest number it decides what overflows."""
