@@ -21,7 +21,7 @@ _ELEMENTWISE = (
     "torch.tanh({0})", "{0}.sigmoid()", "F.gelu({0})", "F.silu({0})", "F.relu({0})", "{0}.clamp(-1, 1)", "{0}.abs()", "{0}.sign()", "{0}.exp()", "{0}.log()", "{0}.sqrt()", "{0}.rsqrt()",
     "{0}.reciprocal()", "torch.maximum({0}, {1})", "torch.minimum({0}, {1})", "torch.fmax({0}, {1})", "torch.fmin({0}, {1})", "torch.logaddexp({0}, {1})", "{0} - {1}", "{0} * {1}", "{0} / {1}", "{0} * 0",
     "torch.where({0}.isnan(), {1}, {0})", "{0}.nan_to_num()", "{0}.isfinite()", "{0} == {1}", "{0} != {0}", "torch.atan2({0}, {1})", "torch.hypot({0}, {1})", "{0} ** 2", "{0} ** 0", "F.softplus({0})",
-    "{0}.erf()", "{0}.expm1()", "{0}.log1p()", "{0}.floor()", "F.elu({0})", "F.leaky_relu({0})", "F.hardswish({0})", "torch.lerp({0}, {1}, 0.5)", "{0}.clamp(min={1})", "torch.xlogy({0}, {1})", "torch.logical_not({0})",
+    "{0}.erf()", "{0}.expm1()", "{0}.log1p()", "{0}.floor()", "F.elu(torch.where({0}.isnan(), 0.5, {0}))", "F.leaky_relu({0})", "F.hardswish(torch.where({0}.isnan(), 0.5, {0}))", "torch.lerp({0}, {1}, 0.5)", "{0}.clamp(min={1})", "torch.xlogy({0}, {1})", "torch.logical_not({0})",
     "F.logsigmoid({0})", "torch.addcmul({0}, {0}, {1})", "torch.copysign({0}, {1})", "{0}.square()", "{0}.trunc()", "{0}.cos()", "F.mish({0})", "{0}.to(HALF)", "{0} > {1}", "{0}.signbit()", "{0}.isposinf()",
 )  # fmt: skip
 _MATMULS = (
