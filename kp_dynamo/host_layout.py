@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from kp_dynamo import compat
-from kp_dynamo.pending import settle
 from kp_dynamo.symbol_values import Values, evaluated
 
 Strides = tuple[int, ...] | None
@@ -34,7 +33,6 @@ def strides_of(value: object, values: Values, eager: Sequence[Any] | None = None
 
 def to_host(results: Sequence[Any], strides: Sequence[Strides]) -> list[Any]:
     """Results on the CPU, laid out as eager would."""
-    settle([r for r in results if _is_on_device(r)])
     on_device = [_as_pairs(r) for r in results if _is_on_device(r)]
     # torch_xla 2.9: one synchronisation for all of them; `.cpu()` makes one each.
     fetched = iter(compat.xlac()._xla_get_cpu_tensors(on_device) if on_device else [])

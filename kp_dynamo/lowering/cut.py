@@ -23,6 +23,7 @@ from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.program import Run, compile_program
 from kp_dynamo.ops.at_true_sizes import name_of
+from kp_dynamo.pending import settle
 from kp_dynamo.source_lines import source_line
 from kp_dynamo.symbol_values import SymbolReader
 from kp_dynamo.telemetry import TELEMETRY
@@ -128,6 +129,7 @@ def _as_traced(piece: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
     """The arguments on the CPU, with the strides that autograd has seen: they say whose LU it is given."""
     inputs = [node.meta.get("val") for node in piece.graph.find_nodes(op="placeholder")]
     values = SymbolReader(inputs, has_strides=False).read(args)
+    settle([a for a in args if isinstance(a, torch.Tensor) and a.device.type == "xla"])
     every = zip(args, (strides_of(value, values) for value in inputs), strict=True)
     return to_host(args, [strides if _is_dense(arg, strides) else None for arg, strides in every])
 
