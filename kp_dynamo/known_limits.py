@@ -55,7 +55,7 @@ KNOWN_LIMITS = (
     KnownLimit(
         "Eager work on XLA tensors may give another one's result: after `((a - b) * a).cpu()` torch_xla takes its "
         "program for `((a - b) * b).cpu()`, with a in the place of b (pytorch/xla#8353). What a compiled function is "
-        "given, or `save_checkpoint`, is right.",
+        "given, or `save_checkpoint`, is right. `clip_grad_norm_` is such work.",
         "Compile that work as well, the optimizer's step too. `torch_xla.sync()` behind each eager step makes it "
         "rarer.",
     ),
