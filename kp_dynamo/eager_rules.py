@@ -136,6 +136,23 @@ def _transformed(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
     return _permuted(result, _batch_order(x, dims[-1:]) + dims[-1:])
 
 
+def _convolved(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """A convolution over one dimension is one over two, of which the first has one element (Convolution.cpp).
+
+    Fake tensors leave out the format that it gets by that.
+    """
+    x, weight, _, stride, padding, dilation, transposed, output_padding, groups = args
+    if weight.dim() != 3:
+        return result
+    image, kernel = x.contiguous().unsqueeze(2), weight.unsqueeze(2)
+    memory_format = torch.contiguous_format
+    if {suggested_format(image), suggested_format(kernel)} != {memory_format}:
+        geometry = [1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups
+        backend = torch._C._select_conv_backend(image, kernel, None, *geometry)
+        memory_format = torch._C._conv_determine_backend_memory_format(image, kernel, backend)
+    return _empty(result.unsqueeze(2), memory_format).squeeze(2)
+
+
 def _batch_order(x: torch.Tensor, dims: Sequence[int]) -> list[int]:
     return _by_strides(x, [d for d in range(x.dim()) if d not in dims])
 
@@ -159,6 +176,7 @@ RULES: dict[Any, Rule] = {
     aten._native_batch_norm_legit_no_training.default: _dense,
     aten._batch_norm_with_update.default: _dense,
     aten._batch_norm_no_update.default: _dense,
+    aten.convolution.default: _convolved,
     aten.avg_pool2d.default: _suggested,
     aten.max_pool2d_with_indices.default: _suggested,
     aten.max_unpool2d.default: _suggested,
@@ -208,7 +226,7 @@ RULES: dict[Any, Rule] = {
 _NAMES = (
     "norm", "pool", "pad", "sigmoid", "rrelu", "div", "copysign", "scatter", "shuffle", "xlog", "normal",
     "boolean_dispatch", "fft", "roll", "cat", "stack", "eig", "pow", "ldexp", "nll_loss", "cross_entropy", "logical",
-    "logaddexp", "heaviside", "complex", "angle", "isin", "dropout", "stft", "one_hot",
+    "logaddexp", "heaviside", "complex", "angle", "isin", "dropout", "stft", "one_hot", "conv",
 )  # fmt: skip
 
 
