@@ -46,6 +46,8 @@ _CHOICES = (
 )
 CHOICES = frozenset(packet for name in _CHOICES.split() if (packet := getattr(_aten, name, None)) is not None)
 _TIE = 2.0**-22
+# Running mean and variance, which native_batch_norm writes to, though its schema does not say so.
+_WRITTEN = {_aten.native_batch_norm: slice(3, 5)}
 
 
 def _in_parts(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -89,16 +91,7 @@ class Jitter(TorchDispatchMode):
         self._had_matmul |= rounds
         if func.overloadpacket in CONSTANTS:
             return func(*args, **kwargs)
-        if not (func.is_view or func._schema.is_mutable or func.overloadpacket in JUMPS):
-            is_choice = func.overloadpacket in CHOICES
-            least = _BFLOAT16 if rounds else _TIE if is_choice else 0.0
-            args, kwargs = pytree.tree_map_only(
-                torch.Tensor, lambda t: self._moved(t, least, breaks_ties=is_choice), (args, kwargs)
-            )
-        if func.overloadpacket in (_aten.copysign, _aten.signbit):
-            args = (*args[:-1], self._signed(args[-1]))
-        if func.overloadpacket in (_aten.sum, _aten.mean) and args[0].dim():
-            args = (self._reordered(args[0], args[1] if len(args) > 1 else None), *args[1:])
+        args, kwargs = self._operands(func, list(args), kwargs, rounds=rounds)
         result = func(*args, **kwargs)
         if func.is_view or func.overloadpacket in (_aten.detach, _aten.alias, _aten.lift_fresh):
             return result
@@ -109,6 +102,21 @@ class Jitter(TorchDispatchMode):
                     pytree.tree_map_only(torch.Tensor, lambda t: self._move_in_place(t, unit), value)
             return result
         return pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t, unit), result)
+
+    def _operands(self, func: Any, args: list[Any], kwargs: Any, *, rounds: bool) -> Any:
+        packet = func.overloadpacket
+        if not (func.is_view or func._schema.is_mutable or packet in JUMPS):
+            least = _BFLOAT16 if rounds else _TIE if packet in CHOICES else 0.0
+            written = _WRITTEN.get(packet, slice(0, 0))
+            moved, kwargs = pytree.tree_map_only(
+                torch.Tensor, lambda t: self._moved(t, least, breaks_ties=packet in CHOICES), (args, kwargs)
+            )
+            args = [*moved[: written.start], *args[written], *moved[written.stop :]]
+        if packet in (_aten.copysign, _aten.signbit):
+            args[-1] = self._signed(args[-1])
+        if packet in (_aten.sum, _aten.mean) and args[0].dim():
+            args[0] = self._reordered(args[0], args[1] if len(args) > 1 else None)
+        return args, kwargs
 
     def _moved(self, tensor: torch.Tensor, unit: float, *, breaks_ties: bool = False) -> torch.Tensor:
         if tensor.dtype not in UNIT:

@@ -17,6 +17,7 @@ from tests.hunt.drawing import draw_program, number_of, program_of, programs
 from tests.hunt.program import Program
 from tests.hunt.randomness import odd_shares
 from tests.hunt.results import FILE, Results, plain_reason
+from tests.hunt.rounding import Jitter
 from tests.hunt.run import Hunt
 from tests.hunt.script import script
 from tests.hunt.shrink import shrunk, without_dead
@@ -141,6 +142,14 @@ def test_assignments_that_nothing_reads_go():
 def test_a_script_runs_by_itself(capsys):
     exec(compile(script(a_program(ADDS), "nothing"), "script", "exec"), {})
     assert capsys.readouterr().out == ""
+
+
+def test_running_statistics_move_as_all_else():
+    """A mean that cancels to 0: rounding is all that is in it."""
+    norm, x = torch.nn.BatchNorm2d(4), torch.randn(4, 4, 6, 4)
+    with Jitter("nothing", 1):
+        norm(torch.nn.functional.instance_norm(x))
+    assert 0 < norm.running_mean.norm() < 1e-6
 
 
 def test_shares_of_dropout():
