@@ -140,7 +140,7 @@ def test_strides_of_a_convolution_over_one_dimension(transposed):
         for x, weight in itertools.product(layouts((batch, channels, length)), layouts(weight_shape)):
             with FakeTensorMode(allow_non_fake_inputs=True) as mode, EagerRules():
                 fake = convolve(mode.from_tensor(x), mode.from_tensor(weight), padding=padding)
-            assert strides(fake) == strides(convolve(x, weight, padding=padding)), (x.shape, x.stride(), weight.stride())
+            assert strides(fake) == strides(convolve(x, weight, padding=padding)), (x.stride(), weight.stride())
 
 
 WITH_NUMBERS = [
