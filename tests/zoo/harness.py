@@ -1,14 +1,14 @@
 """Runs a model of the zoo eagerly and compiled, and says how far apart the results are.
 
-Errors are norms over the whole output and over all gradients together: a single parameter's true
-gradient may be zero (a key's bias), and its relative error then means nothing.
+Errors are norms over the whole output and over all gradients together. A single parameter's true gradient may be zero
+(a key's bias), and its relative error then means nothing: `Result.gradients_off` allows what eager is off, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -59,16 +59,31 @@ class Result:
         outputs: Every floating-point output.
         gradients: Gradients of all parameters and floating-point inputs; empty in inference.
         buffers: Floating-point buffers after the run (running statistics).
+        sizes: Number of elements of each gradient, by its name.
     """
 
     outputs: torch.Tensor
     gradients: torch.Tensor
     buffers: torch.Tensor
+    sizes: dict[str, int] = field(default_factory=dict)
 
     def errors(self, reference: Result) -> dict[str, float]:
         """Relative error of each part against `reference`, by name."""
         parts = ("outputs", "gradients", "buffers")
         return {part: relative_error(getattr(self, part), getattr(reference, part)) for part in parts}
+
+    def gradients_off(self, eager: Result, exact: Result, share: float) -> dict[str, float]:
+        """Relative error of each gradient that is further from `exact` than `share` of it, and 8 times eager's error.
+
+        Eager's own error of a small tensor may be small by luck, hence 8.
+        """
+        parts = (r.gradients.split(list(self.sizes.values())) for r in (self, eager, exact))
+        named = {name: tensors for name, *tensors in zip(self.sizes, *parts, strict=True)}
+        return {
+            name: relative_error(mine, true)
+            for name, (mine, plain, true) in named.items()
+            if (mine - true).norm() > share * true.norm() + 8 * (plain - true).norm()
+        }
 
 
 @dataclass(frozen=True)
@@ -99,12 +114,13 @@ def infer(model: ZooModel, setting: Setting = EAGER) -> Result:
 def train(model: ZooModel, setting: Setting = EAGER) -> Result:
     """One forward and backward in train mode, the loss being a random projection of the outputs."""
     module, inputs = _prepare(model, setting)
-    leaves = [tensor.requires_grad_() for tensor in _floating(inputs)]
+    leaves = {name: t.requires_grad_() for name, t in inputs.items() if t.is_floating_point()}
     outputs = _forward(module.train(), inputs, setting)
     project(outputs).backward()
-    leaves += module.parameters()
-    gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-    return Result(_flat(outputs), _flat(gradients), _flat(module.buffers()))
+    leaves |= module.named_parameters()
+    gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
+    sizes = {name: leaf.numel() for name, leaf in leaves.items()}
+    return Result(_flat(outputs), _flat(gradients), _flat(module.buffers()), sizes)
 
 
 def steps(model: ZooModel, setting: Setting = EAGER, num_steps: int = 3) -> tuple[torch.Tensor, bool]:

@@ -85,6 +85,17 @@ def _encoder(kind: str) -> nn.Module:
     return getattr(transformers, f"{kind}ForMaskedLM")(config)
 
 
+def _deberta() -> nn.Module:
+    """Attention by relative positions, the far ones in buckets by a logarithm: 7 is at the edge of one."""
+    config = transformers.DebertaV2Config(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0,
+        relative_attention=True, position_buckets=6, pos_att_type=["p2c", "c2p"], share_att_key=True,
+        norm_rel_ebd="layer_norm", position_biased_input=False, max_relative_positions=8,
+    )  # fmt: skip
+    return transformers.DebertaV2ForMaskedLM(config)
+
+
 def _gpt2() -> nn.Module:
     config = transformers.GPT2Config(
         vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=64, use_cache=False,
@@ -149,6 +160,7 @@ ZOO = (
     ZooModel("gpt2", _gpt2, _tokens),
     ZooModel("bert", partial(_encoder, "Bert"), partial(_tokens, mask=True), quick=True),
     ZooModel("roberta", partial(_encoder, "Roberta"), partial(_tokens, mask=True)),
+    ZooModel("deberta", _deberta, partial(_tokens, mask=True)),
     ZooModel("t5", _t5, _t5_inputs, quick=True),
     # It gives four numbers: of one seed their error over autocast's is 0.56 to 3.1 at balanced, of ten 0.93.
     ZooModel("vit", _vit, partial(_pixels, 32), num_seeds=10),

@@ -46,8 +46,10 @@ def level(name: str) -> Setting:
 def test_float32_is_eager_up_to_rounding(name: str, run: str) -> None:
     setting = Setting(backend="kp_tpu", options=(("precision", "float32"),))
     result, counts = counted(lambda: RUNS[run](BY_NAME[name], setting))
-    errors = result.errors(RUNS[run](BY_NAME[name]))
+    eager = RUNS[run](BY_NAME[name])
+    errors = result.errors(eager)
     assert max(errors.values()) <= FLOAT32_ERROR, errors
+    assert result.gradients_off(eager, RUNS[run](BY_NAME[name], FLOAT64), FLOAT32_ERROR) == {}
     assert not counts.fallbacks
     assert counts.graphs > 0
     assert bool(counts.graph_breaks) <= BY_NAME[name].breaks, counts
