@@ -1,8 +1,7 @@
 """Average pooling in the one form that torch_xla 2.9 lowers right: windows that lie wholly inside their input.
 
 With `ceil_mode`, `count_include_pad=False` or `divisor_override` its own form divides by the wrong count. Here the
-input is padded, the windows are averaged, and the average is corrected by (window size) / (what ATen divides by), a
-constant map.
+input is padded, the windows are summed, and each sum is divided by what ATen divides it by, a constant map.
 """
 
 from __future__ import annotations
@@ -57,15 +56,14 @@ def _axis(size: int, kernel: int, stride: int, pad: int, ceil: bool) -> _Axis:
     return _Axis(size, kernel, stride, pad, num)
 
 
-def _correction(x: torch.Tensor, axes: list[_Axis], include_pad: bool, divisor: int | None) -> torch.Tensor | float:
-    """(window size) / (what ATen divides by): a number, or a map [num, ...] of the pooled dimensions."""
-    window = float(math.prod(axis.kernel for axis in axes))
+def _divisor(x: torch.Tensor, axes: list[_Axis], include_pad: bool, divisor: int | None) -> torch.Tensor | int:
+    """What ATen divides the sum of a window by: a number, or a map [num, ...] of the pooled dimensions."""
     if divisor is not None:
-        return window / divisor
+        return divisor
     total = torch.ones((), dtype=torch.float64)
     for axis in axes:
         total = total.unsqueeze(-1) * axis.counts(include_pad)
-    return (window / total).to(x.dtype)
+    return total.to(x.dtype)
 
 
 def avg_pool(
@@ -82,8 +80,9 @@ def avg_pool(
     if axes is None or not _needs_help(axes, count_include_pad, divisor_override):
         return NotImplemented
     pool = F.avg_pool2d if len(axes) == 2 else F.avg_pool3d
-    mean = pool(F.pad(x, _pads(axes)), [a.kernel for a in axes], [a.stride for a in axes])
-    return mean * _correction(x, axes, count_include_pad, divisor_override)
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x  # a sum may overflow where no average does
+    sums = pool(F.pad(wide, _pads(axes)), [a.kernel for a in axes], [a.stride for a in axes], divisor_override=1)
+    return (sums / _divisor(wide, axes, count_include_pad, divisor_override)).to(x.dtype)
 
 
 def avg_pool_backward(
@@ -102,7 +101,8 @@ def avg_pool_backward(
         return NotImplemented
     backward = aten.avg_pool2d_backward if len(axes) == 2 else aten.avg_pool3d_backward
     padded = F.pad(x, _pads(axes))
-    corrected = grad * _correction(x, axes, count_include_pad, divisor_override)
+    window = math.prod(axis.kernel for axis in axes)
+    corrected = grad * (window / _divisor(x, axes, count_include_pad, divisor_override))
     zeros = [0] * len(axes)
     strides = [a.stride for a in axes]
     inner = backward(corrected, padded, [a.kernel for a in axes], strides, zeros, False, True, None)
@@ -118,7 +118,7 @@ def _plan(x: torch.Tensor, kernel: Any, stride: Any, padding: Any, ceil: bool) -
 def _needs_help(axes: list[_Axis], include_pad: bool, divisor: int | None) -> bool:
     hangs_over = any(axis.pad_right > axis.pad for axis in axes)
     is_padded = any(axis.pad for axis in axes)
-    return divisor is not None or hangs_over or (is_padded and not include_pad)
+    return divisor not in (None, 1) or hangs_over or (is_padded and not include_pad)
 
 
 def _pads(axes: list[_Axis]) -> list[int]:

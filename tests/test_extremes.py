@@ -30,6 +30,18 @@ def test_extremes_of_infinities(dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_bounds_that_are_nan(dtype):
+    """ATen leaves one of `clamp` out, if it is the only one."""
+
+    def bounded(x):
+        one = (x.clamp(NAN), x.clamp(max=NAN), x.clamp_min(NAN), x.clamp_max(NAN))
+        return *one, x.clamp(NAN, 1), x.clamp(0, NAN), x.clamp_min(0), x.clamp_max(0)
+
+    check_like_eager(bounded, LINE.to(dtype))
+    check_like_eager(lambda x: (x.clamp_min(2), x.clamp_max(2), x.clamp(1, 2)), torch.arange(5))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_sums_of_exponentials_of_infinities(dtype):
     check_like_eager(lambda x: (x.logsumexp(1), x.logsumexp((0, 1)), x.logsumexp(0, True)), ROWS.to(dtype))
 

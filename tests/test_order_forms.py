@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.spine import assert_same, compiled
+from tests.spine import assert_same, check_like_eager, compiled
 
 NEGATIVE_NAN = torch.tensor([-0x400000], dtype=torch.int32).view(torch.float32)
 X = torch.cat(
@@ -35,3 +35,18 @@ def test_a_nan_that_the_program_makes_is_the_largest():
 
     x = torch.tensor([3.0, torch.inf, -2.0, -torch.inf])
     assert_same(compiled(fn)(x), fn(x))
+
+
+INDEX_USES = {
+    "index_select": lambda x, i: x.index_select(0, i),
+    "embedding": lambda x, i: torch.nn.functional.embedding(i, x),
+    "index_add": lambda x, i: x.index_add(0, i, x[: len(i)]),
+    "index_copy": lambda x, i: x.index_copy(0, i, x[: len(i)]),
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", INDEX_USES)
+def test_an_order_is_an_index(name, size):
+    """torch_xla ends the process where an operator with two results makes one."""
+    check_like_eager(lambda x, s: INDEX_USES[name](x, s.argsort()), torch.randn(3, 2), torch.randn(size))

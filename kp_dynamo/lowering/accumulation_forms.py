@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.lowering.cast_forms import converted, wide
+from kp_dynamo.lowering.hidden_constants import divided
 from kp_dynamo.lowering.reduction_forms import REDUCTION_FORMS
 
 aten = torch.ops.aten
@@ -74,7 +75,8 @@ def _summed_apart(form: Form, position: int) -> Form:
             loss = form(*args[:position], 0, *args[position + 1 :], **kwargs)
         else:
             loss = form(*args, **{**kwargs, "reduction": 0})
-        return (wide(loss).mean() if reduction == 1 else wide(loss).sum()).to(loss.dtype)
+        loss_sum = wide(loss).sum()
+        return (divided(loss_sum, loss.numel()) if reduction == 1 else loss_sum).to(loss.dtype)
 
     return loss_form
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
 from kp_dynamo.lowering.hlo_ops import has_sign
 from kp_dynamo.saturating import tanh
 
@@ -186,8 +187,8 @@ COMPLEX_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.sqrt.default: _of_parts(_sqrt, aten.sqrt.default),
     aten.rsqrt.default: _of_parts(_rsqrt, aten.rsqrt.default),
     aten.log.default: _of_parts(_log, aten.log.default),
-    aten.log2.default: _of_parts(_log, aten.log2.default, 1 / math.log(2)),
-    aten.log10.default: _of_parts(_log, aten.log10.default, 1 / math.log(10)),
+    aten.log2.default: _of_parts(_log, ELEMENTWISE_FORMS[aten.log2.default], 1 / math.log(2)),
+    aten.log10.default: _of_parts(_log, ELEMENTWISE_FORMS[aten.log10.default], 1 / math.log(10)),
     aten.log1p.default: _of_parts(_log1p, aten.log1p.default),
     aten.expm1.default: _of_parts(_expm1, aten.expm1.default),
 }

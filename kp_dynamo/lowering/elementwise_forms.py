@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.lowering.cast_forms import as_held, is_integer, operands, wide
+from kp_dynamo.lowering.hidden_constants import hidden, mean
 from kp_dynamo.lowering.hlo_ops import has_sign
 from kp_dynamo.lowering.integer_forms import integer_power
 from kp_dynamo.saturating import gelu, gelu_backward
@@ -19,7 +20,9 @@ _INF = math.inf
 
 
 def _clamp(x: torch.Tensor, low: Any = None, high: Any = None) -> Any:
-    """torch_xla takes the largest finite number for a bound that is not given."""
+    """torch_xla takes the largest finite number for a bound that is not given. ATen drops one that is NaN, if alone."""
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)) and None in (low, high):
+        return x.clone()
     if not x.dtype.is_floating_point:
         return aten.clamp.default(x, low, high)
     return aten.clamp.default(x, -_INF if low is None else low, _INF if high is None else high)
@@ -89,7 +92,7 @@ def _cross_entropy_with_logits(
     of_log = 1 if positive is None else (positive - 1) * target + 1
     loss = (1 - target) * x - of_log * _log_sigmoid(x)[0]
     loss = loss if weight is None else loss * weight
-    return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
+    return mean(loss, range(loss.dim())) if reduction == 1 else loss.sum() if reduction == 2 else loss
 
 
 def _remainder(x: Any, y: Any) -> Any:
@@ -106,9 +109,12 @@ def _div_mode(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     """The floor of a quotient that was rounded up to a whole number is one too many: 1 // 0.1 is 9."""
     if rounding_mode == "floor":
         return _floor_divide(x, y)
+    is_number = not isinstance(y, torch.Tensor)
     x, y, dtype = _divided(x, y)
-    quotient = aten.div.Tensor_mode(x, y, rounding_mode=rounding_mode)
-    return quotient.to(dtype) if dtype.is_floating_point else quotient
+    if not dtype.is_floating_point:
+        return aten.div.Tensor_mode(x, y, rounding_mode=rounding_mode)
+    quotient = x / (hidden(y, x) if is_number else y)
+    return (quotient if rounding_mode is None else quotient.trunc()).to(dtype)
 
 
 def _floor_divide(x: Any, y: Any) -> Any:
@@ -151,6 +157,19 @@ def number(value: Any, like: torch.Tensor) -> torch.Tensor:
     return torch.full((), as_held(value, like.dtype), dtype=like.dtype, device=like.device)
 
 
+def _logarithm(op: Any, base: float) -> Callable[..., torch.Tensor]:
+    """Of a power of the base it is a whole number: XLA multiplies the natural one by a rounded constant."""
+
+    def form(x: torch.Tensor) -> Any:
+        if is_integer(x.dtype) or x.dtype == torch.bool:
+            x = x.to(torch.get_default_dtype())
+        found = op(wide(x))
+        whole = found.round()
+        return torch.where(aten.pow.Scalar(base, whole) == wide(x), whole, found).to(x.dtype)
+
+    return form
+
+
 def _isnan(x: torch.Tensor) -> torch.Tensor:
     """torch_xla asks XLA, which takes no integers, booleans and complex numbers."""
     if x.is_complex():
@@ -161,13 +180,15 @@ def _isnan(x: torch.Tensor) -> torch.Tensor:
 ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
     aten.isnan.default: _isnan,
     aten.clamp.default: _clamp,
-    aten.clamp_min.default: lambda x, low: _clamp(x, low),
-    aten.clamp_max.default: lambda x, high: _clamp(x, None, high),
+    aten.clamp_min.default: lambda x, low: _clamp(x, low, _INF if x.is_floating_point() else None),
+    aten.clamp_max.default: lambda x, high: _clamp(x, -_INF if x.is_floating_point() else None, high),
     aten.nan_to_num.default: _nan_to_num,
     aten.pow.Tensor_Scalar: _pow,
     aten.copysign.Scalar: _copysign,
     aten.copysign.Tensor: _copysign,
     aten.signbit.default: signbit,
+    aten.log2.default: _logarithm(aten.log2.default, 2.0),
+    aten.log10.default: _logarithm(aten.log10.default, 10.0),
     aten.lerp.Scalar: _lerp,
     aten.lerp.Tensor: _lerp,
     aten.log_sigmoid_forward.default: _log_sigmoid,

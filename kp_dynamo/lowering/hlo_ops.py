@@ -19,6 +19,11 @@ def reduce_min(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return _registered("kp_reduce_min", _min)(x, dims=dims)  # type: ignore[no-any-return]
 
 
+def window_sums(x: torch.Tensor, sizes: list[int], strides: list[int]) -> torch.Tensor:
+    """The sums of the windows of the last dimensions that lie wholly inside."""
+    return _registered("kp_window_sums", _window_sums)(x, sizes=sizes, strides=strides)  # type: ignore[no-any-return]
+
+
 @functools.cache
 def _registered(name: str, lowering: Callable[..., Any]) -> Callable[..., Any]:
     # torch_xla 2.9; it keeps one computation for each shape.
@@ -42,6 +47,15 @@ def _reduced(x: Any, dims: list[int], combine: Callable[..., Any], start: float)
     number = xb.Shape.create(kind, ())
     computation = xb.create_computation("combine", combine, (number, number))
     return x.reduce(xb.Op.scalar(x.builder(), start, kind), computation, dims)
+
+
+def _window_sums(x: Any, *, sizes: list[int], strides: list[int]) -> Any:
+    from torch_xla.core import xla_builder as xb
+
+    kind, whole = x.shape().dtype, [1] * (x.shape().rank - len(sizes))
+    number = xb.Shape.create(kind, ())
+    computation = xb.create_computation("add", lambda a, b: a + b, (number, number))
+    return x.reduce_window(xb.Op.scalar(x.builder(), 0.0, kind), computation, whole + sizes, whole + strides)
 
 
 def cast(x: torch.Tensor, xla_type: str) -> torch.Tensor:

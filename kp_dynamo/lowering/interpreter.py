@@ -16,7 +16,9 @@ import torch
 from torch import fx
 
 from kp_dynamo.exceptions import TPUBackendError, XLACompilationError
+from kp_dynamo.lowering.cast_forms import is_integer
 from kp_dynamo.lowering.fallback import values_forbidden
+from kp_dynamo.lowering.hidden_constants import ExactForms
 from kp_dynamo.lowering.promotion import in_reported_dtype, with_common_dtype
 from kp_dynamo.lowering.sharded_forms import form_of
 from kp_dynamo.source_lines import user_line
@@ -58,7 +60,7 @@ class XlaInterpreter(fx.Interpreter):
         on_node: OnNode = ignore,
     ) -> None:
         super().__init__(gm)
-        self._on_node = on_node
+        self._on_node, self._exact_forms = on_node, ExactForms(gm.graph)
         self._device, self._constants, self._on_fallback = device, constants, on_fallback
         self._symbols: dict[sympy.Symbol, int] = {}
         self._sizes: dict[sympy.Expr, int | None] = {}
@@ -84,12 +86,12 @@ class XlaInterpreter(fx.Interpreter):
             return self._higher_order(node, args, kwargs)
         args, kwargs = fx.node.map_aggregate((args, kwargs), self._on_device)
         args = with_common_dtype(node, args)
-        form = form_of(node.target, self.is_sharded)
+        form = self._exact_forms.form_of(node) or form_of(node.target, self.is_sharded)
         if form is None and _is_opaque(node.target):
             return self._on_fallback(node, args, kwargs)
         try:
             run: Any = form or node.target
-            result = in_reported_dtype(run(*args, **kwargs))
+            result = in_reported_dtype(_as_indices(run(*args, **kwargs)))
         except TPUBackendError:
             raise  # ours: the user is to read it
         except Exception as error:  # noqa: BLE001
@@ -149,6 +151,17 @@ class ShardedInterpreter(XlaInterpreter):
     """The same for a program that several devices run."""
 
     is_sharded = True
+
+
+def _as_indices(result: Any) -> Any:
+    """Integers of an operator with several results, apart from these.
+
+    torch_xla 2.9 ends the process where they become an index (`index_select`, `embedding`): it asks the tuple of all
+    results for the number of dimensions.
+    """
+    if not isinstance(result, (tuple, list)):
+        return result
+    return tuple(r + 0 if isinstance(r, torch.Tensor) and r.dim() < 2 and is_integer(r.dtype) else r for r in result)
 
 
 def _is_opaque(target: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.lowering.cast_forms import wide
+from kp_dynamo.lowering.hidden_constants import mean
 
 aten = torch.ops.aten
 
@@ -33,25 +34,25 @@ def _group_norm(
     """x [n, channels, ...] -> (result; mean and reciprocal deviation [n, groups])."""
     of_channel = [groups, channels // groups, 1]
     scale, shift = (None if t is None else t.reshape(of_channel) for t in (weight, bias))
-    result, mean, rstd = _normalized(x.reshape(n, groups, channels // groups, size), [2, 3], scale, shift, eps)
-    return result.reshape(x.shape), mean.reshape(n, groups), rstd.reshape(n, groups)
+    result, average, rstd = _normalized(x.reshape(n, groups, channels // groups, size), [2, 3], scale, shift, eps)
+    return result.reshape(x.shape), average.reshape(n, groups), rstd.reshape(n, groups)
 
 
 def _normalized(x: torch.Tensor, dims: list[int], weight: Maybe, bias: Maybe, eps: float) -> Any:
-    mean = wide(x).mean(dims, keepdim=True)
-    centered = wide(x) - mean
-    rstd = (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
+    average = mean(wide(x), dims, keepdim=True)
+    centered = wide(x) - average
+    rstd = (mean(centered.square(), dims, keepdim=True) + eps).rsqrt()
     result = centered * rstd
     result = result if weight is None else result * weight
     result = result if bias is None else result + bias
-    return result.to(x.dtype), mean.to(x.dtype), rstd.to(x.dtype)
+    return result.to(x.dtype), average.to(x.dtype), rstd.to(x.dtype)
 
 
 def _layer_norm_backward(
     gradient: torch.Tensor,
     x: torch.Tensor,
     shape: Sequence[int],
-    mean: torch.Tensor,
+    average: torch.Tensor,
     rstd: torch.Tensor,
     weight: Maybe,
     bias: Maybe,
@@ -60,7 +61,7 @@ def _layer_norm_backward(
     """The gradients of x, weight and bias; None where none is wanted."""
     inner = _last(x, len(shape))
     outer = list(range(x.dim() - len(shape)))
-    grad, normalized = wide(gradient), (wide(x) - wide(mean)) * wide(rstd)
+    grad, normalized = wide(gradient), (wide(x) - wide(average)) * wide(rstd)
     of_x = _gradient_of_input(grad, normalized, wide(rstd), weight, inner).to(x.dtype) if wanted[0] else None
     of_weight = _summed(grad * normalized, outer).to(x.dtype) if wanted[1] and weight is not None else None
     of_bias = _summed(grad, outer).to(x.dtype) if wanted[2] and bias is not None else None
@@ -70,7 +71,7 @@ def _layer_norm_backward(
 def _group_norm_backward(
     gradient: torch.Tensor,
     x: torch.Tensor,
-    mean: torch.Tensor,
+    average: torch.Tensor,
     rstd: torch.Tensor,
     weight: Maybe,
     n: int,
@@ -82,7 +83,7 @@ def _group_norm_backward(
     """The gradients of x, weight and bias; None where none is wanted."""
     shape = [n, groups, channels // groups, size]
     grad, rstd = wide(gradient).reshape(shape), wide(rstd).reshape(n, groups, 1, 1)
-    normalized = (wide(x).reshape(shape) - wide(mean).reshape(n, groups, 1, 1)) * rstd
+    normalized = (wide(x).reshape(shape) - wide(average).reshape(n, groups, 1, 1)) * rstd
     scale = None if weight is None else weight.reshape(groups, channels // groups, 1)
     of_x = _gradient_of_input(grad, normalized, rstd, scale, [2, 3]).to(x.dtype) if wanted[0] else None
     of_weight = (grad * normalized).sum([0, 3]).reshape(channels).to(x.dtype) if wanted[1] else None
@@ -95,8 +96,8 @@ def _gradient_of_input(
 ) -> torch.Tensor:
     """What is left of the gradient without its mean and its part along the normalized values."""
     scaled = grad if weight is None else grad * weight
-    along = (scaled * normalized).mean(dims, keepdim=True)
-    return (scaled - scaled.mean(dims, keepdim=True) - normalized * along) * rstd
+    along = mean(scaled * normalized, dims, keepdim=True)
+    return (scaled - mean(scaled, dims, keepdim=True) - normalized * along) * rstd
 
 
 def _last(x: torch.Tensor, num: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Where the largest of a window is: torch_xla 2.9 gives 2^32 - 1 for windows of -inf, and not the last NaN."""
+"""Pools: torch_xla 2.9 places the largest of a window of -inf at 2^32 - 1, and rounds what an average is divided by."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from kp_dynamo.lowering.hidden_constants import divided
+from kp_dynamo.lowering.hlo_ops import window_sums
 
 aten = torch.ops.aten
 
@@ -79,6 +82,23 @@ def _places(x: torch.Tensor, windows: _Windows) -> torch.Tensor:
     return place
 
 
+def _avg_pool(op: Any, dims: int) -> Callable[..., Any]:
+    """Sums of windows, divided: torch_xla multiplies by the reciprocal of their size (`hidden_constants`)."""
+
+    def form(
+        x: torch.Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Any:  # fmt: skip
+        size, step, pad = (_of_each(v, dims) for v in (kernel, stride or kernel, padding))
+        if divisor_override not in (None, 1) or ceil_mode or (any(pad) and not count_include_pad) or not x.numel():
+            return op(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        padded = F.pad(x, [p for one in reversed(pad) for p in (one, one)]) if any(pad) else x
+        sums = window_sums(padded, size, step)
+        return sums if divisor_override == 1 else divided(sums, math.prod(size))
+
+    return form
+
+
 def _max_unpool(dims: int) -> Callable[..., Any]:
     """torch_xla leaves -inf out, which it begins with."""
 
@@ -93,6 +113,8 @@ def _max_unpool(dims: int) -> Callable[..., Any]:
 POOL_FORMS: dict[Any, Callable[..., Any]] = {
     aten.max_pool2d_with_indices.default: _max_pool(aten.max_pool2d_with_indices.default, 2),
     aten.max_pool3d_with_indices.default: _max_pool(aten.max_pool3d_with_indices.default, 3),
+    aten.avg_pool2d.default: _avg_pool(aten.avg_pool2d.default, 2),
+    aten.avg_pool3d.default: _avg_pool(aten.avg_pool3d.default, 3),
     aten.max_unpool2d.default: _max_unpool(2),
     aten.max_unpool3d.default: _max_unpool(3),
 }

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.lowering.cast_forms import converted
+from kp_dynamo.lowering.hidden_constants import divided, mean
 from kp_dynamo.lowering.hlo_ops import reduce_max, reduce_min
 from kp_dynamo.lowering.spmd import is_spmd
 
@@ -121,12 +123,46 @@ def _accumulated(op: Any) -> Callable[..., Any]:
     return form
 
 
+def _mean(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    x = x if dtype is None else converted(x, dtype)
+    if not x.is_floating_point():
+        return aten.mean.dim(x, dim, keepdim)
+    return mean(x, _dims(x, dim or ()), keepdim) if x.dim() else x.clone()
+
+
+def _variance(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    """The mean of squared deviations, and the mean [dims of the result]; of at least one element."""
+    dims = _dims(x, dim or ()) if x.dim() else []
+    average = mean(x, dims, keepdim=True)
+    count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
+    squares = (x - average).square()
+    variance = divided(squares.sum(dims, keepdim) if dims else squares, max(count, 0))
+    return variance, average if keepdim else average.reshape(variance.shape)
+
+
+def _spread(op: Any, finish: Callable[..., Any]) -> Callable[..., Any]:
+    """Of equal numbers it is 0: torch_xla's mean of them is another number (`hidden_constants`)."""
+
+    def form(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+        if not x.is_floating_point() or not x.numel():
+            return op(x, dim, correction=correction, keepdim=keepdim)
+        return finish(*_variance(x, dim, correction=correction, keepdim=keepdim))
+
+    return form
+
+
 REDUCTION_FORMS: dict[Any, Callable[..., Any]] = {
     aten.amax.default: _AMAX,
     aten.amin.default: _AMIN,
     aten.max.default: _extreme_of_all(reduce_max, aten.max.default),
     aten.min.default: _extreme_of_all(reduce_min, aten.min.default),
     aten.aminmax.default: _aminmax,
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean,
+    aten.var.correction: _spread(aten.var.correction, lambda variance, _: variance),
+    aten.std.correction: _spread(aten.std.correction, lambda variance, _: variance.sqrt()),
+    aten.var_mean.correction: _spread(aten.var_mean.correction, lambda variance, mean: (variance, mean)),
+    aten.std_mean.correction: _spread(aten.std_mean.correction, lambda variance, mean: (variance.sqrt(), mean)),
     aten.linalg_vector_norm.default: _vector_norm,
     **{
         op: _of_booleans(op)
