@@ -26,9 +26,28 @@ def name_the_cpu(gm: fx.GraphModule, mode: str) -> None:
     """
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
+            moves = [node for node in module.graph.nodes if _is_move(node)]
             changed = [_rewrite_devices(node, mode) for node in module.graph.nodes]
-            if any(changed):
+            for node in moves:
+                _copy_result(node)
+            if any(changed) or moves:
                 module.recompile()
+
+
+def _is_move(node: fx.Node) -> bool:
+    """Whether the result is on another kind of device than the one tensor it is made of, and new memory by that."""
+    value, sources = node.meta.get("example_value"), [n.meta.get("example_value") for n in node.all_input_nodes]
+    tensors = [t for t in sources if isinstance(t, torch.Tensor)]
+    is_made_of_one = node.op in ("call_function", "call_method") and len(tensors) == 1
+    return is_made_of_one and isinstance(value, torch.Tensor) and value.device.type != tensors[0].device.type
+
+
+def _copy_result(node: fx.Node) -> None:
+    """Between a CPU and a CPU, `to` gives the tensor itself: what is written to one would show in the other."""
+    with node.graph.inserting_after(node):
+        copy = node.graph.call_method("clone", (node,))
+    copy.meta.update(node.meta)
+    node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
 
 
 @contextlib.contextmanager

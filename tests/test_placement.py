@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from kp_dynamo import TPUDeviceError, clear_cache
 from kp_dynamo.placement import Placement, digest_of, placement_mode
@@ -200,6 +201,31 @@ def test_a_model_that_moves_its_own_tensors():
     there, back = compiled(lambda x: (x.to("xla") * 2, (x.to("xla") + 1).cpu()))(torch.ones(3))
     assert (there.device.type, back.device.type) == ("xla", "cpu")
     assert (there.sum().item(), back.sum().item()) == (6, 6)
+
+
+MOVES = {
+    "cpu": lambda x: x.cpu().add_(1),
+    "to": lambda x: x.to("xla").add_(1),
+    "a part": lambda x: x.cpu()[0].add_(1),
+    "there and back": lambda x: x.cpu().to("xla").add_(1),
+    "two": lambda x: (lambda y: (y.cpu(), y.cpu().add_(1)))(x * 2),
+}
+
+
+def written_behind(x):
+    copy = x.to("xla" if x.device.type == "cpu" else "cpu")
+    x.add_(1)
+    return copy
+
+
+@pytest.mark.parametrize("name", [*MOVES, "written behind"])
+def test_what_is_moved_to_another_device_is_a_copy(name):
+    fn = MOVES.get(name, written_behind)
+    device = "cpu" if name == "to" else "xla"
+    x, expected = torch.ones(2).to(device), torch.ones(2).to(device)
+    found, wanted = compiled(fn)(x), fn(expected)
+    for mine, eager in zip(pytree.tree_leaves((found, x)), pytree.tree_leaves((wanted, expected)), strict=True):
+        assert (mine.tolist(), mine.device) == (eager.tolist(), eager.device)
 
 
 def test_a_gradient_crosses_to_the_device_a_result_is_moved_to():
