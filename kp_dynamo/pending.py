@@ -9,7 +9,9 @@ recipe a key of its own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -36,6 +38,49 @@ def compute(pending: list[torch.Tensor]) -> None:
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")  # exact in float64
     key = _constant(number)  # alive until the program has run, of which it is a result
     xlac._xla_sync_live_tensors(str(key.device), [], wait=True)
+
+
+class OwnBuffers:
+    """Gives parameters that share a buffer, as those of a deep copy do, one of their own before a program reads them.
+
+    torch_xla 2.9 knows of the sharing until a program reads the copy. Then it gives the buffer away with the source's
+    next update in place, and the copy has none: with its own bridge too. `torch_xla.sync()` does the same as this.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: list[int] | None = None
+        self._last: tuple[int, ...] = ()
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def ensure(self, values: Sequence[torch.Tensor]) -> None:
+        """Look at parameters that the program has not been given before; at the first call, at all values."""
+        if self._parameters is None:
+            self._parameters = [i for i, v in enumerate(values) if isinstance(v, torch.nn.Parameter)]
+            _separate(values)
+        ids = tuple([id(values[i]) for i in self._parameters])
+        if ids == self._last:
+            return
+        new = {number: values[i] for i, number in zip(self._parameters, ids, strict=True) if number not in self._known}
+        self._known |= {number: weakref.ref(tensor, self._forgetting(number)) for number, tensor in new.items()}
+        self._last = ids
+        _separate(list(new.values()))
+
+    def _forgetting(self, number: int) -> Callable[[Any], None]:
+        """Another tensor may get the id."""
+
+        def forget(_: Any) -> None:
+            self._known.pop(number, None)
+            self._last = ()
+
+        return forget
+
+
+def _separate(tensors: Sequence[torch.Tensor]) -> None:
+    xlac = compat.xlac()
+    texts = [(t, xlac._get_xla_tensor_debug_info(t)) for t in tensors if t.device.type == "xla"]
+    shared = [t for t, text in texts if "XLAData: None" in text and "] xla::device_data" in text]
+    if shared:
+        xlac._xla_sync_multi(shared, [], True)
 
 
 def _constant(number: int) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch_xla
@@ -49,6 +51,22 @@ def test_blocks_after_a_clipped_step():
             return [compiled(layer, precision="float32")(x).sum().item() for layer in model]
 
     assert sums("xla") == pytest.approx(sums("cpu"), rel=1e-4)
+
+
+@pytest.mark.parametrize("syncs", [False, True])
+def test_a_deep_copy_keeps_its_weights(syncs):
+    """A student and its teacher, which run one program: torch_xla gives the student's old buffers away."""
+    student = nn.Linear(4, 3).to("xla")
+    teacher, x = copy.deepcopy(student), torch.ones(5, 4).to("xla")
+    before, run = student.weight.detach().cpu(), [compiled(m, precision="float32") for m in (student, teacher)]
+    optimizer = torch.optim.SGD(student.parameters(), 0.1)
+    for _ in range(2):
+        (run[0](x) - run[1](x).detach() + 1).pow(2).sum().backward()
+        optimizer.step()
+        if syncs:
+            torch_xla.sync()
+    assert torch.equal(teacher.weight.detach().cpu(), before)
+    assert not torch.equal(student.weight.detach().cpu(), before)
 
 
 def test_checkpoints(tmp_path):

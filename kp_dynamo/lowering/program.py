@@ -25,7 +25,7 @@ from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.flash_kernels import flash_calls
 from kp_dynamo.ops.wait_for import barriers
-from kp_dynamo.pending import compute
+from kp_dynamo.pending import OwnBuffers, compute
 
 Run = Callable[[Sequence[Any]], list[Any]]
 
@@ -148,9 +148,12 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
     xlac, count = compat.xlac(), len(outputs)
     needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph
 
+    buffers = OwnBuffers()
+
     def run(args: Sequence[Any]) -> list[Any]:
         values = gather(args)
         with _DISPATCH:
+            buffers.ensure(values)
             pending = needs_work(values)
             if True in pending:
                 compute([v for v, is_pending in zip(values, pending, strict=True) if is_pending])
