@@ -34,13 +34,15 @@ def scattered(target: Any, *args: Any, **kwargs: Any) -> Any:
 
     XLA's partitioner ends the process where it has to share out a dimension of one unevenly (torch_xla 2.9: "Check
     failed: ShapeUtil::IsScalarWithElementType"). Of a single row it does so where that is cut from shared rows: then
-    the row alone goes to every device.
+    the row alone goes to every device. Behind a slice it takes the mark for one of what was sliced, hence the dimension
+    in between.
     """
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     is_uneven = any(size % compat.num_devices() for t in tensors for size in t.shape if size != 1)
 
     def on_all(tensor: torch.Tensor) -> torch.Tensor:
-        return annotated(tensor, replicated()) if is_uneven or 1 in tensor.shape else tensor
+        is_whole = is_uneven or 1 in tensor.shape
+        return annotated(tensor.unsqueeze(0), replicated()).squeeze(0) if is_whole else tensor
 
     args, kwargs = pytree.tree_map_only(torch.Tensor, on_all, (args, kwargs))
     return target(*args, **kwargs)

@@ -245,6 +245,8 @@ def writes_by_index() -> Any:
         lambda x, index, rows: x.scatter(0, rows, x[1:3].clone()),
         lambda x, index, rows: x.scatter_reduce(0, rows, x[1:3].clone(), "amax"),
         lambda x, index, rows: x.index_add(0, index, x[1:3].clone()),
+        lambda x, index, rows: x.index_add(0, index, x[:2]),
+        lambda x, index, rows: x.index_put((index,), x[: index.shape[0]]),
         # A single row, cut from shared ones, into even parts.
         lambda x, index, rows: torch.zeros_like(x[:4, :4]).scatter(0, rows[1:, :4], x[-1:, :4]),
         lambda x, index, rows: torch.zeros_like(x[:4, :4]).index_copy(0, index[1:], x[-1:, :4]),
