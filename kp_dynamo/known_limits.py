@@ -65,6 +65,17 @@ KNOWN_LIMITS = (
         "Give it a momentum, or leave model and inputs on the CPU: the backend places them.",
     ),
     KnownLimit(
+        "An optimizer with several parameter groups that is compiled on XLA tensors (Adam, AdamW, RAdam, NAdam, ...) "
+        "counts the steps of the first group wrong: Dynamo of torch 2.9 moves the counter after it has read it.",
+        "Give the optimizer `capturable=True`, or leave model and inputs on the CPU: the backend places them.",
+    ),
+    KnownLimit(
+        "After `target.load_state_dict(model.state_dict())` on the XLA device both share buffers. Where a compiled "
+        "function reads the target, and eager code then updates the model in place, the target has none left "
+        '("async operation is in flight"), with torch_xla\'s own backend too.',
+        "`torch_xla.sync()` behind the copy. After `copy.deepcopy` the backend sees to it.",
+    ),
+    KnownLimit(
         "`.cpu()` and `.item()` of a complex128 tensor on the XLA device drop its imaginary part, in torch_xla alone "
         "too.",
         "`torch.view_as_complex(torch.view_as_real(x).cpu())`; results for inputs on the CPU come back whole.",

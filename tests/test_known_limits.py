@@ -44,6 +44,43 @@ def test_complex128_is_fetched_without_its_imaginary_part():
     assert torch.equal(torch.view_as_complex(torch.view_as_real(x.to("xla")).cpu()), x)
 
 
+def steps_of_the_first_group(device):
+    a, b = (nn.Parameter(torch.ones(3).to(device)) for _ in range(2))
+    optimizer = torch.optim.Adam([{"params": [a]}, {"params": [b]}], lr=0.1)
+    step = torch.compile(optimizer.step, backend="kp_tpu")
+    for _ in range(3):
+        a.grad, b.grad = torch.ones_like(a), torch.ones_like(b)
+        step()
+    return optimizer.state[a]["step"].item()
+
+
+def test_steps_of_several_groups_are_counted_wrong():
+    limit("several parameter groups")
+    assert [steps_of_the_first_group(device) for device in ("cpu", "xla")] == [3, 0]
+
+
+SHARED_BUFFERS = """
+import torch, torch_xla, kp_dynamo
+a, b, x = torch.ones(4, 3).to("xla"), torch.zeros(4, 3).to("xla"), torch.ones(5, 4).to("xla")
+run = torch.compile(lambda p, x: x @ p, backend="kp_tpu")
+run(a, x), run(b, x)
+b.copy_(a)
+run(b, x)
+a.add_(1)
+torch_xla.sync()
+try:
+    b.cpu()
+except RuntimeError as error:
+    raise SystemExit("in flight" in str(error)) from None
+"""
+
+
+def test_a_target_network_loses_its_buffers():
+    limit("load_state_dict(model.state_dict())")
+    done = subprocess.run([sys.executable, "-c", SHARED_BUFFERS], capture_output=True, check=False)
+    assert done.returncode == 1
+
+
 SYNC_BESIDE_EAGER = """
 import threading, time, torch, torch_xla
 torch.ones(1, device="xla")
