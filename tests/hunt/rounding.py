@@ -119,6 +119,8 @@ class Jitter(TorchDispatchMode):
         return args, kwargs
 
     def _moved(self, tensor: torch.Tensor, unit: float, *, breaks_ties: bool = False) -> torch.Tensor:
+        if tensor.is_complex():
+            return self._moved_parts(tensor, unit)
         if tensor.dtype not in UNIT:
             return tensor
         moved = tensor * self._factor(tensor, unit)
@@ -126,6 +128,13 @@ class Jitter(TorchDispatchMode):
             moved = moved + 2.0**-100 * (self._factor(tensor, 1.0) - 1)
         # The operator's own memory, so that strides are what they were.
         return torch.empty_like(tensor).copy_(moved) if moved.stride() != tensor.stride() else moved
+
+    def _moved_parts(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
+        """Zeros get either sign, by which a function chooses its side of a branch cut."""
+        parts = torch.view_as_real(tensor.resolve_conj().resolve_neg().contiguous())
+        signs = self._factor(parts, 1.0).to(parts.dtype) - 1
+        moved = torch.where(parts == 0, torch.copysign(parts, signs), self._moved(parts, unit))
+        return torch.empty_like(tensor).copy_(torch.view_as_complex(moved))
 
     def _signed(self, sign: Any) -> Any:
         """Either sign for a NaN, of which IEEE 754 does not say the sign behind an operation."""
