@@ -85,6 +85,10 @@ def test_logarithms_of_powers(name):
     check_exact(POWERS[name], "cpu")
 
 
+def test_the_error_function_ends_at_1():
+    check_exact(lambda x: (torch.erf(x + 3), torch.erf(-x - 3), torch.special.ndtr(x + 6)), "cpu")
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_other_dtypes(dtype):
     def fn(x):
