@@ -55,6 +55,21 @@ def extreme_mismatch(got: Any, *references: tuple[Any, Any]) -> str | None:
     return None
 
 
+def inexact(got: Any, eager: Any, exact: Any) -> str | None:
+    """Where eager's float32 is its float64 to the last bit, and `got` is not."""
+    columns = [_leaves(tree) for tree in (got, eager, exact)]
+    if len(columns[0]) != len(columns[1]):
+        return f"{len(columns[0])} results where eager gives {len(columns[1])}"
+    for position, (mine, single, double) in enumerate(zip(*columns, strict=True)):
+        if not isinstance(single, torch.Tensor) or single.dtype is not torch.float32 or mine.shape != single.shape:
+            continue
+        places = (single.double() == double) & single.isfinite() & (mine != single)
+        if places.any():
+            first = mine[places][0].item(), single[places][0].item()
+            return f"result {position}: {int(places.sum())} not exact: {first[0]} where eager has {first[1]}"
+    return None
+
+
 def _extreme_difference(got: Any, references: list[tuple[Any, Any]]) -> str | None:
     eager, exact = references[0]
     is_tensor = isinstance(eager, torch.Tensor) and isinstance(got, torch.Tensor)

@@ -17,8 +17,8 @@ from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 from tests.sweep.check import Outcome, Subject, message
-from tests.sweep.compare import extreme_mismatch
-from tests.sweep.kinds import FLOATS, INTEGERS, SHAPES, SUBNORMAL, Change, flushed
+from tests.sweep.compare import extreme_mismatch, inexact
+from tests.sweep.kinds import FLOATS, INTEGERS, SHAPES, SUBNORMAL, WHOLE, Change, flushed
 from tests.sweep.properties import ONLY_SHAPES, RANDOM, SIZED_BY_VALUES, UP_TO_SIGN
 from tests.sweep.samples import Call, calls, ops
 
@@ -39,6 +39,11 @@ def check_integers(name: str, subject: Subject) -> Outcome:
     return _checked(name, subject, torch.int32, lambda call: _with_values(call, torch.int32, kinds))
 
 
+def check_whole(name: str, subject: Subject) -> Outcome:
+    """The kinds of whole numbers at which an operator rounds where eager does not."""
+    return _checked(name, subject, torch.float32, lambda call: _with_values(call, torch.float32, WHOLE), inexact)
+
+
 def check_shapes(name: str, subject: Subject) -> Outcome:
     """The same of shapes without elements and without dimensions."""
     if name in _EAGER_ENDS:
@@ -47,13 +52,19 @@ def check_shapes(name: str, subject: Subject) -> Outcome:
     return _checked(name, subject, dtype, _with_shapes)
 
 
-def _checked(name: str, subject: Subject, dtype: torch.dtype, changed: Callable[[Call], Changed]) -> Outcome:
+def _checked(
+    name: str,
+    subject: Subject,
+    dtype: torch.dtype,
+    changed: Callable[[Call], Changed],
+    compare: Callable[..., str | None] | None = None,
+) -> Outcome:
     counters.clear()
     start = time.perf_counter()
     wrong: dict[str, str] = {}
     if name not in ONLY_SHAPES | RANDOM | set(UP_TO_SIGN) and ops()[name].supports_dtype(dtype, "cpu"):
         for call in calls(name, dtype):
-            wrong = {**_wrong_kinds(call, subject, changed), **wrong}
+            wrong = {**_wrong_kinds(call, subject, changed, compare), **wrong}
     outcome = Outcome(name, "right" if not wrong else "wrong", " | ".join(f"{k}: {t}" for k, t in wrong.items()))
     return replace(outcome, kinds=sorted(wrong), seconds=time.perf_counter() - start)
 
@@ -69,7 +80,9 @@ def _with_shapes(call: Call) -> Changed:
         yield kind, call.mapped(lambda t, c=changes: next(c)(t))
 
 
-def _wrong_kinds(sample: Call, subject: Subject, changed: Callable[[Call], Changed]) -> dict[str, str]:
+def _wrong_kinds(
+    sample: Call, subject: Subject, changed: Callable[[Call], Changed], compare: Callable[..., str | None] | None
+) -> dict[str, str]:
     compiled = subject.compile(sample.target())
     wrong = {}
     for kind, call in changed(sample):
@@ -80,7 +93,8 @@ def _wrong_kinds(sample: Call, subject: Subject, changed: Callable[[Call], Chang
         except Exception:  # noqa: BLE001 - eager refuses the values, or there is no such operator in float64
             continue
         try:
-            problem = extreme_mismatch(run(call, compiled), *references)
+            mine = run(call, compiled)
+            problem = compare(mine, *references[0]) if compare else extreme_mismatch(mine, *references)
         except Exception as error:  # noqa: BLE001 - the message is the result
             problem = "raises " + message(error)
         if problem:

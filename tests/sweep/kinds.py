@@ -42,6 +42,13 @@ INTEGERS: dict[str, Change] = {
     "0": _placed(0),
 }
 
+# Of float32: where eager is exact, as sums and products of whole numbers are, nothing may be rounded.
+WHOLE: dict[str, Change] = {
+    "whole": lambda x: (x * 3).round(),
+    "equal": lambda x: torch.full_like(x, 41),
+    "multiples": lambda x: (x * 3).round() * 41,
+}
+
 
 def _without(dim: int) -> Change:
     return lambda x: x.narrow(dim, 0, 0).clone() if x.dim() else x

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.sweep.kinds import FLOATS, INTEGERS, SHAPES, SUBNORMAL
+from tests.sweep.kinds import FLOATS, INTEGERS, SHAPES, SUBNORMAL, WHOLE
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ _TRACED = "the gradient that is traced has another form than eager's, under any 
 _WINDOW = "the gradient of a window with a NaN goes nowhere"
 _SCALAR = "eager's scalar kernel has another gradient of NaN than its vectors"
 _SINGULAR = "the vectors of a singular value of 0 are not unique, nor is its gradient"
+_CANCELS = "terms of a gradient that cancel, each rounded once"
+_OWN_ALGORITHM = "XLA's algorithm takes other steps than LAPACK's"
+_REFUSED_FILL = "refused: a value that wants a gradient"
 _SOLVED = "a gradient of many digits lost: eager's float32 is as far from float64"
 
 
@@ -84,6 +87,31 @@ KNOWN_INTEGERS: dict[str, Difference] = {
     "topk": _differs(_NO_PLACE, *INTEGERS),
 }
 
+KNOWN_WHOLE: dict[str, Difference] = {
+    "chalf": _differs("refused: XLA has no complex numbers of half precision", *WHOLE),
+    "cumprod": _differs(_CANCELS, "multiples"),
+    "index_fill": _differs(_REFUSED_FILL, *WHOLE),
+    "kthvalue": _differs(_NO_PLACE, *WHOLE),
+    "linalg.det": _differs("of no elements: a constant, where eager's wants a gradient, which is None", *WHOLE),
+    "linalg.eigvalsh": _differs(_OWN_ALGORITHM, "whole", "equal"),
+    "linalg.householder_product": _differs(_OWN_ALGORITHM, "whole"),
+    "linalg.norm.subgradients_at_zero": _differs(_NO_GRADIENT, *WHOLE),
+    "linalg.svdvals": _differs(_OWN_ALGORITHM, "equal"),
+    "linalg.vector_norm": _differs(_CANCELS, "multiples"),
+    "native_layer_norm": _differs(_CANCELS, "whole"),
+    "nn.functional.cosine_similarity": _differs(_CANCELS, "equal"),
+    "nn.functional.gelu": _differs("1 less than three roundings, as XLA's error function ends", "equal", "multiples"),
+    "nn.functional.multilabel_margin_loss": _differs("a sum of quotients that XLA adds in another order", "equal"),
+    "nn.functional.softmin.with_dtype": _differs("0 in float64 too, but for the range of float32", "whole"),
+    "nn.functional.triplet_margin_loss": _differs(_CANCELS, "equal"),
+    "nn.functional.triplet_margin_with_distance_loss": _differs(_CANCELS, "equal"),
+    "norm": _differs(_NO_GRADIENT, *WHOLE),
+    "ormqr": _differs(_OWN_ALGORITHM, "whole"),
+    "softmax.with_dtype": _differs("0 in float64 too, but for the range of float32", "whole"),
+    "topk": _differs(_NO_PLACE, *WHOLE),
+    "triangular_solve": _differs("XLA inverts blocks of the triangle", "equal", "multiples"),
+}
+
 KNOWN_SHAPES: dict[str, Difference] = {
     "linalg.norm.subgradients_at_zero": _differs(
         _NO_GRADIENT, "no rows", "no columns", "first without rows", "first and scalars"
@@ -92,4 +120,4 @@ KNOWN_SHAPES: dict[str, Difference] = {
     "unsafe_split": _differs("torch's own fake tensors fail, under any backend", "no rows", "first without rows"),
 }
 
-KNOWN_EXTREMES = {"floats": KNOWN_FLOATS, "integers": KNOWN_INTEGERS, "shapes": KNOWN_SHAPES}
+KNOWN_EXTREMES = {"floats": KNOWN_FLOATS, "integers": KNOWN_INTEGERS, "whole": KNOWN_WHOLE, "shapes": KNOWN_SHAPES}

@@ -1,8 +1,8 @@
 """Torch's own operator samples through the backend: each right, or on the short list of refusals.
 
 `make test` checks every fifth operator, and a few at extremes; `make test-all` all of them, at extremes too: floats and
-integers at the ends of their ranges, shapes without elements or dimensions. Each is
-checked in a child process, so that an operator that kills it is one failed test.
+integers at the ends of their ranges, whole numbers, which may not be rounded where eager does not, shapes without
+elements or dimensions. Each is checked in a child process, so that an operator that kills it is one failed test.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ SLICE = 5
 QUICK_EXTREMES = {
     "floats": {"logsumexp", "floor_divide", "remainder", "nn.functional.layer_norm", "cummax"},
     "integers": {"pow", "bitwise_right_shift"},
+    "whole": {"mean", "true_divide", "nn.functional.avg_pool2d", "std"},
     "shapes": {"logsumexp", "index_select"},
 }
 

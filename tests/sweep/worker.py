@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.sweep.check import SUBJECTS, Outcome, check
-from tests.sweep.extremes import check_floats, check_integers, check_shapes
+from tests.sweep.extremes import check_floats, check_integers, check_shapes, check_whole
 
-CHECKS = {"floats": check_floats, "integers": check_integers, "shapes": check_shapes}
+CHECKS = {"floats": check_floats, "integers": check_integers, "whole": check_whole, "shapes": check_shapes}
 """Of an operator's samples, changed: asked for as "floats of add"."""
 
 _START_TIMEOUT_S = 600.0
