@@ -31,7 +31,7 @@ from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.insertion import check_values
 from kp_dynamo.passes.keep_float32 import unknown_op_names
 from kp_dynamo.passes.mask_padding import MaskPadding
-from kp_dynamo.passes.memory_places import resolve_memory_places
+from kp_dynamo.passes.memory_places import refuse_places_of_inputs, resolve_memory_places
 from kp_dynamo.passes.product_rules import has_float32_product
 from kp_dynamo.passes.recompute_activations import RecomputeActivations
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
@@ -130,6 +130,15 @@ def _check_names(options: CompileOptions) -> None:
         raise TPUConfigurationError(
             f"disable_passes: there is no pass {unknown[0]!r}; allowed: {', '.join(sorted(names))}"
         )
+
+
+def check_captured(graph: fx.Graph) -> None:
+    """Refuse what is wrong behind the program already: in Dynamo's graph, whose inputs are XLA tensors.
+
+    Raises:
+        XLACompilationError: A view of an input begins at an offset in its memory that the graph names.
+    """
+    refuse_places_of_inputs(graph)
 
 
 def prepare_graph(graph: fx.Graph, *, writes_to_inputs: bool, on_device: bool) -> None:

@@ -37,6 +37,7 @@ from kp_dynamo.pipeline import (
     Pipeline,
     build_backward_pipeline,
     build_pipeline,
+    check_captured,
     prepare_graph,
     product_precision,
     run_pipeline,
@@ -183,6 +184,8 @@ class Session:
             lowering = self._export or get_lowering(options.lowering)
             return CompiledGraph(gm, contract, lowering, spec, self.runtime)
 
+        if capture.mode == "xla":
+            check_captured(capture.gm.graph)
         with surrounding_autocast(capture.mode):
             eager = eager_results(capture.gm)
             run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph, eager))

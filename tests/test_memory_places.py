@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 from kp_dynamo import mark_sequence
-from tests.spine import assert_same, check_gradients_like_eager, compiled
+from tests.spine import DEVICES, assert_same, check_gradients_like_eager, compiled
 
 PLACES = {
     "rows with gaps": ((2, 2), (4, 1), 2),
@@ -125,3 +125,33 @@ def test_a_named_offset_of_an_xla_tensor_is_refused(write):
             compiled(fn)(view, ((2, 2), (3, 1), offset))
     own = compiled(lambda x: (x * 2).as_strided((2, 2), (3, 1), 1) * 1)
     assert_same(own(view), (eager * 2).as_strided((2, 2), (3, 1), 1))
+
+
+def test_a_view_of_an_xla_tensor_at_a_named_offset_is_refused():
+    """AOTAutograd takes it behind the program, where torch_xla gives its gradient other places."""
+    x = torch.arange(10.0).to("xla")[1:-1].detach().requires_grad_()
+    for offset in ((0,), ()):
+        with pytest.raises(BackendCompilerFailed, match="offset of an XLA tensor"):
+            compiled(lambda x, offset=offset: x.as_strided((3,), (2,), *offset))(x)
+    assert compiled(lambda x: x.as_strided((3,), (2,)) * 1)(x).tolist() == [1, 3, 5]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_strides_that_vary_are_those_of_the_caller(device):
+    """On the device an argument is contiguous: its strides are no answer there."""
+
+    def ask(x):
+        return x * x.stride(1) + x.stride(0)
+
+    def gradient(run, x):
+        run(x).backward(torch.tensor([[1.0, 2], [3, 4]]))
+        return x.grad
+
+    run = compiled(ask, dynamic=True)
+    taken = compiled(lambda x: x.as_strided((2, 2), (2, 1), 1).clone(), dynamic=True)
+    for length in (7, 10):
+        x = torch.randn(8, length).t() if device == "cpu" else torch.randn(length, 8)
+        assert_same(run(x.to(device)).cpu(), ask(x))
+        x = torch.randn(8, length, 3).transpose(0, -1)
+        mine, eager = (x.clone(memory_format=torch.preserve_format).requires_grad_() for _ in range(2))
+        assert_same(gradient(taken, mine), gradient(lambda x: x.as_strided((2, 2), (2, 1), 1).clone(), eager))

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 # torch_xla 2.9 has them in signed integers and returns those: 40000 comes back as -25536.
 _SIGNED_IN_XLA = (torch.uint16, torch.uint32, torch.uint64)
 
+_PLACES = (torch.ops.aten.sym_stride.int, torch.ops.aten.sym_storage_offset.default)
+
 OnNode = Callable[[fx.Node, Any], None]
 
 
@@ -76,9 +78,19 @@ class XlaInterpreter(fx.Interpreter):
     def run_node(self, node: fx.Node) -> Any:
         if node.op != "call_function":
             return super().run_node(node)
-        result = self._call(node)
+        result = self._place(node) if node.target in _PLACES else self._call(node)
         self._on_node(node, result)
         return result
+
+    def _place(self, node: fx.Node) -> int:
+        """A stride or an offset of the caller's tensor. What stands for it on the device is contiguous."""
+        number = self._size(node.meta["val"])
+        if number is None:
+            raise XLACompilationError(
+                f"{node.target}{user_line(node)} asks how an argument lies in memory, which varies and is not known on "
+                "the XLA device. Allowed: strides that follow from sizes. Pass the argument as x.contiguous()."
+            )
+        return number
 
     def _call(self, node: fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(node)

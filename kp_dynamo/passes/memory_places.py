@@ -23,6 +23,7 @@ from kp_dynamo.view_chain import base_of
 aten = torch.ops.aten
 
 _READS = (aten.as_strided.default, aten.as_strided_copy.default)
+_NO_OFFSETS = "torch_xla 2.9 gives the offset of an XLA tensor as 0, whatever it is a view of"
 _WRITES = (aten.as_strided_scatter.default,)
 
 
@@ -41,7 +42,7 @@ def resolve_memory_places(graph: fx.Graph, *, writes_to_inputs: bool, on_device:
         base = base_of(node.args[0])
         written = _input_written(base) if writes_to_inputs else None
         if on_device and _begins_at(node) is not None and (written is not None or _is_input(base)):
-            raise _refused(node, "torch_xla 2.9 gives the offset of an XLA tensor as 0, whatever it is a view of")
+            raise _refused(node, _NO_OFFSETS)
         order = _order(base.meta["val"])
         if order is None:
             raise _refused(node, "the tensor has gaps in memory, or its strides depend on a size")
@@ -49,6 +50,30 @@ def resolve_memory_places(graph: fx.Graph, *, writes_to_inputs: bool, on_device:
             raise _refused(node, "it may be an argument that was written to, and that one lies otherwise in its memory")
         if base is not node.args[0] or order != sorted(order) or _offset(base) != 0:
             _resolve(node, base, order)
+
+
+def refuse_places_of_inputs(graph: fx.Graph) -> None:
+    """Refuse named offsets of inputs in Dynamo's graph, whose inputs are XLA tensors, and results that begin at any.
+
+    A result that is a view of an input is not in AOTAutograd's graph: it is taken behind the program, by torch_xla.
+
+    Raises:
+        XLACompilationError: There is one.
+    """
+    inputs = {_memory_of(node) for node in graph.find_nodes(op="placeholder")} - {None}
+    returned = {_memory_of(node) for node in graph.output_node().all_input_nodes}
+    for node in graph.nodes:
+        if node.target not in ("as_strided", torch.as_strided, torch.Tensor.as_strided):
+            continue
+        offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+        memory = _memory_of(node)
+        if memory in inputs and (offset is not None or memory in returned):
+            raise _refused(node, _NO_OFFSETS)
+
+
+def _memory_of(node: fx.Node) -> int | None:
+    value = node.meta.get("example_value")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def _resolve(node: fx.Node, base: fx.Node, order: Sequence[int]) -> None:
