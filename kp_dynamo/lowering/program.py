@@ -148,12 +148,13 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
     xlac, count = compat.xlac(), len(outputs)
     needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph
 
-    buffers = OwnBuffers()
+    # Under SPMD a copy that is computed by itself loses its shards.
+    separate = OwnBuffers().ensure if not is_spmd() else lambda _: None
 
     def run(args: Sequence[Any]) -> list[Any]:
         values = gather(args)
         with _DISPATCH:
-            buffers.ensure(values)
+            separate(values)
             pending = needs_work(values)
             if True in pending:
                 compute([v for v, is_pending in zip(values, pending, strict=True) if is_pending])

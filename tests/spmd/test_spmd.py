@@ -95,6 +95,10 @@ def test_sharded_tensors_are_written_to_by_index(answers):
     assert all(difference < CLOSE for difference in answers["writes_by_index"])
 
 
+def test_what_is_saved_beside_the_cpu_keeps_its_shards(answers):
+    assert answers["saved_beside_the_cpu"] < CLOSE
+
+
 def test_sharded_tensors_are_reduced_to_booleans(answers):
     """XLA:CPU has no reduction between devices for torch_xla 2.9's computation of numbers."""
     assert answers["reductions_to_booleans"] == [True] * 5

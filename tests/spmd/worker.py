@@ -257,6 +257,22 @@ def writes_by_index() -> Any:
 
 
 @check
+def saved_beside_the_cpu() -> Any:
+    """Largest difference of a gradient of uneven complex shards, in pieces around an operator of the CPU."""
+    torch.manual_seed(0)
+    x, y = torch.randn(5), torch.randn(5)
+
+    def spectrum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = torch.view_as_complex(torch.stack([x, y + 0.3], -1))
+        return torch.fft.irfft((z * z + 5).log() * 2, n=6)
+
+    mine, eager = (devices().shard_batch(y)).requires_grad_(), y.clone().requires_grad_()
+    compiled(spectrum)(devices().shard_batch(x), mine).abs().sum().backward()
+    spectrum(x, eager).abs().sum().backward()
+    return (mine.grad.cpu() - eager.grad).abs().max().item()
+
+
+@check
 def reductions_to_booleans() -> Any:
     """Whether those of shared rows, whole and along them, are those of one device."""
     x = torch.linspace(-1, 1, 24).reshape(8, 3)
