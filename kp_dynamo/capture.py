@@ -11,7 +11,7 @@ from torch import fx
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_node_safe
 
 from kp_dynamo import compat
-from kp_dynamo.cpu_view import inputs_on_cpu, is_fake, lift_held_tensors, name_the_cpu
+from kp_dynamo.cpu_view import copy_views_of_parts, inputs_on_cpu, is_fake, lift_held_tensors, name_the_cpu
 from kp_dynamo.exponents import fix_exponents
 from kp_dynamo.graph_key import graph_text, input_parts, is_known_operator, mode_parts, shares_storage
 from kp_dynamo.identity import Uncacheable
@@ -64,6 +64,9 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     key = _early_key(gm, inputs, moved, with_modules) if not held else None
     fix_exponents(gm)
     name_the_cpu(gm, mode)
+    if mode == "xla":
+        copy_views_of_parts(gm.graph)
+        gm.recompile()
     gm, lifted = lift_held_tensors(gm) if mode == "xla" and held else (gm, [])
     return Capture(gm, inputs_on_cpu([*lifted, *inputs]), mode, lifted, moved, key)
 

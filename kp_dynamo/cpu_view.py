@@ -42,8 +42,34 @@ def _is_move(node: fx.Node) -> bool:
     return is_made_of_one and isinstance(value, torch.Tensor) and value.device.type != tensors[0].device.type
 
 
+def copy_views_of_parts(graph: fx.Graph) -> None:
+    """Make copies of results that are views of a `view_as_real`, for inputs on XLA.
+
+    AOTAutograd would take such a view behind the program. torch_xla 2.9 ends the process there, as in eager code.
+    """
+    output = graph.output_node()
+    for node in output.all_input_nodes:
+        source = node
+        while (above := _viewed(source)) is not None:
+            if source is not node and source.target in (torch.view_as_real, torch.ops.aten.view_as_real.default):
+                _copy_result(node)
+                break
+            source = above
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """The tensor that a node is a view of."""
+    if node.op not in ("call_function", "call_method") or not node.all_input_nodes:
+        return None
+    above = node.all_input_nodes[0]
+    one, other = (n.meta.get("example_value") for n in (node, above))
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return None
+    return above if one.untyped_storage()._cdata == other.untyped_storage()._cdata else None
+
+
 def _copy_result(node: fx.Node) -> None:
-    """Between a CPU and a CPU, `to` gives the tensor itself: what is written to one would show in the other."""
+    """Of a move: between a CPU and a CPU, `to` gives the tensor itself, and a write to one would show in the other."""
     with node.graph.inserting_after(node):
         copy = node.graph.call_method("clone", (node,))
     copy.meta.update(node.meta)

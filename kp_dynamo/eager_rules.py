@@ -235,11 +235,28 @@ def may_be_named_otherwise(name: str) -> bool:
     return any(part in name for part in _NAMES)
 
 
+_TRANSFORMS = (aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default)
+
+
+def _spectrum(func: Any, args: Sequence[Any]) -> Any:
+    """A tensor of the shape and dtype of a transform's result: torch's fake kernels fail at some symbolic sizes."""
+    x, dims = args[0], args[1]
+    if func is aten._fft_c2c.default:
+        return torch.empty_like(x)
+    shape = list(x.shape)
+    if func is aten._fft_c2r.default:
+        shape[dims[-1]] = args[3]
+        return x.new_empty(shape, dtype=x.dtype.to_real())
+    if args[3]:  # one-sided
+        shape[dims[-1]] = shape[dims[-1]] // 2 + 1
+    return x.new_empty(shape, dtype=x.dtype.to_complex())
+
+
 class EagerRules(TorchDispatchMode):
     """Within, fake results of the operators with a rule have eager's strides."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
+        results = _spectrum(func, args) if func in _TRANSFORMS else func(*args, **(kwargs or {}))
         rule = RULES.get(func)
         if rule is None:
             return results

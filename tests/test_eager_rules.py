@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.eager_rules import RULES, EagerRules, may_be_named_otherwise
+from tests.spine import compiled
 
 SCALAR = torch.ones(())
 OF_ANY_RANK = {
@@ -74,6 +75,15 @@ CASES = [
     *((fn, shape) for fn in OF_IMAGES.values() for shape in ((2, 4, 3, 5), (1, 4, 3, 5), (2, 4, 1, 5))),
     *((fn, (2, 4, 3, 5, 2)) for fn in OF_VOLUMES.values()),
 ]
+
+
+def test_strides_of_spectra_at_symbolic_sizes():
+    def fn(x):
+        return torch.fft.hfft(torch.fft.ifft(torch.fft.fft(x + 1).conj()))
+
+    x = torch.randn(8, 3, 3).transpose(0, -1)
+    torch._dynamo.mark_dynamic(x, (0, 1))
+    assert compiled(fn)(x).stride() == fn(x).stride()
 
 
 INDEXED = {
