@@ -48,19 +48,21 @@ class OwnBuffers:
     """
 
     def __init__(self) -> None:
-        self._parameters: list[int] | None = None
+        self._parameters: slice | list[int] | None = None
         self._last: tuple[int, ...] = ()
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def ensure(self, values: Sequence[torch.Tensor]) -> None:
         """Look at parameters that the program has not been given before; at the first call, at all values."""
         if self._parameters is None:
-            self._parameters = [i for i, v in enumerate(values) if isinstance(v, torch.nn.Parameter)]
+            self._parameters = _positions(values)
             _separate(values)
-        ids = tuple([id(values[i]) for i in self._parameters])
+        places = self._parameters
+        given = values[places] if isinstance(places, slice) else [values[i] for i in places]
+        ids = tuple(map(id, given))
         if ids == self._last:
             return
-        new = {number: values[i] for i, number in zip(self._parameters, ids, strict=True) if number not in self._known}
+        new = {number: tensor for number, tensor in zip(ids, given, strict=True) if number not in self._known}
         self._known |= {number: weakref.ref(tensor, self._forgetting(number)) for number, tensor in new.items()}
         self._last = ids
         _separate(list(new.values()))
@@ -73,6 +75,13 @@ class OwnBuffers:
             self._last = ()
 
         return forget
+
+
+def _positions(values: Sequence[torch.Tensor]) -> slice | list[int]:
+    """Those of parameters; as a slice, which is quicker, where they stand together."""
+    found = [i for i, v in enumerate(values) if isinstance(v, torch.nn.Parameter)]
+    is_together = found == list(range(found[0], found[-1] + 1)) if found else False
+    return slice(found[0], found[-1] + 1) if is_together else found
 
 
 def _separate(tensors: Sequence[torch.Tensor]) -> None:
