@@ -65,8 +65,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     fix_exponents(gm)
     name_the_cpu(gm, mode)
     if mode == "xla":
-        copy_views_of_parts(gm.graph)
-        gm.recompile()
+        copy_views_of_parts(gm)
     gm, lifted = lift_held_tensors(gm) if mode == "xla" and held else (gm, [])
     return Capture(gm, inputs_on_cpu([*lifted, *inputs]), mode, lifted, moved, key)
 

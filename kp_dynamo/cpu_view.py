@@ -42,19 +42,30 @@ def _is_move(node: fx.Node) -> bool:
     return is_made_of_one and isinstance(value, torch.Tensor) and value.device.type != tensors[0].device.type
 
 
-def copy_views_of_parts(graph: fx.Graph) -> None:
-    """Make copies of results that are views of a `view_as_real`, for inputs on XLA.
+def copy_views_of_parts(gm: fx.GraphModule) -> None:
+    """Return copies of the results that are views of a `view_as_real`, for inputs on XLA.
 
     AOTAutograd would take such a view behind the program. torch_xla 2.9 ends the process there, as in eager code.
     """
-    output = graph.output_node()
-    for node in output.all_input_nodes:
-        source = node
-        while (above := _viewed(source)) is not None:
-            if source is not node and source.target in (torch.view_as_real, torch.ops.aten.view_as_real.default):
-                _copy_result(node)
-                break
-            source = above
+    output = gm.graph.output_node()
+    views = [node for node in output.all_input_nodes if _is_view_of_parts(node)]
+    for node in views:
+        # At the output alone: within the graph, a write to the view reaches what it is a view of.
+        with gm.graph.inserting_before(output):
+            copy = gm.graph.call_method("clone", (node,))
+        copy.meta.update(node.meta)
+        output.replace_input_with(node, copy)
+    if views:
+        gm.recompile()
+
+
+def _is_view_of_parts(node: fx.Node) -> bool:
+    source = node
+    while (above := _viewed(source)) is not None:
+        if source is not node and source.target in (torch.view_as_real, torch.ops.aten.view_as_real.default):
+            return True
+        source = above
+    return False
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
@@ -69,7 +80,7 @@ def _viewed(node: fx.Node) -> fx.Node | None:
 
 
 def _copy_result(node: fx.Node) -> None:
-    """Of a move: between a CPU and a CPU, `to` gives the tensor itself, and a write to one would show in the other."""
+    """Between a CPU and a CPU, `to` gives the tensor itself, and a write to one would show in the other."""
     with node.graph.inserting_after(node):
         copy = node.graph.call_method("clone", (node,))
     copy.meta.update(node.meta)

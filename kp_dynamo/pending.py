@@ -53,7 +53,7 @@ class OwnBuffers:
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def ensure(self, values: Sequence[torch.Tensor]) -> None:
-        """Look at parameters that the program has not been given before; at the first call, at all values."""
+        """Check the parameters that are new to the program, and at its first call every value."""
         if self._parameters is None:
             self._parameters = _positions(values)
             _separate(values)

@@ -102,3 +102,15 @@ def test_views_of_parts_are_returned_from_the_device():
     x, y = torch.randn(9, 8), torch.randn(9, 8)
     for mine, eager in zip(compiled(fn)(x.to("xla"), y.to("xla")), fn(x, y), strict=True):
         assert torch.equal(mine.cpu(), eager)
+
+
+def test_a_write_to_a_view_of_parts_reaches_the_number():
+    def fn(x, y):
+        z = torch.complex(x, y)
+        parts = torch.view_as_real(z).transpose(0, -1)
+        parts.mul_(2)
+        return z * 1, parts
+
+    x, y = torch.randn(9, 8), torch.randn(9, 8)
+    for mine, eager in zip(compiled(fn)(x.to("xla"), y.to("xla")), fn(x, y), strict=True):
+        assert torch.equal(mine.cpu(), eager)

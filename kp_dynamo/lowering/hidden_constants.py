@@ -123,7 +123,7 @@ def _sum(target: Any, dtype: torch.dtype, *, constant: int) -> Callable[..., Any
 
 
 def _in(dtype: torch.dtype, value: Any, like: Any = None) -> torch.Tensor:
-    """An operand in the dtype that ATen computes in: float32 for narrow floats, of which a number is none."""
+    """An operand in the dtype that ATen computes in: float32 for bfloat16 and float16. A number keeps its value."""
     computed = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
     if not isinstance(value, torch.Tensor):
         return torch.full((), value, dtype=computed, device=like.device)
@@ -131,7 +131,7 @@ def _in(dtype: torch.dtype, value: Any, like: Any = None) -> torch.Tensor:
 
 
 def _is_power_of_two(divisor: Any) -> bool:
-    """Whether the reciprocal of a number is exact, or there is none."""
+    """Whether a divisor is a number whose reciprocal XLA does not round: a power of two, 0, an infinity or NaN."""
     if isinstance(divisor, fx.Node):
         return False
     return not math.isfinite(divisor) or math.frexp(divisor)[0] in (0.5, -0.5, 0.0)
