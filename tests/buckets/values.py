@@ -388,3 +388,65 @@ def full_like_length(x):
 @case
 def bucket_of_a_number(x):
     return torch.bucketize(0.1, x[0, :, 0].sort().values)
+
+
+# Steps of slices, and what convolutions count in.
+
+
+@case
+def diagonal_by_step(x):
+    return (x @ x.mT).flatten(1)[:, :: x.shape[1] + 1]
+
+
+@case
+def last_column_by_step(x):
+    return (x @ x.mT).flatten(1)[:, x.shape[1] - 1 :: x.shape[1]].exp()
+
+
+@case
+def antidiagonal_by_step(x):
+    return (x @ x.mT).flatten(1)[:, x.shape[1] - 1 : -1 : x.shape[1] - 1]
+
+
+@case
+def concatenated_by_step(x):
+    return torch.cat([x, -x, x * 2], 1)[:, 1 :: x.shape[1]].sum(1)
+
+
+@case
+def every_second_from_the_end(x):
+    return (x[:, -4::2] * 2).sum(1)
+
+
+@case
+def written_diagonal_by_step(x):
+    scores = (x @ x.mT).flatten(1) * 1
+    scores[:, :: x.shape[1] + 1] = 7
+    return scores
+
+
+@case
+def written_every_second_from_the_end(x):
+    y = x.clone()
+    y[:, -3::2] = 0
+    return y * x
+
+
+@case
+def convolved_with_half_as_padding(x, kernel):
+    return F.conv1d(x.mT, kernel, padding=x.shape[1] // 2)
+
+
+@case
+def convolved_in_steps_of_a_length(x, kernel):
+    return F.conv1d(torch.cat([x, x], 1).mT, kernel, stride=x.shape[1] // 2)
+
+
+@case
+def convolved_with_a_length_between(x, kernel):
+    return F.conv1d(torch.cat([x, x], 1).mT, kernel[..., :2], dilation=x.shape[1] - 1)
+
+
+@case
+def transposed_in_steps_of_a_length(x, kernel):
+    return F.conv_transpose1d(x.mT, kernel, stride=x.shape[1] // 2)

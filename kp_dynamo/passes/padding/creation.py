@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kp_dynamo.passes.padding.atoms import Padded, Refused, is_padded, plain
+from kp_dynamo.passes.padding.atoms import Padded, plain
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 
@@ -12,7 +12,7 @@ from kp_dynamo.passes.padding.rules import Call, aten, rule
     aten.zeros.default, aten.ones.default, aten.empty.memory_format, aten.rand.default, aten.randn.default,
     aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default, aten.empty_strided.default,
     aten.new_empty_strided.default, aten.empty_permuted.default,
-    layouts="...",
+    layouts="...", lengths="stride",
 )  # fmt: skip
 def _of_size(call: Call) -> Padded:
     return Padded(call.unchanged(), plain(call.like.shape))
@@ -20,12 +20,10 @@ def _of_size(call: Call) -> Padded:
 
 @rule(aten.randint.default, aten.randint.low)
 def _randint(call: Call) -> Padded:
-    if any(is_padded(a) for a in call.args if isinstance(a, torch.SymInt)):
-        raise Refused("random numbers up to the length")
     return Padded(call.unchanged(), plain(call.like.shape))
 
 
-@rule(aten.full.default, aten.new_full.default, layouts="...", takes_lengths=True)
+@rule(aten.full.default, aten.new_full.default, layouts="...", lengths="fill_value")
 def _full(call: Call) -> Padded:
     size, value = call.args[-2:]
     dims = plain(call.like.shape)
@@ -33,20 +31,20 @@ def _full(call: Call) -> Padded:
     return Padded(true.to(call.like.dtype).expand(size), dims)  # one element, wherever the true ones are
 
 
-@rule(aten.full_like.default, layouts="...", takes_lengths=True)
+@rule(aten.full_like.default, layouts="...", lengths="fill_value")
 def _full_like(call: Call) -> Padded:
     x, value = call.args
     true = torch.as_tensor(call.masks.true_value(value))
     return Padded(true.to(call.like.dtype).expand(x.shape), x.dims)
 
 
-@rule(aten.scalar_tensor.default, takes_lengths=True)
+@rule(aten.scalar_tensor.default, lengths="s")
 def _scalar_tensor(call: Call) -> Padded:
     value = torch.as_tensor(call.masks.true_value(call.args[0]))
     return Padded(value.to(call.like.dtype), ())
 
 
-@rule(aten.arange.default, aten.arange.start, aten.arange.start_step, takes_lengths=True)
+@rule(aten.arange.default, aten.arange.start, aten.arange.start_step, lengths="start end step")
 def _arange(call: Call) -> Padded:
     start = call.args[0] if len(call.args) > 1 else 0
     step = call.arg(2, 1)

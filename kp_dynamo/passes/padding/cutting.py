@@ -35,18 +35,18 @@ def _true_position(masks: Masks, x: Padded, d: int, position: Size) -> Number:
     return value.clamp(min=0) if isinstance(value, torch.Tensor) else max(0, value)
 
 
-def cut(masks: Masks, x: Padded, d: int, start: Size, size: Size, step: int = 1) -> Padded:
+def cut(masks: Masks, x: Padded, d: int, start: Size, size: Size, step: Size = 1) -> Padded:
     """`size` elements along `d` from `start` on, every `step`-th."""
     x = with_one_atom(masks, x, d)
     dims = _with_dim(x, d, size)
-    if _is_counted_from_start(start):
+    if _is_counted_from_start(start) and not is_padded(step):
         end = start + (size - 1) * step + 1
         return Padded(torch.ops.aten.slice.Tensor(x.tensor, d, start, end, step), dims)
     first = _true_position(masks, x, d, start)
-    return Padded(gathered(x.tensor, d, first + masks.positions(size) * step), dims)
+    return Padded(gathered(x.tensor, d, first + masks.positions(size) * masks.true_value(step)), dims)
 
 
-@rule(aten.slice.Tensor, layouts="...")
+@rule(aten.slice.Tensor, layouts="...", lengths="start end step")
 def _slice(call: Call) -> Padded:
     x, d = call.args[0], call.arg(1, 0) % len(call.args[0].dims)
     start, step = call.arg(2), call.arg(4, 1)
@@ -56,7 +56,7 @@ def _slice(call: Call) -> Padded:
     return cut(call.masks, x, d, start, call.like.shape[d], step)
 
 
-@rule(aten.select.int, layouts="...")
+@rule(aten.select.int, layouts="...", lengths="index")
 def _select(call: Call) -> Padded:
     x, d, index = call.args
     d %= len(x.dims)
@@ -79,42 +79,49 @@ def _split(call: Call) -> tuple[Padded, ...]:
     return tuple(pieces)
 
 
-def _placed(masks: Masks, source: Padded, d: int, start: Number, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
-    """`source` moved to `start` along `d` of a tensor of `size`, and where its true elements are (broadcasting)."""
+def _placed(
+    masks: Masks, source: Padded, d: int, start: Number, size: Size, step: Size
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`source` moved to every `step`-th place from `start` on, along `d` of a tensor of `size`.
+
+    Returns:
+        The moved tensor, and where its true elements are (broadcasting).
+    """
     source = with_one_atom(masks, source, d)
-    index = masks.positions(size) - start
-    is_there = (index >= 0) & (index < masks.true_count(source, [d]))
+    distance = masks.positions(size) - start
+    if is_padded(step) or step != 1:
+        every = masks.true_value(step)
+        index, is_place = torch.div(distance, every, rounding_mode="floor"), distance % every == 0
+    else:
+        index, is_place = distance, torch.ones((), dtype=torch.bool)
+    is_there = is_place & (index >= 0) & (index < masks.true_count(source, [d]))
     mask = is_there.view([-1 if i == d else 1 for i in range(len(source.dims))])
     return gathered(source.tensor, d, index), mask
 
 
-@rule(aten.slice_backward.default, layouts="...")
+@rule(aten.slice_backward.default, layouts="...", lengths="start end step")
 def _slice_backward(call: Call) -> Padded:
     gradient, sizes, d, start, _, step = call.args
     d %= len(gradient.dims)
     dims = _with_dim(gradient, d, sizes[d])
-    if _is_counted_from_start(start):
+    if _is_counted_from_start(start) and not is_padded(step):
         gradient = with_one_atom(call.masks, gradient, d)
         # The tail may lie on true elements of what was cut.
         cleared, size = call.masks.filled(gradient, [d], 0), gradient.shape[d]
         shape = [*cleared.shape[:d], sizes[d], *cleared.shape[d + 1 :]]
         return Padded(call.run(cleared, shape, d, start, start + (size - 1) * step + 1, step), dims)
-    if step != 1:
-        raise Refused("a slice with a step, counted from the end")
     source = Padded(gradient.tensor, dims)
     first = _true_position(call.masks, source, d, start)
-    moved, mask = _placed(call.masks, gradient, d, first, sizes[d])
+    moved, mask = _placed(call.masks, gradient, d, first, sizes[d], step)
     return Padded(torch.where(mask, moved, torch.zeros((), dtype=moved.dtype)), dims)
 
 
-@rule(aten.slice_scatter.default)
+@rule(aten.slice_scatter.default, lengths="start end step")
 def _slice_scatter(call: Call) -> Padded:
     x, source = call.args[:2]
     d, start, step = call.arg(2, 0) % len(x.dims), call.arg(3) or 0, call.arg(5, 1)
-    if step != 1:
-        raise Refused("a write into a slice with a step")
     first = _true_position(call.masks, x, d, start)
-    moved, mask = _placed(call.masks, source, d, first, x.shape[d])
+    moved, mask = _placed(call.masks, source, d, first, x.shape[d], step)
     return Padded(torch.where(mask, moved, x.tensor), x.dims)
 
 
@@ -124,7 +131,7 @@ def _is_at(call: Call, x: Padded, d: int, index: Size) -> torch.Tensor:
     return at.view([-1 if i == d else 1 for i in range(len(x.dims))])
 
 
-@rule(aten.select_backward.default, layouts="...")
+@rule(aten.select_backward.default, layouts="...", lengths="index")
 def _select_backward(call: Call) -> Padded:
     gradient, sizes, d, index = call.args
     d %= len(gradient.dims) + 1
@@ -135,7 +142,7 @@ def _select_backward(call: Call) -> Padded:
     return Padded(torch.where(_is_at(call, target, d, index), wide, zero), dims)
 
 
-@rule(aten.select_scatter.default)
+@rule(aten.select_scatter.default, lengths="index")
 def _select_scatter(call: Call) -> Padded:
     x, source, d, index = call.args
     d %= len(x.dims)
@@ -176,8 +183,6 @@ def _without_tails(masks: Masks, tensors: Sequence[Padded], d: int, size: Size) 
 @rule(aten.constant_pad_nd.default, layouts="...")
 def _constant_pad(call: Call) -> Padded:
     x, amounts, value = call.args[0], call.args[1], call.arg(2, 0)
-    if any(map(is_padded, amounts)):
-        raise Refused("padded by as much as the length says")
     for number in range(len(amounts) // 2):
         d = len(x.dims) - 1 - number
         if (amounts[2 * number] or amounts[2 * number + 1]) and has_tail(x.dims[d]):

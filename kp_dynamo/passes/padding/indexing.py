@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.passes.padding.atoms import Padded, Refused, broadcast, has_tail, is_padded, plain, same
+from kp_dynamo.passes.padding.atoms import Padded, Refused, broadcast, has_tail, plain, same
 from kp_dynamo.passes.padding.operands import with_canonical
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
@@ -22,8 +22,8 @@ def _embedding(call: Call) -> Padded:
 @rule(aten.embedding_dense_backward.default, layouts={"grad_output": "..._", "indices": "..."})
 def _embedding_backward(call: Call) -> Padded:
     gradient, index, num_rows, padding_idx, scales = call.args
-    if scales or is_padded(padding_idx):
-        raise Refused("scale_grad_by_freq counts the tail, or the length is padding_idx")
+    if scales:
+        raise Refused("scale_grad_by_freq counts the tail")
     over = range(len(index.dims))
     result = call.run(call.masks.filled(gradient, over, 0), call.masks.cleared(index), num_rows, padding_idx, False)
     return Padded(result, plain(call.like.shape))

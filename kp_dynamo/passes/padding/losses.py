@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.passes.padding.atoms import Padded, Refused, is_padded
+from kp_dynamo.passes.padding.atoms import Padded
 from kp_dynamo.passes.padding.rules import Call, aten, rule
 
 _NONE = 0  # reduction="none"
@@ -14,8 +14,6 @@ _NONE = 0  # reduction="none"
 
 def _inputs(call: Call, x: Padded, target: Padded, ignored: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores without a tail, of which no target picks one, and targets that are to be ignored in theirs."""
-    if is_padded(ignored):
-        raise Refused("targets are ignored that equal the length")
     return call.masks.cleared(x), call.masks.cleared(target, ignored)
 
 

@@ -18,7 +18,7 @@ def _true(call: Call, number: object) -> object:
     return true.to(dtype_beside(true.dtype, [x.tensor.dtype for x in call.operands()]))
 
 
-@rule(aten.clamp.default, layouts="...", takes_lengths=True)
+@rule(aten.clamp.default, layouts="...", lengths="min max")
 def _clamp(call: Call) -> Any:
     """The form of two tensors, where one end is a length."""
     x = call.args[0]
@@ -32,7 +32,7 @@ def _clamp(call: Call) -> Any:
     return x.replaced(result.to(call.like.dtype))
 
 
-@rule(aten.add.Tensor, aten.sub.Tensor, layouts="...", takes_lengths=True)
+@rule(aten.add.Tensor, aten.sub.Tensor, layouts="...", lengths="other alpha")
 def _sum(call: Call) -> Any:
     """A factor that is a length multiplies by itself."""
     factor = _true(call, call.kwargs.get("alpha", 1))

@@ -19,7 +19,7 @@ _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
 """
 
 
-@rule(*(getattr(aten, name).default for name in _NAMES.split()))
+@rule(*(getattr(aten, name).default for name in _NAMES.split()), lengths="last_dim_size output_size")
 def _at_true_sizes(call: Call) -> Any:
     likes = pytree.tree_leaves(call.like)
     if not all(isinstance(like, Like) for like in likes):

@@ -15,7 +15,7 @@ dimensions as they are declares a term for each such operand, in the notation of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils import _pytree as pytree
@@ -99,13 +99,26 @@ def _tensors(call: Call) -> Iterator[tuple[str, Padded]]:
                 yield argument.name, leaf
 
 
-def require_no_length_as_number(call: Call) -> None:
-    """Refuse a length in the place of a number that is no size: the operator would take the padded one."""
+# Arguments that are sizes of tensors: a rule gets padded ones, as its tensors have them. Strides are those of memory.
+_SIZES = (
+    "size", "shape", "input_sizes", "bias_sizes", "normalized_shape", "num_weights", "n", "m", "repeats", "split_size",
+    "split_sizes", "lead",
+)  # fmt: skip
+
+
+def require_no_length_as_number(call: Call, taken: Container[str]) -> None:
+    """Refuse a length in the place of a number that is no size: the operator would take the padded one.
+
+    Args:
+        call: The call.
+        taken: Names of the arguments in which the rule itself takes a length for the true one.
+    """
     for argument, value in _arguments(call):
-        takes_sizes = _element(argument.real_type) == "SymIntType"
-        for leaf in pytree.tree_leaves(value):
-            if isinstance(leaf, Symbolic) and is_padded(leaf) and not takes_sizes:
-                raise Refused(f"the length is its argument {argument.name}")
+        is_size = _element(argument.real_type) == "SymIntType" and argument.name in _SIZES
+        if is_size or argument.name in taken:
+            continue
+        if any(isinstance(leaf, Symbolic) and is_padded(leaf) for leaf in pytree.tree_leaves(value)):
+            raise Refused(f"the length is its argument {argument.name}")
 
 
 def _element(kind: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.passes.padding.atoms import Atoms, Padded, Refused, has_tail, is_padded, plain
+from kp_dynamo.passes.padding.atoms import Atoms, Padded, has_tail, plain
 from kp_dynamo.passes.padding.layout import with_one_atom
 from kp_dynamo.passes.padding.masks import Masks, floor_div
 from kp_dynamo.passes.padding.rules import Call, aten, rule
@@ -46,8 +46,6 @@ def _with_dim(x: Padded, d: int, atoms: tuple[Atoms, ...]) -> tuple[Atoms, ...]:
 def _topk(call: Call) -> Any:
     x, count = call.args[:2]
     d, largest = call.own("dim", 2, -1) % max(1, len(x.dims)), call.own("largest", 3, True)
-    if is_padded(count):
-        raise Refused("as many elements of an order as the length says")
     if not has_tail(x.dims[d]):
         results = call.unchanged()
     else:
@@ -59,8 +57,6 @@ def _topk(call: Call) -> Any:
 @rule(aten.kthvalue.default, layouts="...")
 def _kth_value(call: Call) -> Any:
     _, number = call.args[:2]
-    if is_padded(number):
-        raise Refused("as many elements of an order as the length says")
     return _picked(call, call.own("dim", 2, -1), call.own("keepdim", 3, False), number - 1)
 
 

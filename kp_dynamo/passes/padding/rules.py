@@ -88,16 +88,15 @@ class Rule:
 
     Attributes:
         layouts: See `operands.py`; a function of the call where they depend on its arguments.
-        takes_lengths: Whether it computes with the true length where a length is a number and no size.
+        lengths: Names of the arguments that are no sizes, and in which it computes with the true length.
     """
 
     function: Function
     layouts: Layouts | Callable[[Call], Layouts]
-    takes_lengths: bool
+    lengths: frozenset[str]
 
     def __call__(self, call: Call) -> Any:
-        if not self.takes_lengths:
-            require_no_length_as_number(call)
+        require_no_length_as_number(call, self.lengths)
         return self.function(with_layouts(call, self.layouts(call) if callable(self.layouts) else self.layouts))
 
 
@@ -105,18 +104,19 @@ RULES: dict[Any, Rule] = {}
 
 
 def rule(
-    *targets: Any, layouts: Layouts | Callable[[Call], Layouts] = None, takes_lengths: bool = False
+    *targets: Any, layouts: Layouts | Callable[[Call], Layouts] = None, lengths: str = ""
 ) -> Callable[[Function], Function]:
     """Register the rule of some operators: Call -> `Padded`, or a tuple of them.
 
     A rule raises `Refused` where the call cannot be made right, and returns NotImplemented where it is to be taken
-    apart. Its operands have the layouts that it declares, and canonical ones where it declares none.
+    apart. Its operands have the layouts that it declares, and canonical ones where it declares none. A length in an
+    argument that is no size is refused, but in those that `lengths` names, with blanks between.
     """
 
     def register(function: Function) -> Function:
         for target in targets:
             assert target not in RULES, target
-            RULES[target] = Rule(function, layouts, takes_lengths)
+            RULES[target] = Rule(function, layouts, frozenset(lengths.split()))
         return function
 
     return register

@@ -24,7 +24,7 @@ def _view(call: Call) -> Padded:
     return viewed(call.masks, call.args[0], list(call.like.shape))
 
 
-@rule(aten.as_strided.default, layouts="...")
+@rule(aten.as_strided.default, layouts="...", lengths="stride storage_offset")
 def _as_strided(call: Call) -> Padded:
     """As torch's decompositions use it: in the place of a view of a contiguous tensor."""
     x, size, stride, offset = *call.args[:3], call.own("storage_offset", 3)

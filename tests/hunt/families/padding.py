@@ -26,7 +26,12 @@ _MIX = (
     "{0}.logcumsumexp(1)", "torch.trapezoid({0}, dim=1)", "{0}.nanmean(1)", "{0}.aminmax(dim=1)[0]", "{0}.count_nonzero(1)",
     "{0}.any(1)", "({0} > 0).all(1)", "{0}.nansum(1)", "{0}.var(1, correction=5)", "{0}.kthvalue(2, 1).values",
     "torch.triu({0}[..., 0])", "torch.tril({0}.transpose(1, 2))", "{0}.std((0, 1))", "{0}.mean(1, keepdim=True) - {0}",
-    "{0}.tanh() ** {0}.shape[1]", "{0}.sigmoid() ** {0}.shape[0]",
+    "{0}.tanh() ** {0}.shape[1]", "{0}.sigmoid() ** {0}.shape[0]", "({0} @ {0}.mT).flatten(1)[:, :: {0}.shape[1] + 1]",
+    "{0}.flatten(1)[:, {0}.shape[1] - 1 :: {0}.shape[1]]", "{0}[:, :: max(1, {0}.shape[1] // 2)]", "{0}[:, -3::2]",
+    "torch.cat([{0}, {0}], 1)[:, 1 :: {0}.shape[1]]", "{0}.roll({0}.shape[1] // 2, 1)", "({0} @ {0}.mT).triu({0}.shape[1] // 2)",
+    "{0}[:, :1].repeat_interleave({0}.shape[1], 1)", "{0}.slice_scatter({0}[:, ::2] * 2, 1, 0, None, 2)",
+    "({0} @ {0}.mT).diagonal({0}.shape[1] // 2, 1, 2)", "torch.diag_embed({0}[..., 0], {0}.shape[1] // 2)",
+    "{0}.unfold(1, max(1, {0}.shape[1] // 2), 1)", "{0}.renorm(2, 0, {0}.shape[1] / 4)",
 )  # fmt: skip
 _PRODUCTS = (
     "{0} @ {0}.transpose(1, 2)", "{0}.transpose(1, 2) @ {0}", "{0}.flatten(0, 1) @ {0}.flatten(0, 1).t()",
@@ -58,6 +63,12 @@ _WINDOWS = (
     "F.conv1d({0}.mT, torch.ones(2, {0}.shape[-1], 3, device={0}.device), padding=1)", "F.unfold({0}[:, None], (2, 2))",
     "F.conv1d({0}.mT, torch.ones({0}.shape[-1], 1, 3, device={0}.device), groups={0}.shape[-1])", "F.lp_pool1d({0}.mT.abs() + 1, 2, 2)",
     "F.conv_transpose1d({0}.mT, torch.ones({0}.shape[-1], 2, 2, device={0}.device), stride=2)", "F.pixel_shuffle({0}[:, None].repeat(1, 4, 1, 1), 2)",
+    "F.conv1d({0}.mT, torch.ones(2, {0}.shape[-1], 2, device={0}.device), padding={0}.shape[1] // 2)",
+    "F.conv1d(torch.cat([{0}, {0}], 1).mT, torch.ones(2, {0}.shape[-1], 2, device={0}.device), stride=max(1, {0}.shape[1] // 2))",
+    "F.conv1d(torch.cat([{0}, {0}], 1).mT, torch.ones(2, {0}.shape[-1], 2, device={0}.device), dilation=max(1, {0}.shape[1] - 1))",
+    "F.conv_transpose1d({0}.mT, torch.ones({0}.shape[-1], 2, 2, device={0}.device), stride=max(1, {0}.shape[1] // 2))",
+    "F.max_pool1d(torch.cat([{0}, {0}], 1).mT, 2, stride=max(1, {0}.shape[1] // 2))", "F.pad({0}.mT, ({0}.shape[1] // 2, 0), mode='replicate')",
+    "F.interpolate({0}.mT, size={0}.shape[1] // 2 + 1, mode='linear')", "F.local_response_norm({0}.mT, 3)",
 )  # fmt: skip
 
 
