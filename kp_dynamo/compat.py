@@ -68,9 +68,10 @@ def mend_tracing() -> None:
     """Mend what keeps threads and Dynamo from tracing on XLA tensors; torch_xla has been imported. On 2.9 only."""
     if earlier_version() is not None:
         return
-    from kp_dynamo.lowering import lock, symbolic_layer_norm
+    from kp_dynamo.lowering import lock, scan_gru, symbolic_layer_norm
 
     symbolic_layer_norm.install()
+    scan_gru.install()
     lock.install()
 
 

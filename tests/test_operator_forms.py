@@ -161,6 +161,26 @@ print(torch.nn.GRU(3, 4)(torch.ones(2, 1, 3))[0].shape)
     assert run_script(source).strip() == "torch.Size([2, 1, 4])"
 
 
+def test_the_gru_of_torch_xla_runs_beside_compiled_code():
+    """`import torch_xla` puts it in the place of torch.nn.GRU. Compiled in pieces it ended the process."""
+    source = """
+import torch, torch_xla
+from torch.nn.modules.rnn import GRU
+torch.ones(1, device=torch_xla.device())
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GRU(4, 4))
+assert type(model[1]) is not GRU
+plain = GRU(4, 4)
+plain.load_state_dict(model[1].state_dict())
+x = torch.randn(5, 2, 3)
+expected = plain(model[0](x))[0]
+for device in ("cpu", "xla"):
+    found = torch.compile(model.to(device), backend="kp_tpu", options={"precision": "float32"})(x.to(device))[0]
+    found.sum().backward()
+    print((found.cpu() - expected).abs().max().item() < 1e-5)
+"""
+    assert run_script(source).split() == ["True", "True"]
+
+
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_a_dtype_that_torch_xla_lacks_is_refused_by_name():
     with pytest.raises(Exception, match=r"torch.complex32.*Allowed: bool"):
