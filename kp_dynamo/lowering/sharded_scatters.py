@@ -45,4 +45,5 @@ def scattered(target: Any, *args: Any, **kwargs: Any) -> Any:
         return annotated(tensor.unsqueeze(0), replicated()).squeeze(0) if is_whole else tensor
 
     args, kwargs = pytree.tree_map_only(torch.Tensor, on_all, (args, kwargs))
-    return target(*args, **kwargs)
+    # The result too: what reads it may be shared, and the partitioner gives the scatter the sharding of its readers.
+    return on_all(target(*args, **kwargs))

@@ -253,7 +253,23 @@ def writes_by_index() -> Any:
         lambda x, index, rows: torch.zeros_like(x[:4, :4]).index_put((index[1:],), x[-1:, :4]),
     ]
     mine = [devices().shard_batch(x), index.to("xla"), rows.to("xla")]
-    return [(compiled(f)(*mine).cpu() - f(x, index, rows)).abs().max().item() for f in functions]
+    found = [(compiled(f)(*mine).cpu() - f(x, index, rows)).abs().max().item() for f in functions]
+    return [*found, _gradient_beside_a_scatter()]
+
+
+def _gradient_beside_a_scatter() -> float:
+    """Largest difference of a gradient whose other addend is shared: the partitioner would share the scatter's too."""
+
+    def gradient(x: torch.Tensor, run: Any) -> torch.Tensor:
+        return torch.autograd.grad(sum(part.sum() for part in run(x)), x)[0]
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        column = x[:, None]
+        return (column * 3).gather(1, torch.zeros_like(column, dtype=torch.long)), column.exp()
+
+    x = torch.randn(6)
+    mine = gradient(devices().shard_batch(x).requires_grad_(), compiled(function))
+    return (mine.cpu() - gradient(x.requires_grad_(), function)).abs().max().item()
 
 
 @check
