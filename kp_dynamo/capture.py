@@ -12,6 +12,7 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 
 from kp_dynamo import compat
 from kp_dynamo.cpu_view import copy_views_of_parts, inputs_on_cpu, is_fake, lift_held_tensors, name_the_cpu
+from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.exponents import fix_exponents
 from kp_dynamo.graph_key import graph_text, input_parts, is_known_operator, mode_parts, shares_storage
 from kp_dynamo.identity import Uncacheable
@@ -51,7 +52,14 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
 
     Raises:
         TPUDeviceError: Inputs on several devices, or on one that is neither the CPU nor XLA.
+        XLACompilationError: A nested tensor.
     """
+    if any(isinstance(x, torch.Tensor) and x.is_nested for x in inputs):
+        raise XLACompilationError(
+            "an input is a nested tensor, whose rows are of several lengths; XLA has dense tensors only. Pass its "
+            "values() and offsets(), or pad it: x.to_padded_tensor(0). Or keep it out of the compiled region with "
+            "torch.compiler.disable."
+        )
     held = [*gm.parameters(), *gm.buffers()]
     tensors = [x for x in [*held, *inputs] if isinstance(x, torch.Tensor)]
     results = _result_devices(gm)

@@ -69,13 +69,15 @@ def _is_view_of_parts(node: fx.Node) -> bool:
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """The tensor that a node is a view of."""
+    """The tensor that a node is a view of, or may be: those inside `torch.func` do not say where they lie."""
     if node.op not in ("call_function", "call_method") or not node.all_input_nodes:
         return None
     above = node.all_input_nodes[0]
     one, other = (n.meta.get("example_value") for n in (node, above))
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return None
+    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (one, other))):
+        return above
     return above if one.untyped_storage()._cdata == other.untyped_storage()._cdata else None
 
 

@@ -468,3 +468,10 @@ def test_the_gradient_of_a_value_that_is_filled_in_is_refused():
     assert run(x, index, value).tolist() == [[1, 1, 1, 2, 2]] * 2
     with pytest.raises(BackendCompilerFailed, match=r"how many different indices.*Allowed: torch\.where"):
         run(x, index, value.requires_grad_())
+
+
+def test_a_nested_tensor():
+    rows = torch.nested.nested_tensor([torch.ones(4, 3), torch.ones(2, 3)], layout=torch.jagged)
+    with pytest.raises(BackendCompilerFailed, match="an input is a nested tensor") as raised:
+        compiled(torch.sin)(rows)
+    assert isinstance(raised.value.inner_exception, XLACompilationError)

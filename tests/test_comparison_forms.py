@@ -80,3 +80,12 @@ def test_a_divisor_is_not_rounded_to_a_narrow_dtype(dtype, mode):
         lambda *tensors: [torch.div(x, v, rounding_mode=mode) for x, v in zip(tensors, NUMBERS, strict=True)],
         *(around(v, dtype) for v in NUMBERS),
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_quotient_is_rounded_before_it_is_truncated(dtype):
+    """1.5 / 0.3 is 5 in float16, of whose numbers it is the nearest, and 4.999 in float32."""
+    x, y = torch.tensor([1.5, 7.5, -1.5], dtype=dtype), torch.tensor([0.3, 0.3, 0.3], dtype=dtype)
+    check_like_eager(lambda x, y: torch.div(x, y, rounding_mode="trunc"), x, y)
+    check_like_eager(lambda x, y: torch.div(x, y[0], rounding_mode="trunc"), x, y)  # a single divisor: 4
+    check_like_eager(lambda x, y: torch.div(x[:1], y[:1], rounding_mode="trunc"), x, y)

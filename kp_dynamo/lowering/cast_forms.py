@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from kp_dynamo import compat
+
 aten = torch.ops.aten
 
 
@@ -83,7 +85,9 @@ def operands(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
     return one(x), one(y), dtype
 
 
-def _to_copy(x: torch.Tensor, *, dtype: torch.dtype | None = None, **how: Any) -> torch.Tensor:
+def _to_copy(x: Any, *, dtype: torch.dtype | None = None, **how: Any) -> torch.Tensor:
+    if not isinstance(x, torch.Tensor):  # `vmap` traces numbers as tensors, and leaves them numbers
+        return torch.full((), as_held(x, dtype), dtype=dtype, device=compat.device())
     return aten._to_copy.default(converted(x, dtype) if dtype else x, dtype=dtype, **how)  # type: ignore[no-any-return]
 
 

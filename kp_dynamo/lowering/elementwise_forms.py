@@ -110,11 +110,15 @@ def _div_mode(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
         return _floor_divide(x, y)
     is_number = not isinstance(y, torch.Tensor)
+    y_numel = 1 if is_number else y.numel()
     x, y, dtype = _divided(x, y)
     if not dtype.is_floating_point:
         return aten.div.Tensor_mode(x, y, rounding_mode=rounding_mode)
     quotient = x / (hidden(y, x) if is_number else y)
-    return (quotient if rounding_mode is None else quotient.trunc()).to(dtype)
+    if rounding_mode is None:
+        return quotient.to(dtype)
+    # ATen rounds a quotient of tensors before it truncates: 1.5 / 0.3 is 5 in float16. By a single number it does not.
+    return (quotient if y_numel == 1 else quotient.to(dtype)).trunc().to(dtype)
 
 
 def _floor_divide(x: Any, y: Any) -> Any:
