@@ -70,6 +70,8 @@ class Jitter(TorchDispatchMode):
     def __init__(self, rounding: str, seed: int) -> None:
         super().__init__()
         self._rounding, self._had_matmul = rounding, False
+        # What is stored in bfloat16 may equal a number that it was near. It may also stay in float32: every other run.
+        self._has_grid = seed % 2 == 0
         self._generator = torch.Generator().manual_seed(seed)
 
     def __enter__(self) -> Any:
@@ -124,6 +126,8 @@ class Jitter(TorchDispatchMode):
         if tensor.dtype not in UNIT:
             return tensor
         moved = tensor * self._factor(tensor, unit)
+        if unit == _BFLOAT16 and self._has_grid:
+            moved = moved.to(torch.bfloat16).to(moved.dtype)
         if breaks_ties:  # zeros too
             moved = moved + 2.0**-100 * (self._factor(tensor, 1.0) - 1)
         # The operator's own memory, so that strides are what they were.

@@ -144,6 +144,17 @@ def test_a_script_runs_by_itself(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_every_other_run_stores_matmuls_in_bfloat16():
+    """There a value may equal a number that it was near, which `isin` and `eq` tell."""
+    x = torch.linspace(0, 1, 12, dtype=torch.float64).reshape(3, 4)
+    is_stored = []
+    for seed in (1, 2):
+        with Jitter("matmul", seed):
+            product = x @ x.mT
+        is_stored.append(torch.equal(product, product.bfloat16().double()))
+    assert is_stored == [False, True]
+
+
 def test_running_statistics_move_as_all_else():
     """A mean that cancels to 0: rounding is all that is in it."""
     norm, x = torch.nn.BatchNorm2d(4), torch.randn(4, 4, 6, 4)
