@@ -19,7 +19,7 @@ from torch import nn
 
 import kp_dynamo
 from bench import report
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.telemetry import snapshot
 
 NUM_QUICK, NUM_COMPILES = 20, 3
@@ -62,7 +62,7 @@ def inputs() -> torch.Tensor:
 
 def done() -> None:
     """Wait for the device."""
-    torch.ones(1, device=compat.device()).cpu()
+    torch.ones(1, device=xla.device()).cpu()
 
 
 def cases() -> Iterator[Case]:
@@ -138,7 +138,7 @@ def memory_cases() -> Iterator[Case]:
         return lambda: (mine.allocate_tensor((1000, 1000)), done())
 
     def lay_out() -> Callable[[], object]:
-        mine, tensor = manager(), torch.randn(1000, 1000).to(compat.device())
+        mine, tensor = manager(), torch.randn(1000, 1000).to(xla.device())
         return lambda: mine.optimize_tensor_layout(tensor).cpu()
 
     def lend() -> Callable[[], object]:
@@ -160,7 +160,7 @@ def memory_cases() -> Iterator[Case]:
 def integration_cases() -> Iterator[Case]:
     def all_reduce() -> Callable[[], object]:
         _, distributed, _ = kp_dynamo.create_xla_integration(kp_dynamo.TPUConfig())
-        tensor = torch.ones(1000, device=compat.device())
+        tensor = torch.ones(1000, device=xla.device())
         return lambda: distributed.all_reduce(tensor).cpu()
 
     yield Case("integration", "create all three", 0.98, lambda: lambda: kp_dynamo.create_xla_integration(_tpu()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from kp_dynamo.compat.fast_extremes import keep_nan as _keep_nan
 from kp_dynamo.exceptions import (
     TPUBackendError,
     TPUCacheError,
@@ -26,7 +27,6 @@ from kp_dynamo.exceptions import (
     XLACompilationError,
     XLACompilationTimeoutError,
 )
-from kp_dynamo.fast_extremes import keep_nan as _keep_nan
 
 if TYPE_CHECKING:
     from kp_dynamo.aot.compiling import aot_compile

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from kp_dynamo import compat, log, thread_state
+from kp_dynamo import log
 from kp_dynamo.boundary import only_our_errors
+from kp_dynamo.compat import thread_state, xla
+from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.options import CompileOptions
-from kp_dynamo.versions import earlier_version
 
 if TYPE_CHECKING:
     from kp_dynamo.session import Session
@@ -40,7 +41,7 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
             f"mode={mode!r} is one of inductor's. Allowed: mode='default'. Choose options={{'level': ...}} instead."
         )
     chosen = CompileOptions.from_dict(options)
-    compat.device()
+    xla.device()
     if (version := earlier_version()) is not None:
         from kp_dynamo.earlier import compile_with_stock
 
@@ -60,7 +61,7 @@ def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[An
 
     log.configure()
     with only_our_errors(gm, breaks_graphs=session.may_run_eagerly(options)):
-        options = options.on(compat.chip_name())
+        options = options.on(xla.chip_name())
         by_module = bool(options.keep_float32 or options.extra_passes)
         compiled = session.compiled(read_capture(gm, example_inputs, with_modules=by_module), options)
     return torch._dynamo.disable(compiled, reason="a compiled graph")
@@ -86,4 +87,4 @@ def clear_cache() -> None:
 thread_state.install()
 # Dynamo traces before it calls a backend: XLA tensors with symbolic sizes must be traceable by then.
 if "torch_xla" in sys.modules:
-    compat.mend_tracing()
+    xla.mend_tracing()

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_node_safe
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.cpu_view import copy_views_of_parts, inputs_on_cpu, is_fake, lift_held_tensors, name_the_cpu
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.exponents import fix_exponents
@@ -67,7 +67,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     if any(is_fake(t) for t in tensors):
         mode = "fake"
     if mode == "xla" and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        compat.require_backward()
+        xla.require_backward()
     moved = tuple((i, device) for i, device in results if device.type != ("cpu" if mode == "fake" else mode))
     key = _early_key(gm, inputs, moved, with_modules) if not held else None
     fix_exponents(gm)

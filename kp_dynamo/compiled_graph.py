@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from kp_dynamo import compat
 from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.cache import LRUCache
+from kp_dynamo.compat import xla
 from kp_dynamo.compile_budget import foretell, time_budget
 from kp_dynamo.eager_strides import STRIDES
 from kp_dynamo.events import Observe, ProgramReady, ignore
@@ -88,7 +88,7 @@ class CompiledGraph:
             self._program(None, values)
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        compat.refuse_fork()
+        xla.refuse_fork()
         variant = None if self._has_one_variant else self._variant(args)
         program = self._programs.get(variant)
         # Taken once: another thread may evict the program at any moment.

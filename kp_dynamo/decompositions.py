@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.encoder_layer import native_multi_head_attention, transformer_encoder_layer
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.float64_forms import float64_decompositions
@@ -145,7 +145,7 @@ def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> A
 
 
 def _has_lowering(op: Any) -> bool:
-    compat.xlac()
+    xla.xlac()
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "XLA")
 
 

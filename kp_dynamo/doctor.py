@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, Literal
 
+from kp_dynamo.compat.known_limits import EARLIER_LIMITS, KNOWN_LIMITS, KnownLimit
+from kp_dynamo.compat.versions import CURE, check_versions, earlier_version
 from kp_dynamo.exceptions import TPUBackendError
-from kp_dynamo.known_limits import EARLIER_LIMITS, KNOWN_LIMITS, KnownLimit
-from kp_dynamo.versions import CURE, check_versions, earlier_version
 
 Status = Literal["ok", "failed"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.one_run import dynamo_seconds, graph_breaks, run_backward, uncompiled
 from kp_dynamo.options import CompileOptions
 from kp_dynamo.reports import Explanation
@@ -37,7 +37,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
         Exception: Whatever `torch.compile` or the model itself raises.
     """
     chosen = CompileOptions.from_dict(options)
-    compat.device()
+    xla.device()
     # What needs torch_xla is imported once it is known to be there and to fit.
     from kp_dynamo.backend import compile_in
     from kp_dynamo.event_log import log_event

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.identity import Uncacheable, is_of_library, number_of
 
 # Attributes up to this many bytes are in the key by their bytes; a graph that holds a larger one is not shared.
@@ -235,7 +235,7 @@ def environment_parts() -> tuple[tuple[str, object], ...]:
     flags = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_USE_SPMD", "XLA_USE_BF16", "XLA_DOWNCAST_BF16")
     return (
         ("versions", tuple((name, _version(name)) for name in names)),
-        ("device kind", compat.device_kind()),
+        ("device kind", xla.device_kind()),
         ("flags", tuple((name, os.environ.get(name, "")) for name in flags)),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.symbol_values import Values, evaluated
 
 Strides = tuple[int, ...] | None
@@ -35,7 +35,7 @@ def to_host(results: Sequence[Any], strides: Sequence[Strides]) -> list[Any]:
     """Results on the CPU, laid out as eager would."""
     on_device = [_as_pairs(r) for r in results if _is_on_device(r)]
     # torch_xla 2.9: one synchronisation for all of them; `.cpu()` makes one each.
-    fetched = iter(compat.xlac()._xla_get_cpu_tensors(on_device) if on_device else [])
+    fetched = iter(xla.xlac()._xla_get_cpu_tensors(on_device) if on_device else [])
     moved = [_from_pairs(next(fetched), r) if _is_on_device(r) else r for r in results]
     return [_laid_out(r, stride) for r, stride in zip(moved, strides, strict=True)]
 

@@ -1,6 +1,6 @@
 """Where the largest and the smallest element is when there is a NaN: ATen points to the first, torch_xla 2.9 past it.
 
-Reductions and elementwise maxima themselves carry a NaN on; for XLA:CPU see `compat.py`.
+Reductions and elementwise maxima themselves carry a NaN on; for XLA:CPU see `compat/xla.py`.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 
 
 def settle(tensors: Sequence[torch.Tensor]) -> None:
     """Give XLA tensors their values now; where one has none yet, all others of the device too."""
     if not tensors:
         return
-    needed = compat.xlac()._check_tensor_need_materialization(list(tensors))
+    needed = xla.xlac()._check_tensor_need_materialization(list(tensors))
     if pending := [t for t, is_needed in zip(tensors, needed, strict=True) if is_needed]:
         compute(pending)
 
@@ -33,7 +33,7 @@ def compute(pending: list[torch.Tensor]) -> None:
     What is left would grow: the state of an optimizer that runs eagerly is never asked for, and its recipe, which that
     of the parameters contains, becomes longer with each step, and a program of its own.
     """
-    xlac = compat.xlac()
+    xlac = xla.xlac()
     text = xlac._get_xla_tensors_text(pending)
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")  # exact in float64
     key = _constant(number)  # alive until the program has run, of which it is a result
@@ -85,7 +85,7 @@ def _positions(values: Sequence[torch.Tensor]) -> slice | list[int]:
 
 
 def _separate(tensors: Sequence[torch.Tensor]) -> None:
-    xlac = compat.xlac()
+    xlac = xla.xlac()
     texts = [(t, xlac._get_xla_tensor_debug_info(t)) for t in tensors if t.device.type == "xla"]
     shared = [t for t, text in texts if "XLAData: None" in text and "] xla::device_data" in text]
     if shared:
@@ -94,10 +94,10 @@ def _separate(tensors: Sequence[torch.Tensor]) -> None:
 
 def _constant(number: int) -> torch.Tensor:
     """A number that is a part of its program: otherwise it is an argument, and not in the key."""
-    xlac = compat.xlac()
+    xlac = xla.xlac()
     before = xlac._get_xla_all_numbers_special_scalars()
     xlac._set_xla_all_numbers_special_scalars(True)
     try:
-        return torch.full((), float(number), dtype=torch.float64, device=compat.device())
+        return torch.full((), float(number), dtype=torch.float64, device=xla.device())
     finally:
         xlac._set_xla_all_numbers_special_scalars(before)

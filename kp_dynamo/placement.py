@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUDeviceError
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Placement:
             known, digest = self._copies.get(tensor), digest_of(tensor)
             if known is not None and known.digest == digest:
                 return known.on_device  # type: ignore[no-any-return]
-            copy = _Copy(digest, _plain(tensor).to(compat.device()))
+            copy = _Copy(digest, _plain(tensor).to(xla.device()))
             self._copies[tensor] = copy
         self._tell(tensor)
         return copy.on_device
@@ -75,7 +75,7 @@ class Placement:
             logger.info(
                 "CPU tensors are copied to %s: parameters once and when their bytes change, inputs and outputs every "
                 "call. To avoid it, move model and inputs there once: model.to('xla').",
-                compat.device(),
+                xla.device(),
             )
 
 

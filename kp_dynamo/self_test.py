@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.versions import earlier_version
+from kp_dynamo.compat.versions import earlier_version
 
 # Relative, with float32 products in full precision; two roundings apart is 1e-7.
 MAX_DIFFERENCE = 1e-5
@@ -20,9 +20,9 @@ MAX_DIFFERENCE = 1e-5
 
 def main() -> None:
     """Write {"device", "kind"} once the device is there, then {"difference", "allowed"} of compiled from eager."""
-    from kp_dynamo import compat
+    from kp_dynamo.compat import xla
 
-    _tell(device=str(compat.device()), kind=compat.device_kind())
+    _tell(device=str(xla.device()), kind=xla.device_kind())
     _tell(difference=compiled_against_eager(), allowed=MAX_DIFFERENCE)
 
 

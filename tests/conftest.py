@@ -25,9 +25,9 @@ _OF_DYNAMO = ("automatic_dynamic_shapes", "assume_static_by_default", "specializ
 @pytest.fixture(scope="session", autouse=True)
 def _xla_client() -> None:
     """Starts the XLA client before any backward on the CPU, after which torch 2.9 has no XLA backward left."""
-    from kp_dynamo import compat
+    from kp_dynamo.compat import xla
 
-    torch.ones(1, device=compat.device())
+    torch.ones(1, device=xla.device())
 
 
 @pytest.fixture(autouse=True)

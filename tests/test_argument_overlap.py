@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import kp_dynamo.compat as compat
+import kp_dynamo.compat.xla as compat
 from kp_dynamo.exceptions import TPUValidationError
 from tests.spine import assert_same
 

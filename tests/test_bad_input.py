@@ -18,8 +18,8 @@ from kp_dynamo import (
     TPUNotAvailableError,
     TPUOptimizationError,
     XLACompilationError,
-    compat,
 )
+from kp_dynamo.compat import xla
 from kp_dynamo.session import Session
 from tests.spine import check_gradients_like_eager, check_like_eager, compiled, counted, run_script
 
@@ -105,12 +105,12 @@ def pretend(monkeypatch):
         monkeypatch.setattr(metadata, "version", version)
 
     original = metadata.version
-    compat.load.cache_clear()
-    compat.device.cache_clear()
+    xla.load.cache_clear()
+    xla.device.cache_clear()
     yield install
     monkeypatch.undo()
-    compat.load.cache_clear()
-    compat.device.cache_clear()
+    xla.load.cache_clear()
+    xla.device.cache_clear()
 
 
 def test_torch_xla_is_missing(pretend):

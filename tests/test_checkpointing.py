@@ -167,9 +167,9 @@ def test_the_forms_in_the_program():
     text = torch_xla._XLAC._get_xla_tensors_hlo(dependency)
     assert "select" in text
     assert "opt-barrier" not in text
-    from kp_dynamo import compat
+    from kp_dynamo.compat import xla
 
-    with barriers(compat.optimization_barrier):
+    with barriers(xla.optimization_barrier):
         text = torch_xla._XLAC._get_xla_tensors_hlo(torch.ops.kp.wait_for([values.sin()], signal))
     assert "opt-barrier" in text
     assert "select" not in text

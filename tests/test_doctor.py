@@ -9,9 +9,9 @@ from importlib import metadata
 import pytest
 
 from kp_dynamo import doctor
+from kp_dynamo.compat.known_limits import KNOWN_LIMITS
 from kp_dynamo.doctor import Check, Diagnosis, diagnose
 from kp_dynamo.exceptions import TPUConfigurationError
-from kp_dynamo.known_limits import KNOWN_LIMITS
 
 WELL = """import json
 print(json.dumps({"device": "xla:0", "kind": "CPU"}), flush=True)

@@ -8,11 +8,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kp_dynamo import TPUConfigurationError, TPUDeviceError, earlier, kp_tpu
+from kp_dynamo.compat.known_limits import EARLIER_LIMITS
+from kp_dynamo.compat.versions import CURE, earlier_version
 from kp_dynamo.earlier import compile_with_stock
-from kp_dynamo.known_limits import EARLIER_LIMITS
 from kp_dynamo.options import CompileOptions
 from kp_dynamo.placement import placement_mode
-from kp_dynamo.versions import CURE, earlier_version
 
 pytestmark = pytest.mark.compat
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from bench.v5e_workloads import workload
 from kp_dynamo import aot_compile
+from kp_dynamo.compat.known_limits import KNOWN_LIMITS
 from kp_dynamo.exceptions import XLACompilationError
-from kp_dynamo.known_limits import KNOWN_LIMITS
 from kp_dynamo.telemetry import snapshot
 
 

@@ -24,19 +24,19 @@ MAY_IMPORT = {
         "kp_dynamo.options",
     ),
     "kp_dynamo.exceptions": (),
-    "kp_dynamo.fast_extremes": (),
+    "kp_dynamo.compat.fast_extremes": (),
     "kp_dynamo.hardware": (),
     "kp_dynamo.key_diff": (),
     "kp_dynamo.limited_process": ("kp_dynamo.exceptions",),
     "kp_dynamo.option_rules": (),
     "kp_dynamo.options": ("kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.option_rules"),
-    "kp_dynamo.versions": ("kp_dynamo.exceptions",),
+    "kp_dynamo.compat.versions": ("kp_dynamo.exceptions",),
     "kp_dynamo.float64_forms": ("torch",),
     "kp_dynamo.unbatched_losses": ("torch",),
     "kp_dynamo.symbol_values": ("torch", "sympy"),
     "kp_dynamo.view_chain": ("torch", "kp_dynamo.symbol_values"),
     "kp_dynamo.saturating": ("torch",),
-    "kp_dynamo.pending": ("torch", "kp_dynamo.compat"),
+    "kp_dynamo.pending": ("torch", "kp_dynamo.compat.xla"),
     "kp_dynamo.ops": ("torch", "kp_dynamo.saturating", "kp_dynamo.ops"),
     "kp_dynamo.analysis": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes.base"),
     # What a pass refuses it reports; what comes before the passes raises.
@@ -69,7 +69,7 @@ MAY_IMPORT = {
     "kp_dynamo.runtime.memory_stats": ("torch", "kp_dynamo.exceptions"),
     "kp_dynamo.runtime.memory": (
         "torch",
-        "kp_dynamo.compat",
+        "kp_dynamo.compat.xla",
         "kp_dynamo.config",
         "kp_dynamo.config_options",
         "kp_dynamo.exceptions",
@@ -83,7 +83,7 @@ MAY_IMPORT = {
     "kp_dynamo.lowering": (
         "torch",
         "torch_xla",
-        "kp_dynamo.compat",
+        "kp_dynamo.compat.xla",
         "kp_dynamo.exceptions",
         "kp_dynamo.host_layout",
         "kp_dynamo.lowering",
@@ -100,7 +100,7 @@ MAY_IMPORT = {
 
 # What is guarded: the only rooms that may import it.
 ONLY_IMPORTED_BY = {
-    "torch_xla": ("kp_dynamo.lowering", "kp_dynamo.compat"),
+    "torch_xla": ("kp_dynamo.lowering", "kp_dynamo.compat.xla"),
     "jax": ("kp_dynamo.aot",),
     "jaxlib": ("kp_dynamo.aot",),
     "libtpu": ("kp_dynamo.aot",),
@@ -202,7 +202,7 @@ def test_a_wrong_import_is_seen(module, source):
         ("kp_dynamo.pipeline", "from kp_dynamo.passes.cast_bf16 import CastBf16"),
         ("kp_dynamo.telemetry", "from kp_dynamo.passes.base import PassReport"),
         ("kp_dynamo.lowering.trace", "import torch_xla"),
-        ("kp_dynamo.compat", "import torch_xla.runtime"),
+        ("kp_dynamo.compat.xla", "import torch_xla.runtime"),
     ],
 )
 def test_a_right_import_is_let_through(module, source):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import kp_dynamo
-import kp_dynamo.compat as compat
+import kp_dynamo.compat.xla as compat
 
 FLOAT32 = {"precision": "float32"}
 LENGTHS = (6, 10, 8)

@@ -12,8 +12,8 @@ from torch._dynamo.backends import registry
 from torch.fx import _symbolic_trace
 
 from kp_dynamo.backend import kp_tpu
+from kp_dynamo.compat.lock import one_trace_at_a_time
 from kp_dynamo.lowering.fallback import NeedsValue, values_forbidden
-from kp_dynamo.lowering.lock import one_trace_at_a_time
 from tests.spine import compiled
 
 entered, go_on = threading.Event(), threading.Event()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-import kp_dynamo.compat as compat
+import kp_dynamo.compat.xla as compat
 
 FLOAT32 = {"precision": "float32"}
 

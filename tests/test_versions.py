@@ -6,8 +6,8 @@ from importlib import metadata
 
 import pytest
 
+from kp_dynamo.compat.versions import check_versions, earlier_version
 from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError
-from kp_dynamo.versions import check_versions, earlier_version
 
 CURE = 'pip install "torch==2.9.*" "torch_xla==2.9.*"'
 
@@ -101,7 +101,7 @@ def test_earlier_versions_are_told_from_the_home_version(monkeypatch, version, e
 
 
 def test_the_check_imports_neither():
-    code = "import sys; from kp_dynamo.versions import check_versions; check_versions(); print(*sys.modules)"
+    code = "import sys; from kp_dynamo.compat.versions import check_versions; check_versions(); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "kp_dynamo.versions" in modules
+    assert "kp_dynamo.compat.versions" in modules
     assert not {"torch", "torch_xla"} & set(modules)

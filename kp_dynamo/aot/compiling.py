@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from kp_dynamo import compat
 from kp_dynamo.aot.compiler import TpuCompiler
 from kp_dynamo.aot.plan import Plan, plan_of
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.aot.programs import program_report
 from kp_dynamo.aot.report import AotReport
+from kp_dynamo.compat import xla
+from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.hardware import CHIPS, memory_budget_bytes
 from kp_dynamo.one_run import dynamo_seconds, graph_breaks
 from kp_dynamo.options import resolve_matmul_precision
-from kp_dynamo.versions import check_versions
 
 
 def aot_compile(
@@ -64,7 +64,7 @@ def aot_compile(
     timeout_s = plan.given.get("compile_timeout_s") if timeout_s is None else timeout_s
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     with TpuCompiler(target, deadline) as compiler:
-        compat.device()
+        xla.device()
         run = _Run(plan, compiler)
         with _alone(train):
             run.trace()

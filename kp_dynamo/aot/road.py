@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from kp_dynamo import compat
 from kp_dynamo.aot.fakes import Fakes
 from kp_dynamo.aot.plan import Plan
 from kp_dynamo.backend import compile_in
+from kp_dynamo.compat import xla
 from kp_dynamo.events import Observe
 from kp_dynamo.exceptions import TPUBackendError, TPUModelPreparationError, XLACompilationError
 from kp_dynamo.lowering.export import Export, ExportedProgram
@@ -36,7 +36,7 @@ def call_on_fakes(plan: Plan, receive: Receive, observe: Observe) -> None:
 
 def call_on_zeros(plan: Plan, receive: Receive, observe: Observe) -> None:
     """Call the model on tensors of the device, of zeros where they had no memory; its programs give zeros as well."""
-    device = compat.device()
+    device = xla.device()
     model, args = _on_device(uncompiled(plan.model), device), _arguments_on_device(plan.args, device)
     session = Session(plan.options.cache_size, observe)
     with watch_programs(receive):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 
 aten = torch.ops.aten
 
@@ -87,7 +87,7 @@ def operands(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
 
 def _to_copy(x: Any, *, dtype: torch.dtype | None = None, **how: Any) -> torch.Tensor:
     if not isinstance(x, torch.Tensor):  # `vmap` traces numbers as tensors, and leaves them numbers
-        return torch.full((), as_held(x, dtype), dtype=dtype, device=compat.device())
+        return torch.full((), as_held(x, dtype), dtype=dtype, device=xla.device())
     return aten._to_copy.default(converted(x, dtype) if dtype else x, dtype=dtype, **how)  # type: ignore[no-any-return]
 
 

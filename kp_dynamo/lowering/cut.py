@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.host_layout import strides_of, to_host
 from kp_dynamo.lowering.base import LoweringSpec
@@ -89,7 +89,7 @@ class Pieces:
         own = {id(a) for a in args if isinstance(a, torch.Tensor)}
         written = {id(args[number]) for number in self._spec.overwritten if number is not None}
         apart = [r.clone() if id(r) in (own if i < self._num_returned else written) else r for i, r in enumerate(flat)]
-        return [r.to(compat.device()) if isinstance(r, torch.Tensor) else r for r in apart]
+        return [r.to(xla.device()) if isinstance(r, torch.Tensor) else r for r in apart]
 
     def _run_piece(self, node: fx.Node, piece: fx.GraphModule, args: Sequence[Any]) -> Any:
         if not is_xla_piece(node):

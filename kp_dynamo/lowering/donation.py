@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.telemetry import TELEMETRY
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def plan(
 def mark(placeholders: Sequence[Any], donation: Donation) -> None:
     """Have the program that is compiled next take these buffers; under `alias_with_buffer_donor_config`."""
     for argument in donation.arguments:
-        compat.xlac()._set_buffer_donation(placeholders[argument], True)
+        xla.xlac()._set_buffer_donation(placeholders[argument], True)
 
 
 class _Note(NamedTuple):
@@ -112,7 +112,7 @@ class Donors:
         with torch.no_grad():
             copies = [values[i].clone() for i in shared]
         # torch_xla gives a clone its own buffer when it is synchronised.
-        compat.xlac()._xla_sync_multi(copies, devices=[], wait=False, sync_xla_data=False)
+        xla.xlac()._xla_sync_multi(copies, devices=[], wait=False, sync_xla_data=False)
         for i, copy in zip(shared, copies, strict=True):
             values[i] = copy
 
@@ -134,7 +134,7 @@ class Donors:
         if not new:
             return
         # A copy is a node of the lazy graph until it is synchronised; this runs no program.
-        compat.xlac()._xla_sync_multi([t for t, _ in new], devices=[], wait=False, sync_xla_data=False)
+        xla.xlac()._xla_sync_multi([t for t, _ in new], devices=[], wait=False, sync_xla_data=False)
         with self._lock:
             for tensor, result in new:
                 if (name := _buffer_name(tensor)) is not None:
@@ -150,7 +150,7 @@ def _has_view(tensor: torch.Tensor) -> bool:
 
 def _buffer_name(tensor: torch.Tensor) -> str | None:
     """torch_xla's name of the buffer of a tensor; None where the tensor has a node of the lazy graph."""
-    name = str(compat.xlac()._unique_id_for_ir_and_data(tensor))
+    name = str(xla.xlac()._unique_id_for_ir_and_data(tensor))
     return None if "," in name else name
 
 

@@ -15,13 +15,13 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
+from kp_dynamo.compat.lock import one_trace_at_a_time
 from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.checks import check_donation, check_layouts, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.cut import Conductor, is_xla_piece, spec_of_pieces, split_around
 from kp_dynamo.lowering.flash_calls import calls_with
-from kp_dynamo.lowering.lock import one_trace_at_a_time
 from kp_dynamo.lowering.program import settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
@@ -121,7 +121,7 @@ class Export:
     ) -> tuple[list[fx.Node], bytes | None, tuple[int, ...]]:
         """The nodes that XLA lacks; the program, if there is one; the inputs that are donated."""
         with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
-            with barriers(compat.optimization_barrier), flash_calls(calls_with(spec.payload_of)):
+            with barriers(xla.optimization_barrier), flash_calls(calls_with(spec.payload_of)):
                 traced = trace(gm, args, device_constants(gm), spec, on_node=_name_operations)
             if traced.fallbacks or not traced.roots:
                 return traced.fallbacks, None, ()
@@ -142,11 +142,11 @@ def _name_operations(node: fx.Node, result: Any) -> None:
     for value in torch.utils._pytree.tree_leaves(result):
         if isinstance(value, torch.Tensor) and value.device.type == "xla":
             # torch_xla 2.9: the name goes to the new operations alone; it has no public entry.
-            compat.xlac()._set_xla_custom_op_name_prefix(value, node.name + _SEPARATOR, 0)
+            xla.xlac()._set_xla_custom_op_name_prefix(value, node.name + _SEPARATOR, 0)
 
 
 def _stablehlo(traced: Trace, as_text: bool) -> bytes:
-    xlac = compat.xlac()
+    xlac = xla.xlac()
     with _operation_names():
         # torch_xla 2.9's public `save_as_stablehlo` takes a torch.export program, and the real arguments.
         found = xlac._get_stablehlo(traced.roots, xlac._xla_get_default_device(), [], not as_text)
@@ -156,7 +156,7 @@ def _stablehlo(traced: Trace, as_text: bool) -> bytes:
 @contextmanager
 def _operation_names() -> Iterator[None]:
     """torch_xla 2.9 writes the names of operations down in its debug mode alone."""
-    xlac = compat.xlac()
+    xlac = xla.xlac()
     was_on = xlac._get_ir_debug()
     xlac._set_ir_debug(True)
     try:

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.ops.flash_kernels import FlashKernel, FlashScoring, Part, PayloadOf
 
 _LANES = 128
@@ -57,7 +57,7 @@ class CustomCalls:
         return _scaled(d_q, q_factor), _scaled(d_k, k_factor).transpose(1, 2), d_v
 
     def _kernel(self, part: Part, q: Tensor, v: Tensor, scoring: FlashScoring) -> FlashKernel:
-        asked = compat.xlac()._xla_get_mat_mul_precision()
+        asked = xla.xlac()._xla_get_mat_mul_precision()
         # Products of bfloat16 operands are exact as they are. The kernels have no "high" of three passes.
         exact = q.dtype == torch.float32 and asked != "default"
         num_heads, num_queries, width = q.shape
@@ -69,7 +69,7 @@ class CustomCalls:
         given = [x.unsqueeze(0) for x in operands]
         shapes = [[1, *x.shape] for x in like]
         # torch_xla 2.9: its public `make_kernel_from_pallas` has JAX run where the tensors are.
-        found = compat.xlac()._xla_tpu_custom_call(given, self.payload_of(kernel), shapes, [x.dtype for x in like])
+        found = xla.xlac()._xla_tpu_custom_call(given, self.payload_of(kernel), shapes, [x.dtype for x in like])
         return [x.squeeze(0) for x in found]
 
 

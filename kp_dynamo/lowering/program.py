@@ -14,11 +14,11 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
+from kp_dynamo.compat.lock import one_trace_at_a_time
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import DONORS, Donation
 from kp_dynamo.lowering.flash_calls import calls_with
-from kp_dynamo.lowering.lock import one_trace_at_a_time
 from kp_dynamo.lowering.program_inputs import Slot
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.spmd import is_spmd
@@ -64,9 +64,9 @@ def compile_program(
     with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
         # XLA:CPU drops barriers, and has no kernels.
-        on_tpu = compat.device_kind() == "TPU"
+        on_tpu = xla.device_kind() == "TPU"
         kernels = calls_with(spec.payload_of if on_tpu else None, is_sharded=spec.is_sharded)
-        with barriers(compat.optimization_barrier if on_tpu else None), flash_calls(kernels):
+        with barriers(xla.optimization_barrier if on_tpu else None), flash_calls(kernels):
             traced = trace(gm, args, constants, spec)
         if traced.fallbacks:
             return CompiledProgram(None, traced.fallbacks, {"trace": time.perf_counter() - start}, traced.donation)
@@ -100,7 +100,7 @@ def settings(matmul_precision: str) -> Iterator[None]:
     from torch_xla import experimental
     from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
-    xlac = compat.xlac()
+    xlac = xla.xlac()
     scalars, precision = xlac._get_xla_all_numbers_special_scalars(), xlac._xla_get_mat_mul_precision()
     # Numbers become part of the program, where XLA can fold them, and not inputs of it.
     xlac._set_xla_all_numbers_special_scalars(True)
@@ -123,17 +123,17 @@ def _compile(traced: Trace, spec: LoweringSpec) -> bytes | None:
         return None
     owner, roots = (spec.identity, spec.matmul_precision), list(traced.roots)
     for salt in itertools.count(1):
-        key: bytes = compat.xlac()._get_graph_hash(roots)
+        key: bytes = xla.xlac()._get_graph_hash(roots)
         if _owners.get(key, owner) == owner and (_is_compiled_here(roots) or key in _owners):
             _owners[key] = owner
             return key
-        roots = [*traced.roots, torch.full((), float(salt), device=compat.device())]
+        roots = [*traced.roots, torch.full((), float(salt), device=xla.device())]
     raise AssertionError("unreachable: the numbers do not end")
 
 
 def _is_compiled_here(roots: list[torch.Tensor]) -> bool:
     """Compile the program of `roots`; False where it was there, from eager code or from another backend."""
-    xlac = compat.xlac()
+    xlac = xla.xlac()
     compiled_before = xlac._xla_counter_value("UncachedCompile")
     # Looked up at call time: tools that watch compilation replace this entry.
     xlac._xla_warm_up_cache(roots, [])
@@ -145,7 +145,7 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
         return lambda args: [_output(slot, args, []) for slot in outputs]
     gather = _gather(inputs) if not is_spmd() else _on_device(_gather(inputs))
     straight = all(s.kind == "root" for s in outputs) and [s.value for s in outputs] == list(range(len(outputs)))
-    xlac, count = compat.xlac(), len(outputs)
+    xlac, count = xla.xlac(), len(outputs)
     needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph
 
     # Under SPMD a copy that is computed by itself loses its shards.
@@ -185,7 +185,7 @@ def _gather(inputs: list[Slot]) -> Callable[[Sequence[Any]], list[Any]]:
 
 def _on_device(gather: Callable[[Sequence[Any]], list[Any]]) -> Callable[[Sequence[Any]], list[Any]]:
     """`gather` for the virtual device of SPMD, whose programs take nothing that is on the host."""
-    return lambda args: [v if v.device.type == "xla" else v.to(compat.device()) for v in gather(args)]
+    return lambda args: [v if v.device.type == "xla" else v.to(xla.device()) for v in gather(args)]
 
 
 def _output(slot: Slot, args: Sequence[Any], results: list[Any]) -> Any:

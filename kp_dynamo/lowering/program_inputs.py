@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 
 Kind = Literal["argument", "copy", "seed", "constant", "root", "root copy", "value"]
 
@@ -36,7 +36,7 @@ class InputIds:
         self._slots = dict(zip(self._ids, (slot for _, slot in arguments), strict=True))
         # A constant that is a number may be part of the program, and has no id then.
         self._slots |= {number: Slot("constant", t) for t in constants.values() for number in _ids([t])}
-        self._slots[compat.xlac()._get_seed_info_id()] = Slot("seed")
+        self._slots[xla.xlac()._get_seed_info_id()] = Slot("seed")
 
     def require_unchanged(self) -> None:
         """Raise where an operator wrote to an argument, which would then answer with another one's id."""
@@ -49,7 +49,7 @@ class InputIds:
 
 def _ids(tensors: list[torch.Tensor]) -> list[int]:
     # torch_xla 2.9: reading a tensor's id makes its node, and the node keeps the id.
-    ids: list[int] = compat.xlac()._get_tensors_xla_device_data_node(tensors)[0]
+    ids: list[int] = xla.xlac()._get_tensors_xla_device_data_node(tensors)[0]
     return ids
 
 
@@ -57,7 +57,7 @@ def classify_inputs(roots: list[torch.Tensor], known: InputIds) -> list[Slot]:
     """One slot for each input of the program that computes `roots`, in its order."""
     if not roots:
         return []
-    ids, values = compat.xlac()._get_tensors_xla_device_data_node(roots)
+    ids, values = xla.xlac()._get_tensors_xla_device_data_node(roots)
     slots = [known.slot(i) or _born_in_trace(value) for i, value in zip(ids, values, strict=True)]
     assert sum(slot.kind == "seed" for slot in slots) <= 1, "a program with more than one seed"
     return slots
@@ -86,6 +86,6 @@ def _dependencies(graph: fx.Graph) -> set[fx.Node]:
 
 def _born_in_trace(value: torch.Tensor) -> Slot:
     """A program input that was not there before the trace: a number that torch_xla has put into a buffer."""
-    has_buffer = "Data Handle: None" not in compat.xlac()._get_xla_tensor_debug_info(value)
+    has_buffer = "Data Handle: None" not in xla.xlac()._get_xla_tensor_debug_info(value)
     assert has_buffer, "a program input is neither argument, seed nor constant"
     return Slot("constant", value)

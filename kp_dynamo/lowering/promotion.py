@@ -81,7 +81,7 @@ def _xla_type(dtype: torch.dtype, device: torch.device) -> str:
 
 
 def _type_of(x: torch.Tensor) -> str:
-    from kp_dynamo import compat
+    from kp_dynamo.compat import xla
 
     # torch_xla 2.9: what the tensor's part of the program returns, which may not be what `x.dtype` says.
-    return str(compat.xlac()._xla_op_tensor_shape(x, "")["type"])
+    return str(xla.xlac()._xla_op_tensor_shape(x, "")["type"])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 
 
 def next_seed() -> torch.Tensor:
@@ -22,7 +22,7 @@ def next_seed() -> torch.Tensor:
 @contextlib.contextmanager
 def untouched_device_seed() -> Iterator[None]:
     """Trace from a fixed seed, so that equal graphs hash equally, and give the user's own back afterwards."""
-    xlac, device = compat.xlac(), str(compat.device())
+    xlac, device = xla.xlac(), str(xla.device())
     running = xlac._xla_get_rng_seed(device)
     xlac._xla_set_rng_seed(0, device)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.lowering.spmd import annotated, replicated
 
 aten = torch.ops.aten
@@ -38,7 +38,7 @@ def scattered(target: Any, *args: Any, **kwargs: Any) -> Any:
     in between.
     """
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-    is_uneven = any(size % compat.num_devices() for t in tensors for size in t.shape if size != 1)
+    is_uneven = any(size % xla.num_devices() for t in tensors for size in t.shape if size != 1)
 
     def on_all(tensor: torch.Tensor) -> torch.Tensor:
         is_whole = is_uneven or 1 in tensor.shape

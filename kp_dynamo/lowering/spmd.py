@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUDistributedError
 from kp_dynamo.pending import settle
 
@@ -33,13 +33,13 @@ def is_spmd() -> bool:
     """
     if "XLA_USE_SPMD" not in os.environ:
         return False
-    compat.load()
+    xla.load()
     import torch_xla.runtime
 
     is_on = bool(torch_xla.runtime.is_spmd())
-    if is_on and not compat.began_with_spmd():
+    if is_on and not xla.began_with_spmd():
         raise TPUDistributedError(_too_late())
-    if is_on and compat.xlac()._xla_get_auto_sharding():
+    if is_on and xla.xlac()._xla_get_auto_sharding():
         raise TPUDistributedError(
             "use_spmd(auto=True): XLA would choose how arguments lie, and program and arguments would part. Allowed: "
             "use_spmd(), and mark_sharding of what is to be shared."
@@ -63,7 +63,7 @@ def switch_on() -> None:
     if is_spmd():
         return
     # torch_xla 2.9: locked by the first use of a device. Its own `use_spmd` only warns, and crashes at the next use.
-    if compat.xlac()._xla_get_spmd_config_is_locked():
+    if xla.xlac()._xla_get_spmd_config_is_locked():
         raise TPUDistributedError(_too_late())
     import torch_xla.runtime
 
@@ -76,7 +76,7 @@ def checked_mesh(mesh_shape: Sequence[int]) -> tuple[int, ...]:
     Raises:
         TPUDistributedError: Its places are more or fewer than the devices.
     """
-    count = compat.num_devices()
+    count = xla.num_devices()
     shape = tuple(mesh_shape) if isinstance(mesh_shape, Sequence) else ()
     if not shape or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape) or prod(shape) != count:
         raise TPUDistributedError(
@@ -95,7 +95,7 @@ def shardings(values: Sequence[Any]) -> tuple[str, ...]:
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     on_xla = [t for t in tensors if t.device.type == "xla"]
     settle(on_xla)
-    names = iter(compat.xlac()._get_xla_sharding_specs([_as_it_lies(t) for t in on_xla]))
+    names = iter(xla.xlac()._get_xla_sharding_specs([_as_it_lies(t) for t in on_xla]))
     return tuple((next(names) or WHOLE) if t.device.type == "xla" else WHOLE for t in tensors)
 
 
@@ -105,7 +105,7 @@ def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
     `clear_sharding` of torch_xla 2.9 takes the annotation off, and leaves the buffer in its parts. A tensor that waits
     on the host has no annotation either: it is sent to all devices whole.
     """
-    xlac = compat.xlac()
+    xlac = xla.xlac()
     if not tensor.dim() or xlac._get_xla_sharding_spec(tensor):
         return tensor
     _, buffers = xlac._get_tensors_xla_device_data_node([tensor])
@@ -119,7 +119,7 @@ def sharded_placeholder(make: Callable[[], torch.Tensor], argument: torch.Tensor
     the input bare, for which XLA would then be given too many or too few of the elements. An annotated tensor over
     which another is copied keeps its annotation, and hands it to the input it then is.
     """
-    xlac, annotated, bare = compat.xlac(), make(), make()
+    xlac, annotated, bare = xla.xlac(), make(), make()
     xlac._xla_annotate_custom_sharding(annotated, _sharding_of(argument))
     inner = torch._from_functional_tensor if torch._is_functional_tensor(annotated) else _itself
     with torch._C._AutoDispatchBelowAutograd():
@@ -132,7 +132,7 @@ def is_uneven(value: Any) -> bool:
     """Whether devices have parts of different sizes of a tensor."""
     if not isinstance(value, torch.Tensor) or value.device.type != "xla":
         return False
-    found = re.match(r"\{devices=\[([\d,]+)\]", compat.xlac()._get_xla_sharding_spec(_as_it_lies(value)))
+    found = re.match(r"\{devices=\[([\d,]+)\]", xla.xlac()._get_xla_sharding_spec(_as_it_lies(value)))
     parts = [int(n) for n in found[1].split(",")] if found else []
     # A last number more than there are dimensions counts copies.
     return any(size % count for size, count in zip(value.shape, parts, strict=False))
@@ -145,14 +145,14 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 def _sharding_of(argument: torch.Tensor) -> Any:
     # torch_xla 2.9 has no public way to ask.
     is_on_xla = argument.device.type == "xla"
-    found = compat.xlac()._get_xla_op_sharding(_as_it_lies(argument)) if is_on_xla else None
+    found = xla.xlac()._get_xla_op_sharding(_as_it_lies(argument)) if is_on_xla else None
     return replicated() if found is None else found
 
 
 @cache
 def replicated() -> Any:
     """XLA's sharding of a tensor that every device has all of."""
-    return _mesh((compat.num_devices(),)).get_op_sharding(())
+    return _mesh((xla.num_devices(),)).get_op_sharding(())
 
 
 @cache
@@ -180,9 +180,9 @@ def shard_batch(tensor: torch.Tensor, mesh_shape: Sequence[int]) -> torch.Tensor
         return torch.ops.kp.shard_batch(tensor, mesh_shape)  # type: ignore[no-any-return]
     if tensor.device.type != "xla" or not tensor.dim() or not is_spmd():
         return tensor
-    if compat.xlac()._get_xla_sharding_spec(tensor) in ("", WHOLE):
+    if xla.xlac()._get_xla_sharding_spec(tensor) in ("", WHOLE):
         # The public `mark_sharding` of torch_xla 2.9, without the subclass of DTensor that it returns.
-        compat.xlac()._xla_mark_sharding(tensor, batch_sharding(mesh_shape, tensor.dim()))
+        xla.xlac()._xla_mark_sharding(tensor, batch_sharding(mesh_shape, tensor.dim()))
     return tensor
 
 
@@ -190,5 +190,5 @@ def annotated(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
     """`tensor` behind an operation that has XLA shard it."""
     result = tensor.clone()
     # torch_xla 2.9: its public `mark_sharding` fetches the tensor, which has no value while a graph is traced.
-    compat.xlac()._xla_annotate_custom_sharding(result, sharding)
+    xla.xlac()._xla_annotate_custom_sharding(result, sharding)
     return result

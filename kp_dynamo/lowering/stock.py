@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
+from kp_dynamo.compat.lock import LOCK
 from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.constants import device_constants
-from kp_dynamo.lowering.lock import LOCK
 
 
 class Stock:
@@ -45,7 +45,7 @@ class _StockRun:
 
 
 def _to_device(value: Any) -> Any:
-    return value.to(compat.device()) if isinstance(value, torch.Tensor) else value
+    return value.to(xla.device()) if isinstance(value, torch.Tensor) else value
 
 
 def _move_to_device(gm: fx.GraphModule) -> fx.GraphModule:
@@ -61,4 +61,4 @@ def _move_to_device(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _device_argument(value: Any) -> Any:
-    return compat.device() if isinstance(value, torch.device) else value
+    return xla.device() if isinstance(value, torch.device) else value

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, ShardedInterpreter, XlaInterpreter, ignore, tracing
@@ -87,7 +87,7 @@ def trace(
     known = InputIds(placeholders, constants)
     with tracing():
         interpreter = ShardedInterpreter if spec.is_sharded else XlaInterpreter
-        results = interpreter(gm, compat.device(), constants, stand_in, on_node).run(*placeholders)
+        results = interpreter(gm, xla.device(), constants, stand_in, on_node).run(*placeholders)
     flat = list(results) if isinstance(results, (list, tuple)) else [results]
     if fallbacks:
         return Trace([], [], [], fallbacks, Donation(), [])
@@ -112,7 +112,7 @@ def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     # torch_xla 2.9: a tensor that has a shape and no buffer; there is no public way to make one.
     from torch_xla.core.xla_builder import create_placeholder_tensor
 
-    compat.xlac()
+    xla.xlac()
     return create_placeholder_tensor(tuple(shape), dtype)  # type: ignore[no-any-return]
 
 
@@ -140,7 +140,7 @@ def _classify_outputs(
     results: list[Any], memories: list[Any], placeholders: list[Any], known: InputIds, spec: LoweringSpec
 ) -> tuple[list[Slot], list[torch.Tensor]]:
     """What each result is. What a caller is given shares memory with no argument and with no other result."""
-    xlac = compat.xlac()
+    xlac = xla.xlac()
     argument_of = {id(t): Slot("argument", i) for i, t in enumerate(placeholders)}
     seen: dict[str, tuple[int, Any, bool]] = {}
     roots: list[torch.Tensor] = []
@@ -166,5 +166,5 @@ def _classify_outputs(
 
 def _without_work(result: torch.Tensor, known: InputIds) -> Slot:
     """An output that no program computes: a constant, or a clone of an argument, whose memory a caller may write to."""
-    ids, _ = compat.xlac()._get_tensors_xla_device_data_node([result])
+    ids, _ = xla.xlac()._get_tensors_xla_device_data_node([result])
     return (known.slot(ids[0]) if ids else None) or Slot("constant", result)

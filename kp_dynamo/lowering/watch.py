@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch import fx
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.lowering.export import ExportedProgram
 
 
@@ -26,7 +26,7 @@ def watch_programs(receive: Callable[[ExportedProgram], None]) -> Iterator[None]
     from torch_xla._dynamo import dynamo_bridge
     from torch_xla.core import dynamo_bridge as bridge_of_torch
 
-    xlac = compat.xlac()
+    xlac = xla.xlac()
     extract = dynamo_bridge.extract_compiled_graph
     graphs: list[fx.GraphModule] = []
     programs: dict[Any, ExportedProgram] = {}
@@ -48,7 +48,7 @@ def watch_programs(receive: Callable[[ExportedProgram], None]) -> Iterator[None]
         if key not in programs:  # compiled before
             return list(xlac._run_cached_graph(key, inputs))
         programs[key].num_runs += 1
-        return [torch.zeros(shape, dtype=dtype, device=compat.device()) for shape, dtype in results[key]]
+        return [torch.zeros(shape, dtype=dtype, device=xla.device()) for shape, dtype in results[key]]
 
     watched = _Instead(xlac, _xla_warm_up_cache=warm_up_watched, _run_cached_graph=run_watched)
     with (

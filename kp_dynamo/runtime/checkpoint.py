@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUCheckpointError
 from kp_dynamo.pending import settle
 from kp_dynamo.runtime.checkpoint_file import read_file, write_file
@@ -158,7 +158,7 @@ def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same values on the CPU, without autograd; those on the XLA device come in one transfer."""
     there = [name for name, tensor in tensors.items() if tensor.device.type == "xla"]
     settle([tensors[name] for name in there])
-    fetched = dict(zip(there, compat.fetch([tensors[name] for name in there]), strict=True)) if there else {}
+    fetched = dict(zip(there, xla.fetch([tensors[name] for name in there]), strict=True)) if there else {}
     return {name: (fetched[name] if name in fetched else t.detach().cpu()) for name, t in tensors.items()}
 
 

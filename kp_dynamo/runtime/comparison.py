@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.runtime.models import SampleInputs, unchanged
 
 _NUM_TIMED = 5
@@ -50,7 +50,7 @@ def milliseconds(module: nn.Module, run: Callable[..., Any], inputs: SampleInput
         for _ in range(_NUM_TIMED):
             start = time.perf_counter()
             _call(module, run, inputs)
-            compat.synchronize()
+            xla.synchronize()
             taken.append((time.perf_counter() - start) * 1e3)
     return statistics.median(taken)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
+from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config import KernelPyTorchConfig, TPUConfig, TPUTopology
 from kp_dynamo.config_options import chip_of, require_enabled, require_topology
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
 from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering import spmd
 from kp_dynamo.runtime import flag_check
-from kp_dynamo.versions import earlier_version
 
 
 def whole_config(config: KernelPyTorchConfig | None) -> KernelPyTorchConfig:
@@ -54,15 +54,15 @@ def start_device(config: TPUConfig) -> None:
                 f"topology=POD with torch_xla {version}, where several devices were not tried. Allowed: torch_xla 2.9."
             )
         # Before SPMD is switched on, which cannot be taken back, and which the first use of a device forestalls.
-        require_topology(config, 1, compat.num_devices(), is_spmd=False)
+        require_topology(config, 1, xla.num_devices(), is_spmd=False)
         spmd.switch_on()
-    compat.device()
-    require_topology(config, compat.world()[0], compat.num_devices(), spmd.is_spmd())
+    xla.device()
+    require_topology(config, xla.world()[0], xla.num_devices(), spmd.is_spmd())
 
 
 def deciding_chip(config: TPUConfig) -> Chip:
     """The chip whose memory and tiles decide; starts no device, and knows of the present one once it has started."""
-    return chip_of(config, compat.chip_name() if compat.is_started() else None)
+    return chip_of(config, xla.chip_name() if xla.is_started() else None)
 
 
 def apply_flags(flags: str | None) -> None:
@@ -87,7 +87,7 @@ def apply_flags(flags: str | None) -> None:
 
 def late_flags(flags: str | None) -> list[str]:
     """The flags that the client of this process has started without."""
-    return _missing(flags) if compat.is_started() else []
+    return _missing(flags) if xla.is_started() else []
 
 
 def _missing(flags: str | None) -> list[str]:

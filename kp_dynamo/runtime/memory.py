@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.config import TPUConfig
 from kp_dynamo.config_options import require_enabled
 from kp_dynamo.exceptions import TPUMemoryError, TPUMemoryPoolError, TPUOutOfMemoryError
@@ -60,7 +60,7 @@ class TPUMemoryManager:
     def __init__(self, tpu_config: TPUConfig) -> None:
         self.config = checked_config(tpu_config)
         start_device(self.config)
-        self.device = compat.device()
+        self.device = xla.device()
         self.chip = deciding_chip(self.config)
         self._account = LiveAccount()
         self._history: deque[Allocation] = deque(maxlen=_MOST_REMEMBERED)
@@ -84,7 +84,7 @@ class TPUMemoryManager:
                 # A pool hands its buffers to callers in any mode; one made in inference mode would bind them to it.
                 with torch.inference_mode(False), torch.no_grad():
                     tensor = torch.zeros(kind.shape, dtype=kind.dtype, device=self.device)
-                    compat.materialize([tensor])
+                    xla.materialize([tensor])
             except RuntimeError as cause:
                 raise _device_refuses(kind, cause) from cause
             self._remember(tensor)
@@ -240,7 +240,7 @@ class TPUMemoryManager:
 
     def _in_use(self) -> _InUse:
         """XLA's figures, else our own. Asks no pool: a pool that waits for memory holds its own lock."""
-        told, share = compat.memory_info(self.device), self.config.memory_fraction
+        told, share = xla.memory_info(self.device), self.config.memory_fraction
         if told is None:
             total, allocated = int(self.chip.hbm_bytes), self._account.num_bytes()
             available = max(0, int(total * share) - allocated)

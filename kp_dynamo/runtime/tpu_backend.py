@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kp_dynamo import compat
 from kp_dynamo.backend import cache_stats, clear_cache
+from kp_dynamo.compat import xla
 from kp_dynamo.config import KernelPyTorchConfig
 from kp_dynamo.exceptions import TPUCheckpointError, TPUDeviceError
 from kp_dynamo.runtime.environment import whole_config
@@ -99,7 +99,7 @@ class TPUBackend:
 
     def synchronize(self) -> None:
         """Run what is pending on the device, and wait until it is done."""
-        compat.synchronize()
+        xla.synchronize()
 
     def get_memory_stats(self) -> dict[str, Any]:
         """Of the device, the compiled models and the programs.
@@ -111,7 +111,7 @@ class TPUBackend:
             "world_size": self.world_size,
             "rank": self.rank,
             "device_count": self.device_count,
-            "device_memory": compat.memory_info(),
+            "device_memory": xla.memory_info(),
             "model_cache_stats": self.compiler.get_compilation_stats()["compilation_cache"],
             "program_cache_stats": cache_stats(),
         }

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.config import TPUConfig
 from kp_dynamo.config_options import chip_of, compile_options
 from kp_dynamo.exceptions import TPUBackendError
@@ -17,7 +17,7 @@ from kp_dynamo.runtime.models import SampleInputs, by_position
 
 def is_estimate_possible() -> bool:
     """Whether a TPU's compiler is installed, and no TPU is there to measure on instead."""
-    return bool(find_spec("jax") and find_spec("libtpu")) and compat.device_kind() != "TPU"
+    return bool(find_spec("jax") and find_spec("libtpu")) and xla.device_kind() != "TPU"
 
 
 def estimate(module: nn.Module, inputs: SampleInputs, config: TPUConfig, level: str) -> dict[str, Any]:

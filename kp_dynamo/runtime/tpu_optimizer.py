@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.config import KernelPyTorchConfig
 from kp_dynamo.config_options import LEVEL_OF_NUMBER
 from kp_dynamo.exceptions import TPUConfigurationError
@@ -158,7 +158,7 @@ class TPUOptimizer:
 def _measured(module: nn.Module, compiled: nn.Module, inputs: SampleInputs) -> dict[str, Any]:
     apart = difference(module, compiled, inputs)
     return {
-        "device": compat.device_kind(),
+        "device": xla.device_kind(),
         "ms_per_call": milliseconds(module, compiled, inputs),
         "eager_ms_per_call": milliseconds(module, module, inputs),
         "relative_difference": {"results": apart.results, "gradients": apart.gradients},

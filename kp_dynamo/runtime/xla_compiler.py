@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from kp_dynamo import compat
 from kp_dynamo.backend import cache_stats
 from kp_dynamo.cache import LRUCache
+from kp_dynamo.compat import xla
+from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config import TPUConfig
 from kp_dynamo.config_options import compile_arguments
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, TPUDeviceError, XLACompilationError
@@ -21,7 +22,6 @@ from kp_dynamo.runtime.environment import checked_config, start_device
 from kp_dynamo.runtime.hints import with_hints
 from kp_dynamo.runtime.models import SampleInputs, checked_model, device_of, unchanged
 from kp_dynamo.telemetry import TELEMETRY
-from kp_dynamo.versions import check_versions
 
 _MAX_MODELS = 1 << 20
 
@@ -119,7 +119,7 @@ class XLACompiler:
 
     def _arguments(self, module: nn.Module, level: str | None) -> dict[str, Any]:
         start_device(self.config)
-        return with_hints(module, compile_arguments(self.config, level, compat.chip_name()), level)
+        return with_hints(module, compile_arguments(self.config, level, xla.chip_name()), level)
 
     def _compiled(
         self, module: nn.Module, sample_inputs: Any, use_cache: bool, level: str | None, is_inference: bool

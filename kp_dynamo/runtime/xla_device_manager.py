@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kp_dynamo import compat
+from kp_dynamo.compat import xla
 from kp_dynamo.config import TPUConfig
 from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.lowering import spmd
@@ -35,12 +35,12 @@ class XLADeviceManager:
     @property
     def devices(self) -> list[torch.device]:
         """All of them, in order."""
-        return compat.devices()
+        return xla.devices()
 
     @property
     def num_devices(self) -> int:
         """Devices of the job; under SPMD those behind `device`."""
-        return compat.num_devices()
+        return xla.num_devices()
 
     @property
     def is_spmd(self) -> bool:
@@ -55,12 +55,12 @@ class XLADeviceManager:
     @property
     def world_size(self) -> int:
         """Processes of the job: of torch.distributed's group where there is one, else of XLA's runtime."""
-        return (process_group.world() or compat.world())[0]
+        return (process_group.world() or xla.world())[0]
 
     @property
     def rank(self) -> int:
         """Number of this process, from 0."""
-        return (process_group.world() or compat.world())[1]
+        return (process_group.world() or xla.world())[1]
 
     def set_device(self, index: int) -> torch.device:
         """Use another device from now on, and return it.
@@ -76,18 +76,18 @@ class XLADeviceManager:
 
     def sync_all_devices(self) -> None:
         """Run what is pending on every device, and wait until it is done."""
-        compat.synchronize(self.devices)
+        xla.synchronize(self.devices)
 
     def get_device_stats(self) -> dict[str, Any]:
         """The devices, and the memory of the one in use in bytes, None where the device does not count it."""
         return {
             "device": str(self.device),
-            "device_kind": compat.device_kind(),
-            "chip": compat.chip_name(),
+            "device_kind": xla.device_kind(),
+            "chip": xla.chip_name(),
             "num_devices": self.num_devices,
             "is_spmd": self.is_spmd,
             "devices": [str(device) for device in self.devices],
             "world_size": self.world_size,
             "rank": self.rank,
-            "memory": compat.memory_info(self.device),
+            "memory": xla.memory_info(self.device),
         }

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from kp_dynamo import compat
 from kp_dynamo.aot.compiling import aot_compile
 from kp_dynamo.aot.report import AotReport
+from kp_dynamo.compat import xla
+from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config import TPUConfig, TPUVersion
 from kp_dynamo.config_options import chip_of, compile_arguments, compile_options
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
@@ -22,7 +23,6 @@ from kp_dynamo.runtime.hints import with_hints
 from kp_dynamo.runtime.models import SampleInputs, by_position, checked_model, device_of
 from kp_dynamo.runtime.xla_compiler import readable_errors
 from kp_dynamo.runtime.xla_flags import best_flags
-from kp_dynamo.versions import check_versions
 
 _DISTRIBUTIONS = ("torch", "torch_xla", "libtpu", "jax", "jaxlib")
 _VARIABLES = ("PJRT_DEVICE", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "KP_TPU_LOG")
@@ -39,16 +39,16 @@ class XLAUtilities:
             check_versions()
         except TPUBackendError as found:
             problem = str(found)
-        is_started = compat.is_started()
+        is_started = xla.is_started()
         return {
             "xla_available": not problem,
             "problem": problem,
             "versions": {name: _version(name) for name in _DISTRIBUTIONS},
             "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
             "is_started": is_started,
-            "device": str(compat.device()) if is_started else None,
-            "device_kind": compat.device_kind() if is_started else None,
-            "chip": compat.chip_name() if is_started else None,
+            "device": str(xla.device()) if is_started else None,
+            "device_kind": xla.device_kind() if is_started else None,
+            "chip": xla.chip_name() if is_started else None,
         }
 
     @staticmethod
@@ -137,7 +137,7 @@ def _prepared(model: nn.Module, tpu_config: TPUConfig | None) -> tuple[nn.Module
     config = checked_config(TPUConfig() if tpu_config is None else tpu_config)
     module = checked_model(model)
     start_device(config)
-    return module, with_hints(module, compile_arguments(config, present=compat.chip_name()))
+    return module, with_hints(module, compile_arguments(config, present=xla.chip_name()))
 
 
 def _version(distribution: str) -> str:

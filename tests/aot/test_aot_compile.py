@@ -12,9 +12,9 @@ import torch_xla
 from torch import nn
 
 import kp_dynamo
-from kp_dynamo import compat
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.aot.report import AotReport
+from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUValidationError
 from kp_dynamo.lowering.watch import watch_programs
 
@@ -293,7 +293,7 @@ def test_no_program_is_above_the_roofline(train):
 
 
 def test_openxla_programs_of_earlier_go_on_while_others_are_watched():
-    x = torch.ones(3, device=compat.device())
+    x = torch.ones(3, device=xla.device())
     double = torch.compile(lambda x: x * 2, backend="openxla")
     double(x)
     with watch_programs(lambda program: None):

@@ -34,9 +34,9 @@ def shard(tensor: torch.Tensor, how: str) -> None:
     """
     import torch_xla.distributed.spmd as spmd
 
-    from kp_dynamo import compat
+    from kp_dynamo.compat import xla
 
-    if tensor.device.type != "xla" or compat.xlac()._get_xla_sharding_spec(tensor):
+    if tensor.device.type != "xla" or xla.xlac()._get_xla_sharding_spec(tensor):
         return
     large = [d for d, size in enumerate(tensor.shape) if size >= NUM_DEVICES]
     if how == "grid" and len(large) > 1:

@@ -118,9 +118,9 @@ def prepare(*, is_sharded: bool = False) -> None:
         from tests.hunt import sharding
 
         sharding.start()
-    from kp_dynamo import compat
+    from kp_dynamo.compat import xla
 
-    torch.ones(1, device=compat.device())
+    torch.ones(1, device=xla.device())
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:

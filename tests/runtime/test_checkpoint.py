@@ -15,7 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from kp_dynamo import TPUCheckpointError, __version__, compat
+from kp_dynamo import TPUCheckpointError, __version__
+from kp_dynamo.compat import xla
 from kp_dynamo.runtime import checkpoint_file
 from kp_dynamo.runtime.checkpoint import load_checkpoint, save_checkpoint
 from kp_dynamo.runtime.checkpoint_values import Encoder, decode
@@ -330,7 +331,7 @@ def test_what_is_pending_on_the_device_comes_as_one_program(tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5).add_(1)
-    count = compat.xlac()._xla_counter_value
+    count = xla.xlac()._xla_counter_value
     before = count("UncachedCompile") or 0
     save_checkpoint(tmp_path / "a", model)
     assert count("UncachedCompile") - before <= 1

@@ -17,8 +17,8 @@ from kp_dynamo import (
     TPUNotAvailableError,
     TPUOutOfMemoryError,
     TPUVersion,
-    compat,
 )
+from kp_dynamo.compat import xla
 from kp_dynamo.hardware import CHIPS, GB
 from kp_dynamo.runtime import memory
 from kp_dynamo.runtime.memory import TPUMemoryManager
@@ -70,13 +70,13 @@ def test_what_is_no_configuration_of_a_tpu_is_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool])
 def test_a_tensor_is_zeros_on_the_device(manager, dtype):
     tensor = manager.allocate_tensor((3, 5), dtype)
-    assert (tensor.device, tensor.dtype, tuple(tensor.shape)) == (compat.device(), dtype, (3, 5))
+    assert (tensor.device, tensor.dtype, tuple(tensor.shape)) == (xla.device(), dtype, (3, 5))
     assert not tensor.any().item()
 
 
 def test_a_tensor_has_its_buffer_when_it_is_returned(manager):
     tensor = manager.allocate_tensor((4, 4))
-    assert not compat.xlac()._check_tensor_need_materialization([tensor])[0]
+    assert not xla.xlac()._check_tensor_need_materialization([tensor])[0]
 
 
 def test_live_tensors_are_counted_and_dead_ones_are_not(manager):
@@ -102,7 +102,7 @@ def test_a_view_keeps_the_memory_of_its_tensor_counted(manager):
 
 def test_a_device_that_counts_is_believed(manager, monkeypatch):
     told = {"bytes_used": 3 * 10**9, "bytes_limit": 10**10, "peak_bytes_used": 5 * 10**9}
-    monkeypatch.setattr(compat, "memory_info", lambda device: told)
+    monkeypatch.setattr(xla, "memory_info", lambda device: told)
     stats = manager.get_memory_stats()
     assert (stats.source, stats.allocated_memory, stats.total_memory) == ("xla", 3 * 10**9, 10**10)
     assert (stats.available_memory, stats.peak_memory) == (6 * 10**9, 5 * 10**9)
@@ -120,11 +120,11 @@ def test_a_failure_of_the_device_to_count_is_not_taken_for_silence(monkeypatch):
 
     monkeypatch.setattr(xm, "get_memory_info", fail)
     with pytest.raises(RuntimeError, match="the chip is gone"):
-        compat.memory_info()
+        xla.memory_info()
 
 
 def test_the_cpu_device_does_not_count():
-    assert compat.memory_info() is None
+    assert xla.memory_info() is None
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_device_that_refuses_is_an_error_of_ours(manager, monkeypatch, text, e
     def refuse(tensors):
         raise RuntimeError(text)
 
-    monkeypatch.setattr(compat, "materialize", refuse)
+    monkeypatch.setattr(xla, "materialize", refuse)
     with pytest.raises(TPUMemoryError, match=text) as raised:
         manager.allocate_tensor((2,))
     assert type(raised.value) is error
@@ -269,7 +269,7 @@ def test_what_is_no_tensor_has_no_layout(manager):
 def test_a_pool_gives_the_same_buffer_again(manager):
     pool = manager.create_memory_pool(pool_size=2, tensor_size=(4, 4), dtype=torch.bfloat16)
     tensor = manager.get_tensor_from_pool(pool)
-    assert (tensor.dtype, tuple(tensor.shape), tensor.device) == (torch.bfloat16, (4, 4), compat.device())
+    assert (tensor.dtype, tuple(tensor.shape), tensor.device) == (torch.bfloat16, (4, 4), xla.device())
     assert manager.return_tensor_to_pool(pool, tensor) is True
     assert manager.get_tensor_from_pool(pool) is tensor
     details = manager.get_pool_stats()["pool_details"][pool]

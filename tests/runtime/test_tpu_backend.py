@@ -20,8 +20,8 @@ from kp_dynamo import (
     TPUDistributedError,
     TPUModelPreparationError,
     TPUNotAvailableError,
-    compat,
 )
+from kp_dynamo.compat import xla
 from kp_dynamo.runtime import flag_check
 from kp_dynamo.runtime.environment import apply_flags
 from tests.spine import counted, run_script
@@ -44,7 +44,7 @@ def mlp():
 
 
 def test_the_device_and_a_world_of_one(backend):
-    assert backend.device == compat.device()
+    assert backend.device == xla.device()
     assert (backend.world_size, backend.rank, backend.is_distributed, backend.device_count) == (1, 0, False, 1)
     assert backend.config == KernelPyTorchConfig()
 
@@ -193,7 +193,7 @@ def test_a_missing_torch_xla_is_named(monkeypatch):
     def missing():
         raise TPUNotAvailableError("torch_xla is not installed")
 
-    monkeypatch.setattr(compat, "device", missing)
+    monkeypatch.setattr(xla, "device", missing)
     with pytest.raises(TPUNotAvailableError, match="torch_xla is not installed"):
         TPUBackend()
 
@@ -201,7 +201,7 @@ def test_a_missing_torch_xla_is_named(monkeypatch):
 def test_flags_go_into_the_variable_of_their_reader_and_once(monkeypatch):
     for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
         monkeypatch.setenv(name, "--there")
-    monkeypatch.setattr(compat, "is_started", lambda: False)
+    monkeypatch.setattr(xla, "is_started", lambda: False)
     tried = []
     monkeypatch.setattr(flag_check, "require_known", tried.append)
     for _ in range(2):
@@ -209,7 +209,7 @@ def test_flags_go_into_the_variable_of_their_reader_and_once(monkeypatch):
     assert os.environ["LIBTPU_INIT_ARGS"] == "--there --xla_tpu_a=1"
     assert os.environ["XLA_FLAGS"] == "--there --xla_b"
     assert tried == [["--xla_b"]]
-    monkeypatch.setattr(compat, "is_started", lambda: True)
+    monkeypatch.setattr(xla, "is_started", lambda: True)
     apply_flags("--xla_b --xla_tpu_a=1")
     apply_flags(None)
     with pytest.raises(TPUConfigurationError, match="xla_flags holds --xla_b=2, but"):
@@ -218,7 +218,7 @@ def test_flags_go_into_the_variable_of_their_reader_and_once(monkeypatch):
 
 @pytest.mark.parametrize("flag", ["--xla_there_is_none=1", "--xla_cpu_enable_fast_math=banana"])
 def test_a_flag_that_would_end_the_process_is_an_error(monkeypatch, flag):
-    monkeypatch.setattr(compat, "is_started", lambda: False)
+    monkeypatch.setattr(xla, "is_started", lambda: False)
     before = dict(os.environ)
     with pytest.raises(TPUConfigurationError, match=f"xla_flags holds {flag}, with which XLA does not start: .*xla_"):
         apply_flags(flag)

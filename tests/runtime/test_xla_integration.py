@@ -16,9 +16,9 @@ from kp_dynamo import (
     XLADeviceManager,
     XLADistributedTraining,
     XLAOptimizations,
-    compat,
     create_xla_integration,
 )
+from kp_dynamo.compat import xla
 from kp_dynamo.runtime import process_group
 from tests.spine import counted
 
@@ -74,9 +74,9 @@ def test_device_stats(devices):
 
 def test_what_is_pending_runs(devices):
     x = torch.ones(2, device=devices.device) * 3
-    assert compat.xlac()._check_tensor_need_materialization([x]) == [True]
+    assert xla.xlac()._check_tensor_need_materialization([x]) == [True]
     devices.sync_all_devices()
-    assert compat.xlac()._check_tensor_need_materialization([x]) == [False]
+    assert xla.xlac()._check_tensor_need_materialization([x]) == [False]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_cannot_be_had(fields, error):
 
 
 def test_a_job_of_several_processes_is_refused(monkeypatch):
-    monkeypatch.setattr(compat, "world", lambda: (4, 1))
+    monkeypatch.setattr(xla, "world", lambda: (4, 1))
     with pytest.raises(TPUDistributedError, match=r"in a job of 4 process\(es\)"):
         XLADeviceManager(TPUConfig())
 
@@ -134,7 +134,7 @@ def test_collectives_that_make_no_sense(distributed, call, message):
      lambda d: d.wrap_model(nn.Linear(2, 2))],
 )  # fmt: skip
 def test_collectives_over_processes_that_nothing_joins(distributed, monkeypatch, call):
-    monkeypatch.setattr(compat, "world", lambda: (2, 0))
+    monkeypatch.setattr(xla, "world", lambda: (2, 0))
     with pytest.raises(TPUDistributedError, match=r"the job has 2 processes, and torch\.distributed has no group"):
         call(distributed)
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kp_dynamo import TPUConfig, TPUDeviceError, TPUDistributedError, compat
-from kp_dynamo.known_limits import KNOWN_LIMITS
+from kp_dynamo import TPUConfig, TPUDeviceError, TPUDistributedError
+from kp_dynamo.compat import xla
+from kp_dynamo.compat.known_limits import KNOWN_LIMITS
 from kp_dynamo.runtime import environment
 from tests.spine import compiled, run_script
 
@@ -226,13 +227,13 @@ def test_programs_that_were_let_go_compile_again(answers):
 )
 def test_the_chip_behind_the_device_that_stands_for_all(monkeypatch, platform, chip):
     asked = types.SimpleNamespace(_xla_device_kind=None, _xla_get_platform_version=lambda: platform)
-    monkeypatch.setattr(compat, "device_kind", lambda: "TPU")
-    monkeypatch.setattr(compat, "began_with_spmd", lambda: True)
-    monkeypatch.setattr(compat, "xlac", lambda: asked)
-    assert compat.chip_name() == chip
+    monkeypatch.setattr(xla, "device_kind", lambda: "TPU")
+    monkeypatch.setattr(xla, "began_with_spmd", lambda: True)
+    monkeypatch.setattr(xla, "xlac", lambda: asked)
+    assert xla.chip_name() == chip
     asked._xla_get_platform_version = lambda: "something else"
     with pytest.raises(TPUDeviceError, match="the device is a 'TPU'; known: TPU v4"):
-        compat.chip_name()
+        xla.chip_name()
 
 
 def test_an_earlier_version_is_not_asked_for_several_devices(monkeypatch):

@@ -29,9 +29,9 @@ from kp_dynamo import (
     XLADistributedTraining,
     XLAUtilities,
     clear_cache,
-    compat,
     create_xla_integration,
 )
+from kp_dynamo.compat import xla
 from kp_dynamo.runtime.checkpoint import load_checkpoint, save_checkpoint
 from kp_dynamo.telemetry import snapshot
 
@@ -53,7 +53,7 @@ def mesh(*shape: int) -> xs.Mesh:
 
 
 def sharding(tensor: torch.Tensor) -> str:
-    return compat.xlac()._get_xla_sharding_spec(tensor)
+    return xla.xlac()._get_xla_sharding_spec(tensor)
 
 
 class Block(nn.Module):

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from kp_dynamo import fast_extremes
+from kp_dynamo.compat import fast_extremes
+from kp_dynamo.compat.versions import check_versions, earlier_version
 from kp_dynamo.exceptions import TPUDeviceError, TPUNotAvailableError
-from kp_dynamo.versions import check_versions, earlier_version
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def mend_tracing() -> None:
     """Mend what keeps threads and Dynamo from tracing on XLA tensors; torch_xla has been imported. On 2.9 only."""
     if earlier_version() is not None:
         return
-    from kp_dynamo.lowering import lock, scan_gru, symbolic_layer_norm
+    from kp_dynamo.compat import lock, scan_gru, symbolic_layer_norm
 
     symbolic_layer_norm.install()
     scan_gru.install()
