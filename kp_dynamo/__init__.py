@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from kp_dynamo.bucket_plan import BucketPlan, plan_buckets
     from kp_dynamo.bucketing import mark_sequence
     from kp_dynamo.cache import LRUCache
-    from kp_dynamo.config import KernelPyTorchConfig, TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
+    from kp_dynamo.config.options import CompileOptions
+    from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
     from kp_dynamo.explanation import Explanation, explain
-    from kp_dynamo.options import CompileOptions
     from kp_dynamo.passes.base import GraphPass, PassReport
     from kp_dynamo.passes.flash_attention import FlashAttention
     from kp_dynamo.runtime.memory import TPUMemoryManager
@@ -107,21 +107,21 @@ __all__ = [
 _HOME_OF = {
     "AotReport": "kp_dynamo.aot.report",
     "BucketPlan": "kp_dynamo.bucket_plan",
-    "CompileOptions": "kp_dynamo.options",
+    "CompileOptions": "kp_dynamo.config.options",
     "Explanation": "kp_dynamo.explanation",
     "FlashAttention": "kp_dynamo.passes.flash_attention",
     "GraphPass": "kp_dynamo.passes.base",
-    "KernelPyTorchConfig": "kp_dynamo.config",
+    "KernelPyTorchConfig": "kp_dynamo.config.tpu_config",
     "LRUCache": "kp_dynamo.cache",
     "PassReport": "kp_dynamo.passes.base",
     "TPUMemoryManager": "kp_dynamo.runtime.memory",
     "TPUBackend": "kp_dynamo.runtime.tpu_backend",
-    "TPUCompilationMode": "kp_dynamo.config",
-    "TPUConfig": "kp_dynamo.config",
+    "TPUCompilationMode": "kp_dynamo.config.tpu_config",
+    "TPUConfig": "kp_dynamo.config.tpu_config",
     "TPUOptimizationResult": "kp_dynamo.runtime.tpu_optimizer",
     "TPUOptimizer": "kp_dynamo.runtime.tpu_optimizer",
-    "TPUTopology": "kp_dynamo.config",
-    "TPUVersion": "kp_dynamo.config",
+    "TPUTopology": "kp_dynamo.config.tpu_config",
+    "TPUVersion": "kp_dynamo.config.tpu_config",
     "XLACompiler": "kp_dynamo.runtime.xla_compiler",
     "XLADeviceManager": "kp_dynamo.runtime.xla_device_manager",
     "XLADistributedTraining": "kp_dynamo.runtime.xla_distributed_training",

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from kp_dynamo.compat import xla
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.one_run import dynamo_seconds, graph_breaks, run_backward, uncompiled
-from kp_dynamo.options import CompileOptions
 from kp_dynamo.reports import Explanation
 
 __all__ = ["Explanation", "explain"]

@@ -10,10 +10,10 @@ import torch
 from torch import fx
 
 from kp_dynamo import log
+from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.exceptions import TPUConfigurationError, TPUOptimizationError, TPUOutOfMemoryError
 from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.memory_bound import REMEDIES
-from kp_dynamo.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.passes.base import GraphPass, PassReport
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.checkpoint_activations import (

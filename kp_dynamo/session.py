@@ -21,6 +21,7 @@ from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture, as_dynamo_calls_it
 from kp_dynamo.compile_budget import time_budget
 from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
+from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.cpu_view import surrounding_autocast
 from kp_dynamo.eager_strides import eager_results
 from kp_dynamo.event_log import log_event
@@ -32,7 +33,6 @@ from kp_dynamo.identity import Uncacheable, identity_of
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec, get_lowering
 from kp_dynamo.memory_bound import MemoryBudget, require_room
-from kp_dynamo.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.pipeline import (
     Pipeline,
     build_backward_pipeline,

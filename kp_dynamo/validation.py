@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from kp_dynamo.config import KernelPyTorchConfig, TPUConfig
+from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUConfig
 from kp_dynamo.exceptions import TPUValidationError
 from kp_dynamo.runtime.environment import checked_config
 from kp_dynamo.runtime.models import SampleInputs, checked_model

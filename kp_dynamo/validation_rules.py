@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.config import TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
+from kp_dynamo.config.tpu_config import TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
 from kp_dynamo.exceptions import TPUBackendError
 from kp_dynamo.hardware import CHIPS, GB, SUBLANES, Chip, memory_budget_bytes
 from kp_dynamo.runtime.comparison import Difference, difference

@@ -9,7 +9,8 @@ import re
 import pytest
 
 from kp_dynamo import TPUConfigurationError, TPUDistributedError, TPUNotAvailableError
-from kp_dynamo.config import (
+from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.config.tpu_config import (
     HardwareConfig,
     KernelPyTorchConfig,
     TPUCompilationMode,
@@ -17,8 +18,7 @@ from kp_dynamo.config import (
     TPUTopology,
     TPUVersion,
 )
-from kp_dynamo.config_options import chip_of, compile_arguments, compile_options, require_enabled, require_topology
-from kp_dynamo.options import CompileOptions
+from kp_dynamo.config.translation import chip_of, compile_arguments, compile_options, require_enabled, require_topology
 
 NAMES = [f.name for f in dataclasses.fields(TPUConfig)]
 
@@ -272,7 +272,7 @@ def test_the_arguments_beside_the_options():
 
 @pytest.mark.parametrize(("has_jax", "words"), [(True, "JAX is installed here, but"), (False, "JAX is not installed")])
 def test_pjit_is_refused(monkeypatch, has_jax, words):
-    monkeypatch.setattr("kp_dynamo.config_options.find_spec", lambda name: has_jax and name == "jax")
+    monkeypatch.setattr("kp_dynamo.config.translation.find_spec", lambda name: has_jax and name == "jax")
     with pytest.raises(TPUConfigurationError, match=rf"PJIT: {words}.*Allowed: TPUCompilationMode\.TORCH_XLA"):
         compile_arguments(TPUConfig(compilation_mode="pjit"))
 

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from kp_dynamo import TPUConfigurationError, TPUDeviceError, earlier, kp_tpu
 from kp_dynamo.compat.known_limits import EARLIER_LIMITS
 from kp_dynamo.compat.versions import CURE, earlier_version
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.earlier import compile_with_stock
-from kp_dynamo.options import CompileOptions
 from kp_dynamo.placement import placement_mode
 
 pytestmark = pytest.mark.compat

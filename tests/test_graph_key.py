@@ -8,9 +8,9 @@ from expecttest import assert_expected_inline
 from torch import fx
 
 from kp_dynamo import graph_key
+from kp_dynamo.config.options import CompileOptions, ignored_in_key, option_fields
 from kp_dynamo.graph_key import environment_parts, graph_text, input_parts, mode_parts, shares_storage
 from kp_dynamo.identity import Uncacheable
-from kp_dynamo.options import CompileOptions, ignored_in_key, option_fields
 from tests.graphs import trace_inference, trace_joint
 
 X = torch.ones(2, 3)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kp_dynamo.config.options import CompileOptions, ignored_in_key, option_fields, resolve_matmul_precision
 from kp_dynamo.exceptions import TPUConfigurationError
-from kp_dynamo.options import CompileOptions, ignored_in_key, option_fields, resolve_matmul_precision
 
 pytestmark = pytest.mark.compat
 

@@ -18,10 +18,10 @@ from kp_dynamo.aot.programs import program_report
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
+from kp_dynamo.config.options import resolve_matmul_precision
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.hardware import CHIPS, memory_budget_bytes
 from kp_dynamo.one_run import dynamo_seconds, graph_breaks
-from kp_dynamo.options import resolve_matmul_precision
 
 
 def aot_compile(

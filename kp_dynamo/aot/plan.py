@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError, TPUModelPreparationError
 from kp_dynamo.hardware import CHIPS
-from kp_dynamo.options import CompileOptions
 
 BACKENDS = ("kp_tpu", "openxla")
 _OF_EVERY_BACKEND = ("target", "memory_fraction", "memory_budget_gb", "compile_timeout_s")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.one_run import dynamo_seconds, run_backward
-from kp_dynamo.options import CompileOptions
 from kp_dynamo.runtime.models import SampleInputs, unchanged
 
 _numbers = itertools.count()

@@ -6,8 +6,8 @@ import os
 
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import earlier_version
-from kp_dynamo.config import KernelPyTorchConfig, TPUConfig, TPUTopology
-from kp_dynamo.config_options import chip_of, require_enabled, require_topology
+from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUConfig, TPUTopology
+from kp_dynamo.config.translation import chip_of, require_enabled, require_topology
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
 from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering import spmd

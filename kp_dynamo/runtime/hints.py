@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from kp_dynamo.options import CompileOptions
+from kp_dynamo.config.options import CompileOptions
 
 _hints: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
 _dynamic: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()

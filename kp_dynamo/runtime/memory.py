@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from kp_dynamo.compat import xla
-from kp_dynamo.config import TPUConfig
-from kp_dynamo.config_options import require_enabled
+from kp_dynamo.config.tpu_config import TPUConfig
+from kp_dynamo.config.translation import require_enabled
 from kp_dynamo.exceptions import TPUMemoryError, TPUMemoryPoolError, TPUOutOfMemoryError
 from kp_dynamo.hardware import GB
 from kp_dynamo.runtime.environment import checked_config, deciding_chip, start_device

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from kp_dynamo.backend import cache_stats, clear_cache
 from kp_dynamo.compat import xla
-from kp_dynamo.config import KernelPyTorchConfig
+from kp_dynamo.config.tpu_config import KernelPyTorchConfig
 from kp_dynamo.exceptions import TPUCheckpointError, TPUDeviceError
 from kp_dynamo.runtime.environment import whole_config
 from kp_dynamo.runtime.models import checked_model, move

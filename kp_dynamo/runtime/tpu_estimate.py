@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from kp_dynamo.compat import xla
-from kp_dynamo.config import TPUConfig
-from kp_dynamo.config_options import chip_of, compile_options
+from kp_dynamo.config.tpu_config import TPUConfig
+from kp_dynamo.config.translation import chip_of, compile_options
 from kp_dynamo.exceptions import TPUBackendError
 from kp_dynamo.runtime.hints import with_hints
 from kp_dynamo.runtime.models import SampleInputs, by_position

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from kp_dynamo.compat import xla
-from kp_dynamo.config import KernelPyTorchConfig
-from kp_dynamo.config_options import LEVEL_OF_NUMBER
+from kp_dynamo.config.tpu_config import KernelPyTorchConfig
+from kp_dynamo.config.translation import LEVEL_OF_NUMBER
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.runtime.comparison import difference, milliseconds
 from kp_dynamo.runtime.hints import level_of

@@ -14,8 +14,8 @@ from kp_dynamo.backend import cache_stats
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
-from kp_dynamo.config import TPUConfig
-from kp_dynamo.config_options import compile_arguments
+from kp_dynamo.config.tpu_config import TPUConfig
+from kp_dynamo.config.translation import compile_arguments
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, TPUDeviceError, XLACompilationError
 from kp_dynamo.one_run import run_backward
 from kp_dynamo.runtime.environment import checked_config, start_device

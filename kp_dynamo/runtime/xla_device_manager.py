@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.compat import xla
-from kp_dynamo.config import TPUConfig
+from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.lowering import spmd
 from kp_dynamo.runtime import process_group

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kp_dynamo.config import TPUConfig
+from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.runtime.xla_device_manager import XLADeviceManager
 from kp_dynamo.runtime.xla_distributed_training import XLADistributedTraining
 from kp_dynamo.runtime.xla_optimizations import XLAOptimizations

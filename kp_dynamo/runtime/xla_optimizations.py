@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from kp_dynamo.config import TPUConfig
+from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.exceptions import TPUOptimizationError
 from kp_dynamo.runtime.environment import checked_config, deciding_chip
 from kp_dynamo.runtime.hints import add_hints, make_dynamic

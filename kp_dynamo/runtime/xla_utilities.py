@@ -13,10 +13,10 @@ from kp_dynamo.aot.compiling import aot_compile
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
-from kp_dynamo.config import TPUConfig, TPUVersion
-from kp_dynamo.config_options import chip_of, compile_arguments, compile_options
+from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.config.tpu_config import TPUConfig, TPUVersion
+from kp_dynamo.config.translation import chip_of, compile_arguments, compile_options
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
-from kp_dynamo.options import CompileOptions
 from kp_dynamo.runtime.compile_timing import time_compilation
 from kp_dynamo.runtime.environment import checked_config, start_device
 from kp_dynamo.runtime.hints import with_hints

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, fx
 
-from kp_dynamo.options import CompileOptions
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_views import FoldViews

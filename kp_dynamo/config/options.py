@@ -8,7 +8,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from kp_dynamo import option_rules as rules
+from kp_dynamo.config import rules
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.hardware import CHIPS, Chip
 

@@ -1,6 +1,6 @@
 """What an option may be: small rules that accept a value, in its normal form, or raise ValueError.
 
-A rule says in words what it allows, for the message a user reads; `options.py` adds the name of the key.
+A rule says in words what it allows, for the message a user reads; `config/options.py` adds the name of the key.
 """
 
 from __future__ import annotations

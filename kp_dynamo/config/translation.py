@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from kp_dynamo.config import TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
+from kp_dynamo.config.options import LEVELS, CompileOptions
+from kp_dynamo.config.tpu_config import TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError, TPUNotAvailableError
 from kp_dynamo.hardware import CHIPS, GB, Chip
-from kp_dynamo.options import LEVELS, CompileOptions
 
 LEVEL_OF_NUMBER = tuple(LEVELS)
 """`xla_optimization_level` 0, 1, 2."""

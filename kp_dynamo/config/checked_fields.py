@@ -8,7 +8,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from kp_dynamo import option_rules as rules
+from kp_dynamo.config import rules
 from kp_dynamo.exceptions import TPUConfigurationError
 
 

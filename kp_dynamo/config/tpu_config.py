@@ -1,7 +1,7 @@
 """The configuration of the object API: what is asked of a TPU, field by field.
 
 Each field is written down once, checked whenever it is set, and has the effect that stands under it; what it means
-for `torch.compile` is in `config_options.py`.
+for `torch.compile` is in `config/translation.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from kp_dynamo import option_rules as rules
-from kp_dynamo.config_fields import Checked, checked_field, known_keys, member_of, required_mapping, xla_flags
+from kp_dynamo.config import rules
+from kp_dynamo.config.checked_fields import Checked, checked_field, known_keys, member_of, required_mapping, xla_flags
 from kp_dynamo.exceptions import TPUConfigurationError
 
 Mode = Literal["inference", "training", "development"]
