@@ -46,7 +46,7 @@ def measure(variant: str, mode: str) -> dict[str, float]:
 
 
 def _seconds_of_passes() -> float:
-    from kp_dynamo import telemetry
+    from kp_dynamo.telemetry import counters as telemetry
 
     return telemetry.snapshot()["seconds"].get("passes", 0.0)
 

@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 
 
 def what_was_done(counted: dict[str, Any], cache: dict[str, Any]) -> str:
-    """From `kp_dynamo.telemetry.snapshot()` and `kp_dynamo.cache_stats()`."""
+    """From `kp_dynamo.telemetry.counters.snapshot()` and `kp_dynamo.cache_stats()`."""
     fallbacks = ", ".join(f"{op} x{count}" for op, count in counted["fallbacks"].items())
     seconds = ", ".join(f"{stage} {value:.1f} s" for stage, value in counted["seconds"].items())
     captures = cache["captures"]

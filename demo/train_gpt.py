@@ -15,7 +15,7 @@ from demo import agreement, generation, speed, summary, uneven
 from demo.agreement import EAGER, EAGER_BF16, EXACT, OURS, OURS_FLOAT32
 from demo.text import Corpus, read_corpus
 from demo.training import CONTEXT, NUM_ROWS, Training
-from kp_dynamo import telemetry
+from kp_dynamo.telemetry import counters as telemetry
 
 DEFAULT_STEPS, NUM_COMPARED, NUM_WRITTEN, NUM_UNEVEN = 200, 10, 400, 40
 PICTURE = Path("out/loss.png")

@@ -13,7 +13,7 @@ import kp_dynamo
 from demo.model import next_byte_loss
 from demo.text import Corpus
 from demo.training import Training
-from kp_dynamo import telemetry
+from kp_dynamo.telemetry import counters as telemetry
 
 MAX_LENGTH, NUM_PROGRAMS, RATE = 256, 3, 1e-4
 _PARAGRAPH = re.compile(rb"\S.*?\n(?=\n|\Z)", re.DOTALL)

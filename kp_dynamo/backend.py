@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from kp_dynamo import log
 from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.compat import thread_state, xla
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.telemetry import log
 
 if TYPE_CHECKING:
     from kp_dynamo.session import Session

@@ -26,7 +26,7 @@ from kp_dynamo.pipeline import Pipeline
 from kp_dynamo.resizing import Resize, Shape, resized
 from kp_dynamo.result_aliases import ResultAliases
 from kp_dynamo.source_lines import user_line
-from kp_dynamo.telemetry import TELEMETRY
+from kp_dynamo.telemetry.counters import TELEMETRY
 
 logger = logging.getLogger(__name__)
 

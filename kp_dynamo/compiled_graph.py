@@ -14,7 +14,6 @@ from torch import fx
 from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.compat import xla
-from kp_dynamo.compile_budget import foretell, time_budget
 from kp_dynamo.eager_strides import STRIDES
 from kp_dynamo.events import Observe, ProgramReady, ignore
 from kp_dynamo.host_layout import Strides, strides_of, to_host
@@ -22,7 +21,8 @@ from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, is_spmd, shardings
 from kp_dynamo.placement import Placement
 from kp_dynamo.symbol_values import SymbolReader
-from kp_dynamo.telemetry import TELEMETRY
+from kp_dynamo.telemetry.counters import TELEMETRY
+from kp_dynamo.telemetry.time_budget import foretell, time_budget
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from kp_dynamo import log
 from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.exceptions import TPUConfigurationError, TPUOptimizationError, TPUOutOfMemoryError
 from kp_dynamo.hardware import memory_budget_bytes
@@ -37,7 +36,8 @@ from kp_dynamo.passes.recompute_activations import RecomputeActivations
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
 from kp_dynamo.passes.strides import keep_strides, result_values
-from kp_dynamo.telemetry import TELEMETRY
+from kp_dynamo.telemetry import log
+from kp_dynamo.telemetry.counters import TELEMETRY
 
 Pipeline = tuple[GraphPass, ...]
 

@@ -19,7 +19,6 @@ from kp_dynamo.bucketing import Bucketing, bucketed
 from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture, as_dynamo_calls_it
-from kp_dynamo.compile_budget import time_budget
 from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
 from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.cpu_view import surrounding_autocast
@@ -46,7 +45,8 @@ from kp_dynamo.placement import Placement
 from kp_dynamo.resizing import is_poisoned
 from kp_dynamo.result_aliases import ResultAliases
 from kp_dynamo.result_memory import ResultMemory
-from kp_dynamo.telemetry import TELEMETRY
+from kp_dynamo.telemetry.counters import TELEMETRY
+from kp_dynamo.telemetry.time_budget import time_budget
 
 logger = logging.getLogger(__name__)
 

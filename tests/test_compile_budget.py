@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kp_dynamo import XLACompilationTimeoutError, clear_cache
-from kp_dynamo.compile_budget import foretell, time_budget
 from kp_dynamo.lowering.openxla import OpenXla
 from kp_dynamo.telemetry import TELEMETRY
+from kp_dynamo.telemetry.time_budget import foretell, time_budget
 from tests.spine import compiled, counted
 
 

@@ -10,10 +10,11 @@ import sys
 import pytest
 import torch
 
-from kp_dynamo import TPUConfig, TPUConfigurationError, XLACompiler, clear_cache, log, validate_tpu_model
+from kp_dynamo import TPUConfig, TPUConfigurationError, XLACompiler, clear_cache, validate_tpu_model
 from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed
 from kp_dynamo.passes.base import PassReport
+from kp_dynamo.telemetry import log
 
 
 @pytest.fixture

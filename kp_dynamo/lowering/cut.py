@@ -26,7 +26,7 @@ from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.pending import settle
 from kp_dynamo.source_lines import source_line
 from kp_dynamo.symbol_values import SymbolReader
-from kp_dynamo.telemetry import TELEMETRY
+from kp_dynamo.telemetry.counters import TELEMETRY
 
 
 def cut_around(gm: fx.GraphModule, on_cpu: set[fx.Node], spec: LoweringSpec) -> Pieces:

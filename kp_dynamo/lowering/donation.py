@@ -22,7 +22,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from kp_dynamo.compat import xla
-from kp_dynamo.telemetry import TELEMETRY
+from kp_dynamo.telemetry.counters import TELEMETRY
 
 if TYPE_CHECKING:
     from kp_dynamo.lowering.program_inputs import Slot

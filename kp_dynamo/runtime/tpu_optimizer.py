@@ -19,7 +19,7 @@ from kp_dynamo.runtime.hints import level_of
 from kp_dynamo.runtime.models import SampleInputs, checked_model, device_of
 from kp_dynamo.runtime.tpu_backend import TPUBackend
 from kp_dynamo.runtime.tpu_estimate import estimate, is_estimate_possible
-from kp_dynamo.telemetry import TELEMETRY
+from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.validation import ValidationSummary, require_nothing_found, validate_tpu_model
 
 

@@ -21,7 +21,7 @@ from kp_dynamo.one_run import run_backward
 from kp_dynamo.runtime.environment import checked_config, start_device
 from kp_dynamo.runtime.hints import with_hints
 from kp_dynamo.runtime.models import SampleInputs, checked_model, device_of, unchanged
-from kp_dynamo.telemetry import TELEMETRY
+from kp_dynamo.telemetry.counters import TELEMETRY
 
 _MAX_MODELS = 1 << 20
 

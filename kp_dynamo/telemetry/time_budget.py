@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from kp_dynamo.exceptions import XLACompilationTimeoutError
-from kp_dynamo.telemetry import TELEMETRY
+from kp_dynamo.telemetry.counters import TELEMETRY
 
 logger = logging.getLogger(__name__)
 
