@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from kp_dynamo.exceptions import TPUBackendError, TPUDistributedError, XLACompilationError
-from kp_dynamo.source_lines import user_line
+from kp_dynamo.graph.source_lines import user_line
 
 _NEED_A_VALUE = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 

@@ -20,12 +20,12 @@ from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.capture import Capture
 from kp_dynamo.exceptions import TPUOptimizationError, TPUValidationError
+from kp_dynamo.graph.source_lines import user_line
 from kp_dynamo.padded_arguments import PaddedArguments
 from kp_dynamo.passes.base import PADDED_SIZES, PassReport
 from kp_dynamo.pipeline import Pipeline
 from kp_dynamo.resizing import Resize, Shape, resized
 from kp_dynamo.result_aliases import ResultAliases
-from kp_dynamo.source_lines import user_line
 from kp_dynamo.telemetry.counters import TELEMETRY
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.compat import xla
-from kp_dynamo.symbol_values import Values, evaluated
+from kp_dynamo.graph.symbol_values import Values, evaluated
 
 Strides = tuple[int, ...] | None
 

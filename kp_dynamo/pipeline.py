@@ -11,8 +11,9 @@ from torch import fx
 
 from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.exceptions import TPUConfigurationError, TPUOptimizationError, TPUOutOfMemoryError
+from kp_dynamo.graph.editing import check_values
+from kp_dynamo.graph.least_memory import REMEDIES
 from kp_dynamo.hardware import memory_budget_bytes
-from kp_dynamo.memory_bound import REMEDIES
 from kp_dynamo.passes.base import GraphPass, PassReport
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.checkpoint_activations import (
@@ -27,7 +28,6 @@ from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fold_views import FoldViews
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
-from kp_dynamo.passes.insertion import check_values
 from kp_dynamo.passes.keep_float32 import unknown_op_names
 from kp_dynamo.passes.mask_padding import MaskPadding
 from kp_dynamo.passes.memory_places import refuse_places_of_inputs, resolve_memory_places

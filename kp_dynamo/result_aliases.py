@@ -24,8 +24,8 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType
 
-from kp_dynamo.symbol_values import SymbolReader, Values
-from kp_dynamo.view_chain import ViewChain, are_disjoint
+from kp_dynamo.graph.symbol_values import SymbolReader, Values
+from kp_dynamo.graph.view_chain import ViewChain, are_disjoint
 
 _OF_INPUT = (OutputType.alias_of_input, OutputType.is_input)
 _OF_INTERMEDIATE = (

@@ -26,12 +26,12 @@ from kp_dynamo.eager_strides import eager_results
 from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
+from kp_dynamo.graph.least_memory import MemoryBudget, require_room
 from kp_dynamo.graph_key import environment_parts, graph_text
 from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.identity import Uncacheable, identity_of
 from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec, get_lowering
-from kp_dynamo.memory_bound import MemoryBudget, require_room
 from kp_dynamo.pipeline import (
     Pipeline,
     build_backward_pipeline,

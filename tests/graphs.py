@@ -9,8 +9,8 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
 
+from kp_dynamo.graph.editing import check_values
 from kp_dynamo.passes.base import GraphPass, PassReport
-from kp_dynamo.passes.insertion import check_values
 
 _DTYPES = {
     torch.float32: "f32", torch.bfloat16: "bf16", torch.float64: "f64", torch.float16: "f16",

@@ -8,8 +8,8 @@ import torch
 from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUOutOfMemoryError
+from kp_dynamo.graph.least_memory import MemoryBudget, held_by, require_room
 from kp_dynamo.hardware import CHIPS
-from kp_dynamo.memory_bound import MemoryBudget, held_by, require_room
 from tests.graphs import trace_inference
 from tests.spine import compiled
 

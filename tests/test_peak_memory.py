@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kp_dynamo.analysis.peak_memory import peak_memory
-from kp_dynamo.analysis.saved_values import num_forward_results, partitioned
-from kp_dynamo.analysis.sizes import node_bytes
+from kp_dynamo.graph.peak_memory import peak_memory
+from kp_dynamo.graph.saved_values import num_forward_results, partitioned
+from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.passes.checkpoint_activations import CheckpointBlocks
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from tests.graphs import trace_inference

@@ -26,7 +26,7 @@ from kp_dynamo.exceptions import (
     XLACompilationError,
     XLACompilationTimeoutError,
 )
-from kp_dynamo.memory_bound import REMEDIES
+from kp_dynamo.graph.least_memory import REMEDIES
 
 _WORKER = Path(__file__).with_name("worker.py")
 _INSTALL = 'Install the TPU compiler with pip install "kp_dynamo[tpu]".'

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from kp_dynamo.analysis.flops import model_flops
 from kp_dynamo.aot.compiler import Compiled
 from kp_dynamo.aot.cost import OpCost, cost_of
 from kp_dynamo.aot.hlo import Module
 from kp_dynamo.aot.program_report import CustomCallReport, FusionReport, Origin, ProgramReport
+from kp_dynamo.graph.flops import model_flops
 from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering.export import ExportedProgram, node_of
 

@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from kp_dynamo.exceptions import XLACompilationError
+from kp_dynamo.graph.source_lines import user_line
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.ops.at_true_sizes import name_of
-from kp_dynamo.source_lines import user_line
 
 
 def check_layouts(gm: fx.GraphModule) -> None:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.lock import one_trace_at_a_time
+from kp_dynamo.graph.source_lines import source_line
 from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.checks import check_donation, check_layouts, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
@@ -28,7 +29,6 @@ from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_error
 from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.ops.flash_kernels import flash_calls
 from kp_dynamo.ops.wait_for import barriers
-from kp_dynamo.source_lines import source_line
 
 
 @dataclass

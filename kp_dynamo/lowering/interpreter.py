@@ -16,13 +16,13 @@ import torch
 from torch import fx
 
 from kp_dynamo.exceptions import TPUBackendError, XLACompilationError
+from kp_dynamo.graph.source_lines import user_line
+from kp_dynamo.graph.symbol_values import SymbolReader, evaluated
 from kp_dynamo.lowering.cast_forms import is_integer
 from kp_dynamo.lowering.fallback import values_forbidden
 from kp_dynamo.lowering.hidden_constants import ExactForms
 from kp_dynamo.lowering.promotion import in_reported_dtype, with_common_dtype
 from kp_dynamo.lowering.sharded_forms import form_of
-from kp_dynamo.source_lines import user_line
-from kp_dynamo.symbol_values import SymbolReader, evaluated
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kp_dynamo.compat import xla
+from kp_dynamo.graph.view_chain import base_of
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, ShardedInterpreter, XlaInterpreter, ignore, tracing
 from kp_dynamo.lowering.program_inputs import InputIds, Slot, classify_inputs, require_read
 from kp_dynamo.lowering.spmd import is_uneven, sharded_placeholder
-from kp_dynamo.view_chain import base_of
 
 
 @dataclass

@@ -11,9 +11,9 @@ import torch
 from torch import fx
 from torch._prims_common import is_non_overlapping_and_dense
 
+from kp_dynamo.graph.editing import FakeRuns, insert_untyped
 from kp_dynamo.passes.base import tensor_of
 from kp_dynamo.passes.constants import factor_of
-from kp_dynamo.passes.insertion import FakeRuns, insert_untyped
 from kp_dynamo.passes.sensitive_ops import PARTS, VIEWS, users_behind
 
 aten = torch.ops.aten

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from kp_dynamo.analysis.saved_values import ForwardPart, saved_by_min_cut
-from kp_dynamo.analysis.sizes import node_bytes
+from kp_dynamo.graph.saved_values import ForwardPart, saved_by_min_cut
+from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.passes.base import PassReport, backward_nodes
 from kp_dynamo.passes.checkpoint_budget import Budget, fitted
 from kp_dynamo.passes.checkpoint_policies import (

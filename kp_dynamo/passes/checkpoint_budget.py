@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from kp_dynamo.analysis.peak_memory import code_bytes, peak_memory
-from kp_dynamo.analysis.saved_values import ForwardPart, partitioned, saved_by_min_cut
-from kp_dynamo.analysis.sizes import node_bytes
+from kp_dynamo.graph.peak_memory import code_bytes, peak_memory
+from kp_dynamo.graph.saved_values import ForwardPart, partitioned, saved_by_min_cut
+from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.checkpoint_policies import Step, cheapest_first, residual_sums
 from kp_dynamo.passes.checkpoint_tags import tag_again, untag

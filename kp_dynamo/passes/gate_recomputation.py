@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from kp_dynamo.analysis.sizes import node_bytes
+from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.passes.base import PassReport, backward_nodes, tensor_of
 from kp_dynamo.passes.recomputed_segments import recomputed_segments
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 import kp_dynamo.ops  # noqa: F401  # registers kp::linear_act and others, names like any other
-from kp_dynamo.analysis.module_paths import module_paths
+from kp_dynamo.graph.module_paths import module_paths
 
 _NAMESPACES = ("aten", "kp", "prims")
 _ATTENTION = ("attention", "attention_train", "attention_backward")

@@ -45,13 +45,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from kp_dynamo.graph.editing import FakeRuns, cast_to, erase_unused, insert_call
 from kp_dynamo.ops import attention as _ops  # noqa: F401  # registers the operators
 from kp_dynamo.ops.attention_forms import compute_dtype
 from kp_dynamo.passes.attention import Attention, Mask, Refusal, attention_at
 from kp_dynamo.passes.attention_gradients import Gradients, gradients_of
 from kp_dynamo.passes.base import PassReport, calls, forward_nodes, tensor_of
 from kp_dynamo.passes.constants import Constant, factor_of
-from kp_dynamo.passes.insertion import FakeRuns, cast_to, erase_unused, insert_call
 from kp_dynamo.passes.known_masks import without_known
 from kp_dynamo.passes.sensitive_ops import VIEWS
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from kp_dynamo.graph.editing import replace_node
 from kp_dynamo.passes.base import calls, tensor_of
 from kp_dynamo.passes.constants import constant_of
-from kp_dynamo.passes.insertion import replace_node
 
 aten = torch.ops.aten
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import kp_dynamo
-from kp_dynamo.analysis.peak_memory import peak_memory
 from kp_dynamo.aot import compiling
 from kp_dynamo.aot.report import AotReport
+from kp_dynamo.graph.peak_memory import peak_memory
 from tests.transformer import TinyGpt
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from kp_dynamo import mark_sequence
 from kp_dynamo.exceptions import TPUValidationError
+from kp_dynamo.graph.editing import insert_call, replace_node
 from kp_dynamo.passes.base import PassReport
-from kp_dynamo.passes.insertion import insert_call, replace_node
 from kp_dynamo.telemetry import snapshot
 from tests.spine import assert_same, compiled, counted, on
 

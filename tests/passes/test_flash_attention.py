@@ -15,9 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import kp_dynamo
 from kp_dynamo.decompositions import decompositions
+from kp_dynamo.graph.editing import check_values
 from kp_dynamo.passes.flash_attention import FlashAttention
 from kp_dynamo.passes.fold_constants import FoldConstants
-from kp_dynamo.passes.insertion import check_values
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
 from tests.graphs import graph_text, trace_inference, trace_joint
 

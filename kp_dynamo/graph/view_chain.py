@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.symbol_values import Values, evaluated
+from kp_dynamo.graph.symbol_values import Values, evaluated
 
 
 @dataclass(frozen=True, eq=False)

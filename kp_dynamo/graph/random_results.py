@@ -6,7 +6,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from kp_dynamo.analysis.sizes import node_bytes
+from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.passes.base import backward_nodes
 
 

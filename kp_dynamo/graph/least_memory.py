@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from kp_dynamo.exceptions import TPUOutOfMemoryError
+from kp_dynamo.graph.source_lines import source_line
 from kp_dynamo.hardware import GB, Chip
-from kp_dynamo.source_lines import source_line
 
 _NUM_SHOWN = 5
 

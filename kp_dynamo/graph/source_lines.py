@@ -8,7 +8,7 @@ import re
 import torch
 from torch import fx
 
-from kp_dynamo.analysis.module_paths import innermost_module
+from kp_dynamo.graph.module_paths import innermost_module
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')

@@ -29,7 +29,7 @@ import torch
 from torch import fx
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
-from kp_dynamo.analysis.sizes import node_bytes
+from kp_dynamo.graph.sizes import node_bytes
 
 aten, kp = torch.ops.aten, torch.ops.kp
 
