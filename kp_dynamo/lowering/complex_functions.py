@@ -15,7 +15,7 @@ import torch
 
 from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
 from kp_dynamo.lowering.hlo_ops import has_sign
-from kp_dynamo.saturating import tanh
+from kp_dynamo.ops.saturating import tanh
 
 aten = torch.ops.aten
 _Parts = tuple[torch.Tensor, torch.Tensor]

@@ -12,7 +12,7 @@ from kp_dynamo.lowering.cast_forms import as_held, is_integer, operands, wide
 from kp_dynamo.lowering.hidden_constants import hidden, mean
 from kp_dynamo.lowering.hlo_ops import has_sign
 from kp_dynamo.lowering.integer_forms import integer_power
-from kp_dynamo.saturating import gelu, gelu_backward
+from kp_dynamo.ops.saturating import gelu, gelu_backward
 
 aten = torch.ops.aten
 

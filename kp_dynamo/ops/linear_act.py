@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kp_dynamo.saturating import gelu, tanh
+from kp_dynamo.ops.saturating import gelu, tanh
 
 _aten = torch.ops.aten
 
