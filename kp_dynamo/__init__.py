@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kp_dynamo.backend import cache_stats, clear_cache, kp_tpu
     from kp_dynamo.bucket_plan import BucketPlan, plan_buckets
     from kp_dynamo.bucketing import mark_sequence
-    from kp_dynamo.cache import LRUCache
+    from kp_dynamo.cache.lru import LRUCache
     from kp_dynamo.config.options import CompileOptions
     from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
     from kp_dynamo.explanation import Explanation, explain
@@ -112,7 +112,7 @@ _HOME_OF = {
     "FlashAttention": "kp_dynamo.passes.flash_attention",
     "GraphPass": "kp_dynamo.passes.base",
     "KernelPyTorchConfig": "kp_dynamo.config.tpu_config",
-    "LRUCache": "kp_dynamo.cache",
+    "LRUCache": "kp_dynamo.cache.lru",
     "PassReport": "kp_dynamo.passes.base",
     "TPUMemoryManager": "kp_dynamo.runtime.memory",
     "TPUBackend": "kp_dynamo.runtime.tpu_backend",

@@ -17,7 +17,7 @@ from torch import fx
 from torch._dynamo.source import ConstantSource
 
 from kp_dynamo.buckets import Buckets
-from kp_dynamo.cache import LRUCache
+from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture import Capture
 from kp_dynamo.exceptions import TPUOptimizationError, TPUValidationError
 from kp_dynamo.graph.source_lines import user_line

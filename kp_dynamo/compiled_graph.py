@@ -12,13 +12,13 @@ import torch
 from torch import fx
 
 from kp_dynamo.boundary import only_our_errors
-from kp_dynamo.cache import LRUCache
+from kp_dynamo.cache.key_diff import CompileKey, Parts, explain_miss
+from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.compat import xla
 from kp_dynamo.eager_strides import STRIDES
 from kp_dynamo.events import Observe, ProgramReady, ignore
 from kp_dynamo.graph.symbol_values import SymbolReader
 from kp_dynamo.host_layout import Strides, strides_of, to_host
-from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, is_spmd, shardings
 from kp_dynamo.placement import Placement
 from kp_dynamo.telemetry.counters import TELEMETRY

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from kp_dynamo.cache import LRUCache
+from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.graph.symbol_values import SymbolReader, Values, evaluated
 
 _MAX_LAYOUTS = 4096  # of some hundred bytes each

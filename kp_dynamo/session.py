@@ -17,7 +17,10 @@ from kp_dynamo.aot.flash_payloads import payload_of
 from kp_dynamo.autograd import GraphStages, trace_and_compile
 from kp_dynamo.bucketing import Bucketing, bucketed
 from kp_dynamo.buckets import Buckets
-from kp_dynamo.cache import LRUCache
+from kp_dynamo.cache.graph_key import environment_parts, graph_text
+from kp_dynamo.cache.identity import Uncacheable, identity_of
+from kp_dynamo.cache.key_diff import CompileKey, Parts, explain_miss
+from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture import Capture, as_dynamo_calls_it
 from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
 from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
@@ -27,10 +30,7 @@ from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
 from kp_dynamo.graph.least_memory import MemoryBudget, require_room
-from kp_dynamo.graph_key import environment_parts, graph_text
 from kp_dynamo.hardware import memory_budget_bytes
-from kp_dynamo.identity import Uncacheable, identity_of
-from kp_dynamo.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec, get_lowering
 from kp_dynamo.pipeline import (
     Pipeline,

@@ -186,7 +186,7 @@ def test_an_evicted_program_is_compiled_again_when_it_is_called():
 
 
 def test_a_graph_with_constants_too_large_for_the_key_shares_with_none(monkeypatch):
-    monkeypatch.setattr("kp_dynamo.graph_key.MAX_CONSTANT_BYTES", 4)
+    monkeypatch.setattr("kp_dynamo.cache.graph_key.MAX_CONSTANT_BYTES", 4)
     with counted() as counts:
         for value in (1.0, 2.0, 1.0):
             SESSION.captures.clear()

@@ -7,10 +7,10 @@ import torch
 from expecttest import assert_expected_inline
 from torch import fx
 
-from kp_dynamo import graph_key
+from kp_dynamo.cache import graph_key
+from kp_dynamo.cache.graph_key import environment_parts, graph_text, input_parts, mode_parts, shares_storage
+from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.config.options import CompileOptions, ignored_in_key, option_fields
-from kp_dynamo.graph_key import environment_parts, graph_text, input_parts, mode_parts, shares_storage
-from kp_dynamo.identity import Uncacheable
 from tests.graphs import trace_inference, trace_joint
 
 X = torch.ones(2, 3)

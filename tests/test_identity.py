@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from kp_dynamo import clear_cache
-from kp_dynamo.identity import Uncacheable, identity_of, number_of
+from kp_dynamo.cache.identity import Uncacheable, identity_of, number_of
 from kp_dynamo.passes.base import PassReport
 from tests.spine import compiled, counted
 

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "kp_dynamo"
 MAY_IMPORT = {
     "kp_dynamo.buckets": ("kp_dynamo.exceptions",),
     "kp_dynamo.bucket_plan": ("numpy", "matplotlib", "kp_dynamo.exceptions"),
-    "kp_dynamo.cache": (),
+    "kp_dynamo.cache.lru": (),
     "kp_dynamo.config.tpu_config": (
         "kp_dynamo.config.checked_fields",
         "kp_dynamo.exceptions",
@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "kp_dynamo.exceptions": (),
     "kp_dynamo.compat.fast_extremes": (),
     "kp_dynamo.hardware": (),
-    "kp_dynamo.key_diff": (),
+    "kp_dynamo.cache.key_diff": (),
     "kp_dynamo.limited_process": ("kp_dynamo.exceptions",),
     "kp_dynamo.config.rules": (),
     "kp_dynamo.config.options": ("kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.config.rules"),
@@ -176,7 +176,7 @@ def test_a_module_keeps_to_its_room(module):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("kp_dynamo.cache", "import torch"),
+        ("kp_dynamo.cache.lru", "import torch"),
         ("kp_dynamo.config.options", "from torch import nn"),
         ("kp_dynamo.config.options", "from kp_dynamo.passes.base import GraphPass"),
         ("kp_dynamo.passes.cast_bf16", "def f():\n    import torch_xla"),
@@ -201,7 +201,7 @@ def test_a_wrong_import_is_seen(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("kp_dynamo.cache", "import threading"),
+        ("kp_dynamo.cache.lru", "import threading"),
         ("kp_dynamo.passes.cast_bf16", "import torch.fx\nfrom kp_dynamo.ops.linear_act import fits"),
         ("kp_dynamo.pipeline", "from kp_dynamo.passes.cast_bf16 import CastBf16"),
         ("kp_dynamo.telemetry.counters", "from kp_dynamo.passes.base import PassReport"),

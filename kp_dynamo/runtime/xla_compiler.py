@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kp_dynamo.backend import cache_stats
-from kp_dynamo.cache import LRUCache
+from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.tpu_config import TPUConfig

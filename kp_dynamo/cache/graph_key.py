@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from kp_dynamo.cache.identity import Uncacheable, is_of_library, number_of
 from kp_dynamo.compat import xla
-from kp_dynamo.identity import Uncacheable, is_of_library, number_of
 
 # Attributes up to this many bytes are in the key by their bytes; a graph that holds a larger one is not shared.
 MAX_CONSTANT_BYTES = 1 << 20
