@@ -18,8 +18,8 @@ from kp_dynamo.compat import xla
 from kp_dynamo.eager_strides import STRIDES
 from kp_dynamo.events import Observe, ProgramReady, ignore
 from kp_dynamo.graph.symbol_values import SymbolReader
-from kp_dynamo.host_layout import Strides, strides_of, to_host
 from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, is_spmd, shardings
+from kp_dynamo.lowering.host_layout import Strides, strides_of, to_host
 from kp_dynamo.placement import Placement
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.time_budget import foretell, time_budget

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.host_layout import to_host
+from kp_dynamo.lowering.host_layout import to_host
 
 Shape = tuple[int, ...]
 

@@ -13,7 +13,6 @@ import torch
 from torch import fx
 from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 
-from kp_dynamo.aot.flash_payloads import payload_of
 from kp_dynamo.autograd import GraphStages, trace_and_compile
 from kp_dynamo.bucketing import Bucketing, bucketed
 from kp_dynamo.buckets import Buckets
@@ -32,6 +31,7 @@ from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
 from kp_dynamo.graph.least_memory import MemoryBudget, require_room
 from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec, get_lowering
+from kp_dynamo.lowering.flash_payloads import payload_of
 from kp_dynamo.pipeline import (
     Pipeline,
     build_backward_pipeline,

@@ -20,12 +20,12 @@ from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.graph.source_lines import source_line
 from kp_dynamo.graph.symbol_values import SymbolReader
-from kp_dynamo.host_layout import strides_of, to_host
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.constants import device_constants
+from kp_dynamo.lowering.host_layout import strides_of, to_host
+from kp_dynamo.lowering.pending import settle
 from kp_dynamo.lowering.program import Run, compile_program
 from kp_dynamo.ops.at_true_sizes import name_of
-from kp_dynamo.pending import settle
 from kp_dynamo.telemetry.counters import TELEMETRY
 
 

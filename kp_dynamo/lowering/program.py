@@ -19,13 +19,13 @@ from kp_dynamo.compat.lock import one_trace_at_a_time
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import DONORS, Donation
 from kp_dynamo.lowering.flash_calls import calls_with
+from kp_dynamo.lowering.pending import OwnBuffers, compute
 from kp_dynamo.lowering.program_inputs import Slot
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.flash_kernels import flash_calls
 from kp_dynamo.ops.wait_for import barriers
-from kp_dynamo.pending import OwnBuffers, compute
 
 Run = Callable[[Sequence[Any]], list[Any]]
 

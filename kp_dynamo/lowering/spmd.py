@@ -18,7 +18,7 @@ import torch
 
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUDistributedError
-from kp_dynamo.pending import settle
+from kp_dynamo.lowering.pending import settle
 
 WHOLE = "{replicated}"
 """XLA's name of the sharding of a tensor that every device has all of."""

@@ -19,7 +19,7 @@ from torch import nn
 
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUCheckpointError
-from kp_dynamo.pending import settle
+from kp_dynamo.lowering.pending import settle
 from kp_dynamo.runtime.checkpoint_file import read_file, write_file
 from kp_dynamo.runtime.checkpoint_model import plan_write, read_model
 from kp_dynamo.runtime.checkpoint_optimizer import OptimizerWrite, describe, require_fit

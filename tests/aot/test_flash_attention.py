@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kp_dynamo
-from kp_dynamo.aot import flash_payloads
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.exceptions import TPUNotAvailableError, XLACompilationError
 from kp_dynamo.hardware import CHIPS
+from kp_dynamo.lowering import flash_payloads
 from kp_dynamo.ops.flash_kernels import FlashKernel, FlashScoring
 
 H, S, D = 2, 256, 64
