@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._dynamo.source import ConstantSource
 
+from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture import Capture
@@ -25,7 +26,6 @@ from kp_dynamo.padded_arguments import PaddedArguments
 from kp_dynamo.passes.base import PADDED_SIZES, PassReport
 from kp_dynamo.pipeline import Pipeline
 from kp_dynamo.resizing import Resize, Shape, resized
-from kp_dynamo.result_aliases import ResultAliases
 from kp_dynamo.telemetry.counters import TELEMETRY
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,9 @@ import torch
 from torch import fx
 from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 
-from kp_dynamo.autograd import GraphStages, trace_and_compile
+from kp_dynamo.autograd.eager_strides import eager_results
+from kp_dynamo.autograd.result_aliases import ResultAliases
+from kp_dynamo.autograd.stages import GraphStages, trace_and_compile
 from kp_dynamo.bucketing import Bucketing, bucketed
 from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache.graph_key import environment_parts, graph_text
@@ -24,7 +26,6 @@ from kp_dynamo.capture import Capture, as_dynamo_calls_it
 from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
 from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.cpu_view import surrounding_autocast
-from kp_dynamo.eager_strides import eager_results
 from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
@@ -43,7 +44,6 @@ from kp_dynamo.pipeline import (
 )
 from kp_dynamo.placement import Placement
 from kp_dynamo.resizing import is_poisoned
-from kp_dynamo.result_aliases import ResultAliases
 from kp_dynamo.result_memory import ResultMemory
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.time_budget import time_budget

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.eager_rules import RULES, EagerRules, may_be_named_otherwise
+from kp_dynamo.autograd.eager_rules import RULES, EagerRules, may_be_named_otherwise
 from tests.spine import compiled
 
 SCALAR = torch.ones(())

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "kp_dynamo.config.options": ("kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.config.rules"),
     "kp_dynamo.compat.versions": ("kp_dynamo.exceptions",),
     "kp_dynamo.ops.float64_forms": ("torch",),
-    "kp_dynamo.unbatched_losses": ("torch",),
+    "kp_dynamo.autograd.decompositions.unbatched_losses": ("torch",),
     "kp_dynamo.graph.symbol_values": ("torch", "sympy"),
     "kp_dynamo.graph.view_chain": ("torch", "kp_dynamo.graph.symbol_values"),
     "kp_dynamo.ops.saturating": ("torch",),

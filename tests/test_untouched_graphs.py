@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.decompositions import decompositions
 from kp_dynamo.pipeline import build_pipeline
 from tests.graphs import graph_text, trace_inference, trace_joint
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kp_dynamo.decompositions import decompositions
+from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.graph.saved_values import ForwardPart, flops_of, saved_by_min_cut
 from kp_dynamo.passes.checkpoint_activations import CheckpointAttention, CheckpointBlocks, CheckpointShare
 from kp_dynamo.passes.checkpoint_policies import attention_scores, cheapest_first, comes_of_chance, residual_sums

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import kp_dynamo
-from kp_dynamo.decompositions import decompositions
+from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.graph.editing import check_values
 from kp_dynamo.passes.flash_attention import FlashAttention
 from kp_dynamo.passes.fold_constants import FoldConstants

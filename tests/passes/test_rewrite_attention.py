@@ -14,7 +14,7 @@ from expecttest import assert_expected_inline
 from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kp_dynamo.decompositions import decompositions
+from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.rewrite_attention import RewriteAttention

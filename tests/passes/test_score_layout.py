@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kp_dynamo.decompositions import decompositions
+from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.rewrite_attention import RewriteAttention

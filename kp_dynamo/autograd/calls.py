@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.argument_overlap import OverlapCheck
-from kp_dynamo.result_aliases import ResultAliases
-from kp_dynamo.undefined_gradients import UndefinedGradients
+from kp_dynamo.autograd.argument_overlap import OverlapCheck
+from kp_dynamo.autograd.result_aliases import ResultAliases
+from kp_dynamo.autograd.undefined_gradients import UndefinedGradients
 
 
 def as_called(

@@ -21,14 +21,14 @@ from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kp_dynamo.argument_overlap import overlap_check
-from kp_dynamo.autograd_calls import as_called
-from kp_dynamo.decompositions import decompositions
-from kp_dynamo.eager_strides import lay_out_as_eager
+from kp_dynamo.autograd.argument_overlap import overlap_check
+from kp_dynamo.autograd.calls import as_called
+from kp_dynamo.autograd.decompositions.table import decompositions
+from kp_dynamo.autograd.eager_strides import lay_out_as_eager
+from kp_dynamo.autograd.result_aliases import ResultAliases
+from kp_dynamo.autograd.undefined_gradients import UndefinedGradients
+from kp_dynamo.autograd.whole_memory import with_whole_memory
 from kp_dynamo.graph.random_results import save_random_results
-from kp_dynamo.result_aliases import ResultAliases
-from kp_dynamo.undefined_gradients import UndefinedGradients
-from kp_dynamo.whole_memory import with_whole_memory
 
 # (graph, number of results that the user sees, name of the graph, see `_overwritten`) -> what runs it.
 CompileGraph = Callable[[fx.GraphModule, int, str, tuple[int | None, ...]], Callable[[list[Any]], list[Any]]]

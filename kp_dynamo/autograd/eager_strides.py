@@ -11,7 +11,13 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.eager_rules import EagerRules, after_function, has_free_strides, may_be_named_otherwise, same_strides
+from kp_dynamo.autograd.eager_rules import (
+    EagerRules,
+    after_function,
+    has_free_strides,
+    may_be_named_otherwise,
+    same_strides,
+)
 
 logger = logging.getLogger(__name__)
 

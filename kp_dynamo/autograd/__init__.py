@@ -1,0 +1,1 @@
+"""AOTAutograd: the joint graph, its partition, and what a call decides about arguments and results."""
