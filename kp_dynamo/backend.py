@@ -57,7 +57,7 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
 
 def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions) -> Any:
     """What `kp_tpu` returns, compiled with the caches of `session`; the device has been started."""
-    from kp_dynamo.capture import read_capture
+    from kp_dynamo.capture.capture import read_capture
 
     log.configure()
     with only_our_errors(gm, breaks_graphs=session.may_run_eagerly(options)):

@@ -19,7 +19,7 @@ from torch._dynamo.source import ConstantSource
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.buckets import Buckets
 from kp_dynamo.cache.lru import LRUCache
-from kp_dynamo.capture import Capture
+from kp_dynamo.capture.capture import Capture
 from kp_dynamo.exceptions import TPUOptimizationError, TPUValidationError
 from kp_dynamo.graph.source_lines import user_line
 from kp_dynamo.padded_arguments import PaddedArguments

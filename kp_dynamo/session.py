@@ -22,10 +22,10 @@ from kp_dynamo.cache.graph_key import environment_parts, graph_text
 from kp_dynamo.cache.identity import Uncacheable, identity_of
 from kp_dynamo.cache.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.cache.lru import LRUCache
-from kp_dynamo.capture import Capture, as_dynamo_calls_it
+from kp_dynamo.capture.capture import Capture, as_dynamo_calls_it
+from kp_dynamo.capture.cpu_view import surrounding_autocast
 from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
 from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
-from kp_dynamo.cpu_view import surrounding_autocast
 from kp_dynamo.event_log import log_event
 from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError

@@ -13,10 +13,10 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from kp_dynamo.cache.graph_key import graph_text, input_parts, is_known_operator, mode_parts, shares_storage
 from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.cache.key_diff import Parts
+from kp_dynamo.capture.cpu_view import copy_views_of_parts, inputs_on_cpu, is_fake, lift_held_tensors, name_the_cpu
+from kp_dynamo.capture.exponents import fix_exponents
 from kp_dynamo.compat import xla
-from kp_dynamo.cpu_view import copy_views_of_parts, inputs_on_cpu, is_fake, lift_held_tensors, name_the_cpu
 from kp_dynamo.exceptions import XLACompilationError
-from kp_dynamo.exponents import fix_exponents
 from kp_dynamo.placement import placement_mode
 
 
