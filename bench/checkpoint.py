@@ -25,10 +25,10 @@ from demo.model import Gpt, next_byte_loss
 from kp_dynamo.aot.plan import plan_of
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.aot.road import call_on_fakes
-from kp_dynamo.events import ignore
 from kp_dynamo.graph.peak_memory import peak_memory
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.lowering.export import ExportedProgram
+from kp_dynamo.runtime.events import ignore
 
 WIDTH, NUM_HEADS, NUM_TOKENS = 768, 12, 8192
 BATCH, LENGTH = 4, 1024

@@ -23,10 +23,10 @@ from bench.workloads import Workload
 from kp_dynamo.aot.compiler import Compiled, TpuCompiler
 from kp_dynamo.aot.plan import plan_of
 from kp_dynamo.aot.road import call_on_fakes
-from kp_dynamo.events import ignore
 from kp_dynamo.graph.peak_memory import peak_memory
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.lowering.export import ExportedProgram
+from kp_dynamo.runtime.events import ignore
 
 CHIP = CHIPS["v5e"]
 MIB = 2**20

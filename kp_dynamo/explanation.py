@@ -40,9 +40,9 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
     xla.device()
     # What needs torch_xla is imported once it is known to be there and to fit.
     from kp_dynamo.backend import compile_in
-    from kp_dynamo.event_log import log_event
-    from kp_dynamo.events import Event
     from kp_dynamo.recorder import Recorder
+    from kp_dynamo.runtime.event_log import log_event
+    from kp_dynamo.runtime.events import Event
     from kp_dynamo.session import SESSION, Session
 
     recorder = Recorder(SESSION.captures.keys(), SESSION.runtime.cache.keys())

@@ -24,10 +24,7 @@ from kp_dynamo.cache.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture.capture import Capture, as_dynamo_calls_it
 from kp_dynamo.capture.cpu_view import surrounding_autocast
-from kp_dynamo.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
 from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
-from kp_dynamo.event_log import log_event
-from kp_dynamo.events import CaptureReady, GraphTransformed, Observe, ignore
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
 from kp_dynamo.graph.least_memory import MemoryBudget, require_room
 from kp_dynamo.hardware import memory_budget_bytes
@@ -42,9 +39,12 @@ from kp_dynamo.pipeline import (
     product_precision,
     run_pipeline,
 )
-from kp_dynamo.placement import Placement
 from kp_dynamo.resizing import is_poisoned
-from kp_dynamo.result_memory import ResultMemory
+from kp_dynamo.runtime.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
+from kp_dynamo.runtime.event_log import log_event
+from kp_dynamo.runtime.events import CaptureReady, GraphTransformed, Observe, ignore
+from kp_dynamo.runtime.placement import Placement
+from kp_dynamo.runtime.result_memory import ResultMemory
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.time_budget import time_budget
 

@@ -12,7 +12,7 @@ from kp_dynamo.compat.known_limits import EARLIER_LIMITS
 from kp_dynamo.compat.versions import CURE, earlier_version
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.earlier import compile_with_stock
-from kp_dynamo.placement import placement_mode
+from kp_dynamo.runtime.placement import placement_mode
 
 pytestmark = pytest.mark.compat
 

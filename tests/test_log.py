@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from kp_dynamo import TPUConfig, TPUConfigurationError, XLACompiler, clear_cache, validate_tpu_model
-from kp_dynamo.event_log import log_event
-from kp_dynamo.events import CaptureReady, GraphTransformed
 from kp_dynamo.passes.base import PassReport
+from kp_dynamo.runtime.event_log import log_event
+from kp_dynamo.runtime.events import CaptureReady, GraphTransformed
 from kp_dynamo.telemetry import log
 
 
@@ -175,4 +175,4 @@ def test_the_object_api_prints_nothing_and_logs_json_on_request(json_stream, cap
     validate_tpu_model(torch.nn.Linear(4, 4), TPUConfig())
     assert capfd.readouterr().out == ""
     lines = [json.loads(line) for line in json_stream.getvalue().splitlines()]
-    assert any(line["logger"] == "kp_dynamo.event_log" for line in lines)
+    assert any(line["logger"] == "kp_dynamo.runtime.event_log" for line in lines)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from kp_dynamo import TPUDeviceError, clear_cache
-from kp_dynamo.placement import Placement, digest_of, placement_mode
+from kp_dynamo.runtime.placement import Placement, digest_of, placement_mode
 from tests.spine import DEVICES, check_like_eager, compiled, run_script
 
 
@@ -236,10 +236,10 @@ def test_a_gradient_crosses_to_the_device_a_result_is_moved_to():
 
 def test_one_log_line_says_what_is_copied_and_how_to_avoid_it(caplog):
     placement = Placement()
-    with caplog.at_level(logging.INFO, "kp_dynamo.placement"):
+    with caplog.at_level(logging.INFO, "kp_dynamo.runtime.placement"):
         for _ in range(2):
             placement.place(nn.Parameter(torch.ones(2)))
-    (line,) = [r.getMessage() for r in caplog.records if r.name == "kp_dynamo.placement"]
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "kp_dynamo.runtime.placement"]
     assert "parameters once and when their bytes change, inputs and outputs every call" in line
     assert "model.to('xla')" in line
 

@@ -123,7 +123,7 @@ class _Run:
         self.compiler.submit(program.stablehlo, program.donated)
 
     def _observe(self, event: Any) -> None:
-        from kp_dynamo.events import ProgramReady
+        from kp_dynamo.runtime.events import ProgramReady
 
         self.recorder(event)
         if isinstance(event, ProgramReady):

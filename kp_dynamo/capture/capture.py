@@ -17,7 +17,7 @@ from kp_dynamo.capture.cpu_view import copy_views_of_parts, inputs_on_cpu, is_fa
 from kp_dynamo.capture.exponents import fix_exponents
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
-from kp_dynamo.placement import placement_mode
+from kp_dynamo.runtime.placement import placement_mode
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The object API below the backend: devices, compiled models, memory, files. What compiles is `torch.compile`."""
+"""What a call of a compiled graph needs: copies on the device, the program, events and results in place."""

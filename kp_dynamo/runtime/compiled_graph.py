@@ -16,11 +16,11 @@ from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.cache.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.compat import xla
-from kp_dynamo.events import Observe, ProgramReady, ignore
 from kp_dynamo.graph.symbol_values import SymbolReader
 from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, is_spmd, shardings
 from kp_dynamo.lowering.host_layout import Strides, strides_of, to_host
-from kp_dynamo.placement import Placement
+from kp_dynamo.runtime.events import Observe, ProgramReady, ignore
+from kp_dynamo.runtime.placement import Placement
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.time_budget import foretell, time_budget
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from kp_dynamo.events import CaptureReady, Event, GraphTransformed, ProgramReady
+from kp_dynamo.runtime.events import CaptureReady, Event, GraphTransformed, ProgramReady
 
 logger = logging.getLogger(__name__)
 
