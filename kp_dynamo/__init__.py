@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from kp_dynamo.aot.compiling import aot_compile
     from kp_dynamo.aot.report import AotReport
     from kp_dynamo.backend import cache_stats, clear_cache, kp_tpu
-    from kp_dynamo.bucket_plan import BucketPlan, plan_buckets
-    from kp_dynamo.bucketing import mark_sequence
+    from kp_dynamo.buckets.bucketing import mark_sequence
+    from kp_dynamo.buckets.plan import BucketPlan, plan_buckets
     from kp_dynamo.cache.lru import LRUCache
     from kp_dynamo.config.options import CompileOptions
     from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
@@ -106,7 +106,7 @@ __all__ = [
 
 _HOME_OF = {
     "AotReport": "kp_dynamo.aot.report",
-    "BucketPlan": "kp_dynamo.bucket_plan",
+    "BucketPlan": "kp_dynamo.buckets.plan",
     "CompileOptions": "kp_dynamo.config.options",
     "Explanation": "kp_dynamo.explanation",
     "FlashAttention": "kp_dynamo.passes.flash_attention",
@@ -133,8 +133,8 @@ _HOME_OF = {
     "create_xla_integration": "kp_dynamo.runtime.xla_integration",
     "explain": "kp_dynamo.explanation",
     "kp_tpu": "kp_dynamo.backend",
-    "mark_sequence": "kp_dynamo.bucketing",
-    "plan_buckets": "kp_dynamo.bucket_plan",
+    "mark_sequence": "kp_dynamo.buckets.bucketing",
+    "plan_buckets": "kp_dynamo.buckets.plan",
     "validate_tpu_configuration": "kp_dynamo.validation",
     "validate_tpu_model": "kp_dynamo.validation",
 }

@@ -16,8 +16,9 @@ from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 from kp_dynamo.autograd.eager_strides import eager_results
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.stages import GraphStages, trace_and_compile
-from kp_dynamo.bucketing import Bucketing, bucketed
-from kp_dynamo.buckets import Buckets
+from kp_dynamo.buckets.bucketing import Bucketing, bucketed
+from kp_dynamo.buckets.resizing import is_poisoned
+from kp_dynamo.buckets.sizes import Buckets
 from kp_dynamo.cache.graph_key import environment_parts, graph_text
 from kp_dynamo.cache.identity import Uncacheable, identity_of
 from kp_dynamo.cache.key_diff import CompileKey, Parts, explain_miss
@@ -39,7 +40,6 @@ from kp_dynamo.pipeline import (
     product_precision,
     run_pipeline,
 )
-from kp_dynamo.resizing import is_poisoned
 from kp_dynamo.runtime.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
 from kp_dynamo.runtime.event_log import log_event
 from kp_dynamo.runtime.events import CaptureReady, GraphTransformed, Observe, ignore

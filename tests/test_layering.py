@@ -12,8 +12,8 @@ PACKAGE = ROOT / "kp_dynamo"
 
 # Room (a package stands for all that is in it): what it may import beside the standard library.
 MAY_IMPORT = {
-    "kp_dynamo.buckets": ("kp_dynamo.exceptions",),
-    "kp_dynamo.bucket_plan": ("numpy", "matplotlib", "kp_dynamo.exceptions"),
+    "kp_dynamo.buckets.sizes": ("kp_dynamo.exceptions",),
+    "kp_dynamo.buckets.plan": ("numpy", "matplotlib", "kp_dynamo.exceptions"),
     "kp_dynamo.cache.lru": (),
     "kp_dynamo.config.tpu_config": (
         "kp_dynamo.config.checked_fields",

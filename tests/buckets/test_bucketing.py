@@ -24,7 +24,7 @@ BUCKETS = [8, 16]
 @pytest.fixture(autouse=True)
 def poison(monkeypatch):
     monkeypatch.setenv("KP_TPU_POISON", "1")
-    monkeypatch.setattr("kp_dynamo.bucketing._told", set())  # what an earlier test was told of is told again
+    monkeypatch.setattr("kp_dynamo.buckets.bucketing._told", set())  # what an earlier test was told of is told again
     torch._dynamo.reset()
 
 
@@ -385,7 +385,7 @@ def prefill(x, cache, start):
 
 
 def test_a_number_that_varies_is_named_as_the_user_does(caplog, monkeypatch):
-    monkeypatch.setattr("kp_dynamo.bucketing._told", set())  # a reason is told once in a process
+    monkeypatch.setattr("kp_dynamo.buckets.bucketing._told", set())  # a reason is told once in a process
     run = compiled(decode, buckets=BUCKETS)
     # torch_xla sets it to False where a test imports it first.
     varies = torch._dynamo.config.patch(automatic_dynamic_shapes=True)

@@ -250,7 +250,7 @@ def _line(error: BaseException) -> str:
 @contextlib.contextmanager
 def _refusals_noted(into: list[str]) -> Iterator[None]:
     """Collect the reasons that the backend gives for what it does not pad."""
-    from kp_dynamo import bucketing
+    from kp_dynamo.buckets import bucketing
 
     original = bucketing._warn_once
     bucketing._warn_once = lambda text: (into.append(text), original(text))[1]

@@ -17,15 +17,15 @@ from torch import fx
 from torch._dynamo.source import ConstantSource
 
 from kp_dynamo.autograd.result_aliases import ResultAliases
-from kp_dynamo.buckets import Buckets
+from kp_dynamo.buckets.padded_arguments import PaddedArguments
+from kp_dynamo.buckets.resizing import Resize, Shape, resized
+from kp_dynamo.buckets.sizes import Buckets
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture.capture import Capture
 from kp_dynamo.exceptions import TPUOptimizationError, TPUValidationError
 from kp_dynamo.graph.source_lines import user_line
-from kp_dynamo.padded_arguments import PaddedArguments
 from kp_dynamo.passes.base import PADDED_SIZES, PassReport
 from kp_dynamo.pipeline import Pipeline
-from kp_dynamo.resizing import Resize, Shape, resized
 from kp_dynamo.telemetry.counters import TELEMETRY
 
 logger = logging.getLogger(__name__)
