@@ -22,20 +22,20 @@ from kp_dynamo.passes.checkpoint_activations import (
     CheckpointBlocks,
     CheckpointShare,
 )
-from kp_dynamo.passes.checkpoint_budget import Budget, BudgetError
 from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fold_views import FoldViews
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
-from kp_dynamo.passes.keep_float32 import unknown_op_names
+from kp_dynamo.passes.layout.memory_places import refuse_places_of_inputs, resolve_memory_places
+from kp_dynamo.passes.layout.strides import keep_strides, result_values
 from kp_dynamo.passes.mask_padding import MaskPadding
-from kp_dynamo.passes.memory_places import refuse_places_of_inputs, resolve_memory_places
-from kp_dynamo.passes.product_rules import has_float32_product
+from kp_dynamo.passes.precision.keep_float32 import unknown_op_names
+from kp_dynamo.passes.precision.matmul_rules import has_float32_product
+from kp_dynamo.passes.recompute.budget import Budget, BudgetError
 from kp_dynamo.passes.recompute_activations import RecomputeActivations
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
-from kp_dynamo.passes.strides import keep_strides, result_values
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
 

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "kp_dynamo.ops": ("torch", "kp_dynamo.ops.saturating", "kp_dynamo.ops"),
     "kp_dynamo.analysis": ("torch", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes.base"),
     # What a pass refuses it reports; what comes before the passes raises.
-    "kp_dynamo.passes.memory_places": (
+    "kp_dynamo.passes.layout.memory_places": (
         "torch",
         "kp_dynamo.exceptions",
         "kp_dynamo.passes",

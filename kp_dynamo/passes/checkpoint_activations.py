@@ -26,15 +26,15 @@ from torch.utils.checkpoint import CheckpointPolicy
 from kp_dynamo.graph.saved_values import ForwardPart, saved_by_min_cut
 from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.passes.base import PassReport, backward_nodes
-from kp_dynamo.passes.checkpoint_budget import Budget, fitted
-from kp_dynamo.passes.checkpoint_policies import (
+from kp_dynamo.passes.recompute.budget import Budget, fitted
+from kp_dynamo.passes.recompute.policies import (
     Step,
     attention_scores,
     cheapest_first,
     comes_of_chance,
     residual_sums,
 )
-from kp_dynamo.passes.checkpoint_tags import tag, tag_again, tag_all
+from kp_dynamo.passes.recompute.tags import tag, tag_again, tag_all
 
 _MIB = 2**20
 

@@ -20,7 +20,7 @@ from torch import fx
 
 from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.passes.base import PassReport, backward_nodes, tensor_of
-from kp_dynamo.passes.recomputed_segments import recomputed_segments
+from kp_dynamo.passes.recompute.segments import recomputed_segments
 
 
 @dataclass(frozen=True)

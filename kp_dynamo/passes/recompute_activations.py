@@ -41,8 +41,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from kp_dynamo.graph.editing import FakeRuns, cast_to, insert_call
 from kp_dynamo.ops.linear_act import ACTIVATIONS, compute_dtype
 from kp_dynamo.passes.base import PassReport, backward_nodes, calls
-from kp_dynamo.passes.checkpoint_tags import tag
-from kp_dynamo.passes.sensitive_ops import VIEWS
+from kp_dynamo.passes.precision.sensitive_ops import VIEWS
+from kp_dynamo.passes.recompute.tags import tag
 
 aten, kp = torch.ops.aten, torch.ops.kp
 

@@ -33,9 +33,9 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kp_dynamo.passes.base import PassReport, backward_nodes, calls, tensor_of
-from kp_dynamo.passes.casts import is_bfloat16, is_widening
-from kp_dynamo.passes.checkpoint_tags import tag
-from kp_dynamo.passes.sensitive_ops import VIEWS
+from kp_dynamo.passes.precision.casts import is_bfloat16, is_widening
+from kp_dynamo.passes.precision.sensitive_ops import VIEWS
+from kp_dynamo.passes.recompute.tags import tag
 
 _cast = torch.ops.aten._to_copy.default
 # A clone is in the table of views because it moves no value; it does move bytes.

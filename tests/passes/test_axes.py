@@ -1,6 +1,6 @@
 """Axes: what a view makes of the dimensions of a value, and which axes may be one."""
 
-from kp_dynamo.passes.axes import Axes, merged
+from kp_dynamo.passes.layout.axes import Axes, merged
 
 
 def test_a_view_splits_an_axis_for_everybody():

@@ -10,7 +10,7 @@ from torch import nn
 from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.graph.saved_values import ForwardPart, flops_of, saved_by_min_cut
 from kp_dynamo.passes.checkpoint_activations import CheckpointAttention, CheckpointBlocks, CheckpointShare
-from kp_dynamo.passes.checkpoint_policies import attention_scores, cheapest_first, comes_of_chance, residual_sums
+from kp_dynamo.passes.recompute.policies import attention_scores, cheapest_first, comes_of_chance, residual_sums
 from tests.graphs import trace_inference, trace_joint
 from tests.transformer import TinyGpt
 

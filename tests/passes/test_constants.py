@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from kp_dynamo.passes.constants import Constant, constant_of, factor_of
+from kp_dynamo.passes.constants.values import Constant, constant_of, factor_of
 from tests.graphs import trace_inference
 
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.checkpoint_activations import CheckpointAttention, CheckpointBlocks, CheckpointShare
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
+from kp_dynamo.passes.recompute.segments import recomputed_segments
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
-from kp_dynamo.passes.recomputed_segments import recomputed_segments
 from tests.graphs import graph_text, trace_joint
 from tests.passes.test_checkpoint_policies import attend, gpt_joint, joint_of, qkv
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from kp_dynamo.passes.axes import Axes, Dims
 from kp_dynamo.passes.base import tensor_of
-from kp_dynamo.passes.casts import is_widening
+from kp_dynamo.passes.layout.axes import Axes, Dims
+from kp_dynamo.passes.precision.casts import is_widening
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from kp_dynamo.graph.random_results import is_random
 from kp_dynamo.graph.saved_values import ForwardPart, flops_of
 from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.passes.base import tensor_of
-from kp_dynamo.passes.sensitive_ops import PRODUCTS, VIEWS
+from kp_dynamo.passes.precision.sensitive_ops import PRODUCTS, VIEWS
 
 aten = torch.ops.aten
 

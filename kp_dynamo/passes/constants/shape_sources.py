@@ -13,7 +13,7 @@ from torch import fx
 
 from kp_dynamo.graph.editing import replace_node
 from kp_dynamo.passes.base import calls, tensor_of
-from kp_dynamo.passes.constants import constant_of
+from kp_dynamo.passes.constants.values import constant_of
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from kp_dynamo.graph.editing import FakeRuns, set_value
 from kp_dynamo.passes.base import tensor_of
-from kp_dynamo.passes.sensitive_ops import PRODUCTS
+from kp_dynamo.passes.precision.sensitive_ops import PRODUCTS
 
 aten = torch.ops.aten
 

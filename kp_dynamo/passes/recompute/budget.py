@@ -11,9 +11,9 @@ from kp_dynamo.graph.peak_memory import code_bytes, peak_memory
 from kp_dynamo.graph.saved_values import ForwardPart, partitioned, saved_by_min_cut
 from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.passes.base import PassReport
-from kp_dynamo.passes.checkpoint_policies import Step, cheapest_first, residual_sums
-from kp_dynamo.passes.checkpoint_tags import tag_again, untag
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
+from kp_dynamo.passes.recompute.policies import Step, cheapest_first, residual_sums
+from kp_dynamo.passes.recompute.tags import tag_again, untag
 
 # By how much the estimate of the peak may be short: see docs/checkpointing.md.
 MARGIN = 0.25

@@ -8,7 +8,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kp_dynamo.graph.saved_values import ForwardPart
-from kp_dynamo.passes.checkpoint_policies import Step
+from kp_dynamo.passes.recompute.policies import Step
 
 _NO_REGION = 0  # of the user's checkpoints: theirs are numbered from 1
 

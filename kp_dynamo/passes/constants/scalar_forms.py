@@ -9,7 +9,7 @@ from torch import fx
 
 from kp_dynamo.graph.editing import erase_unused, insert_call
 from kp_dynamo.passes.base import calls, tensor_of
-from kp_dynamo.passes.constants import constant_of
+from kp_dynamo.passes.constants.values import constant_of
 
 aten = torch.ops.aten
 

@@ -1,0 +1,1 @@
+"""How attention is written in ATen: the matcher, its gradients, its masks."""

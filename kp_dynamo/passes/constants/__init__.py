@@ -1,0 +1,1 @@
+"""Tensors that hold a known number: how they are found and read."""

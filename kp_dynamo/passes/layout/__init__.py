@@ -1,0 +1,1 @@
+"""Views, axes and strides: how passes read and keep them."""

@@ -1,0 +1,1 @@
+"""How a linear layer and its activation are written in ATen."""

@@ -1,0 +1,1 @@
+"""What the backward recomputes: policies, budgets, tags."""
