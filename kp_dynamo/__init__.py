@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kp_dynamo.cache.lru import LRUCache
     from kp_dynamo.config.options import CompileOptions
     from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
-    from kp_dynamo.explanation import Explanation, explain
+    from kp_dynamo.explanation.explain import Explanation, explain
     from kp_dynamo.passes.base import GraphPass, PassReport
     from kp_dynamo.passes.flash_attention import FlashAttention
     from kp_dynamo.runtime.memory import TPUMemoryManager
@@ -108,7 +108,7 @@ _HOME_OF = {
     "AotReport": "kp_dynamo.aot.report",
     "BucketPlan": "kp_dynamo.buckets.plan",
     "CompileOptions": "kp_dynamo.config.options",
-    "Explanation": "kp_dynamo.explanation",
+    "Explanation": "kp_dynamo.explanation.explain",
     "FlashAttention": "kp_dynamo.passes.flash_attention",
     "GraphPass": "kp_dynamo.passes.base",
     "KernelPyTorchConfig": "kp_dynamo.config.tpu_config",
@@ -131,7 +131,7 @@ _HOME_OF = {
     "cache_stats": "kp_dynamo.backend",
     "clear_cache": "kp_dynamo.backend",
     "create_xla_integration": "kp_dynamo.runtime.xla_integration",
-    "explain": "kp_dynamo.explanation",
+    "explain": "kp_dynamo.explanation.explain",
     "kp_tpu": "kp_dynamo.backend",
     "mark_sequence": "kp_dynamo.buckets.bucketing",
     "plan_buckets": "kp_dynamo.buckets.plan",

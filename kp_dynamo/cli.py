@@ -139,7 +139,7 @@ def _doctor(args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     import torch
 
-    from kp_dynamo.explanation import explain
+    from kp_dynamo.explanation.explain import explain
     from kp_dynamo.spec import load_spec
 
     # What a model prints is not the answer.

@@ -9,9 +9,16 @@ import torch
 
 import kp_dynamo
 from kp_dynamo import TPUConfigurationError, cache_stats, clear_cache, explain
+from kp_dynamo.explanation.report_text import text_of
+from kp_dynamo.explanation.reports import (
+    CaptureReport,
+    Explanation,
+    FallbackReport,
+    GraphBreak,
+    GraphReport,
+    PassOnGraph,
+)
 from kp_dynamo.passes.base import PassReport
-from kp_dynamo.report_text import text_of
-from kp_dynamo.reports import CaptureReport, Explanation, FallbackReport, GraphBreak, GraphReport, PassOnGraph
 
 FLOAT32 = {"precision": "float32"}
 HERE = __file__

@@ -20,8 +20,8 @@ from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.options import resolve_matmul_precision
 from kp_dynamo.exceptions import XLACompilationError
+from kp_dynamo.explanation.one_run import dynamo_seconds, graph_breaks
 from kp_dynamo.hardware import CHIPS, memory_budget_bytes
-from kp_dynamo.one_run import dynamo_seconds, graph_breaks
 
 
 def aot_compile(
@@ -102,7 +102,7 @@ class _Run:
     graph_breaks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        from kp_dynamo.recorder import Recorder
+        from kp_dynamo.explanation.recorder import Recorder
 
         self.recorder = Recorder((), ())
 

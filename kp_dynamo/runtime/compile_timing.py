@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.one_run import dynamo_seconds, run_backward
+from kp_dynamo.explanation.one_run import dynamo_seconds, run_backward
 from kp_dynamo.runtime.models import SampleInputs, unchanged
 
 _numbers = itertools.count()
@@ -32,7 +32,7 @@ def time_compilation(module: nn.Module, inputs: SampleInputs, arguments: dict[st
         remains of "total", the model's own run among it.
     """
     from kp_dynamo.backend import compile_in
-    from kp_dynamo.recorder import Recorder
+    from kp_dynamo.explanation.recorder import Recorder
     from kp_dynamo.session import Session
 
     options, recorder = CompileOptions.from_dict(arguments["options"]), Recorder((), ())

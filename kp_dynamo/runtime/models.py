@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.exceptions import TPUDeviceError, TPUModelPreparationError
-from kp_dynamo.one_run import uncompiled
+from kp_dynamo.explanation.one_run import uncompiled
 
 logger = logging.getLogger(__name__)
 

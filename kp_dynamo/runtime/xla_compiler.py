@@ -17,7 +17,7 @@ from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.config.translation import compile_arguments
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, TPUDeviceError, XLACompilationError
-from kp_dynamo.one_run import run_backward
+from kp_dynamo.explanation.one_run import run_backward
 from kp_dynamo.runtime.environment import checked_config, start_device
 from kp_dynamo.runtime.hints import with_hints
 from kp_dynamo.runtime.models import SampleInputs, checked_model, device_of, unchanged

@@ -10,8 +10,8 @@ from torch import fx
 
 from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.one_run import dynamo_seconds, graph_breaks, run_backward, uncompiled
-from kp_dynamo.reports import Explanation
+from kp_dynamo.explanation.one_run import dynamo_seconds, graph_breaks, run_backward, uncompiled
+from kp_dynamo.explanation.reports import Explanation
 
 __all__ = ["Explanation", "explain"]
 
@@ -40,7 +40,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
     xla.device()
     # What needs torch_xla is imported once it is known to be there and to fit.
     from kp_dynamo.backend import compile_in
-    from kp_dynamo.recorder import Recorder
+    from kp_dynamo.explanation.recorder import Recorder
     from kp_dynamo.runtime.event_log import log_event
     from kp_dynamo.runtime.events import Event
     from kp_dynamo.session import SESSION, Session

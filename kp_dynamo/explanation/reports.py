@@ -131,6 +131,6 @@ class Explanation:
         return {**asdict(self), "totals": totals}
 
     def __str__(self) -> str:
-        from kp_dynamo.report_text import text_of
+        from kp_dynamo.explanation.report_text import text_of
 
         return text_of(self)

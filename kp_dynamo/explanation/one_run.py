@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.explanation.reports import GraphBreak
 from kp_dynamo.graph.source_lines import frame_line
-from kp_dynamo.reports import GraphBreak
 
 
 def uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from kp_dynamo.reports import CaptureReport, Explanation, FallbackReport, GraphBreak, GraphReport, PassOnGraph
+from kp_dynamo.explanation.reports import (
+    CaptureReport,
+    Explanation,
+    FallbackReport,
+    GraphBreak,
+    GraphReport,
+    PassOnGraph,
+)
 
 T = TypeVar("T")
 
