@@ -31,6 +31,15 @@ from kp_dynamo.exceptions import (
 if TYPE_CHECKING:
     from kp_dynamo.aot.compiling import aot_compile
     from kp_dynamo.aot.report import AotReport
+    from kp_dynamo.api.tpu_backend import TPUBackend
+    from kp_dynamo.api.tpu_optimizer import TPUOptimizationResult, TPUOptimizer
+    from kp_dynamo.api.validation import validate_tpu_configuration, validate_tpu_model
+    from kp_dynamo.api.xla_compiler import XLACompiler
+    from kp_dynamo.api.xla_device_manager import XLADeviceManager
+    from kp_dynamo.api.xla_distributed_training import XLADistributedTraining
+    from kp_dynamo.api.xla_integration import create_xla_integration
+    from kp_dynamo.api.xla_optimizations import XLAOptimizations
+    from kp_dynamo.api.xla_utilities import XLAUtilities
     from kp_dynamo.backend import cache_stats, clear_cache, kp_tpu
     from kp_dynamo.buckets.bucketing import mark_sequence
     from kp_dynamo.buckets.plan import BucketPlan, plan_buckets
@@ -41,15 +50,6 @@ if TYPE_CHECKING:
     from kp_dynamo.passes.base import GraphPass, PassReport
     from kp_dynamo.passes.flash_attention import FlashAttention
     from kp_dynamo.runtime.memory import TPUMemoryManager
-    from kp_dynamo.runtime.tpu_backend import TPUBackend
-    from kp_dynamo.runtime.tpu_optimizer import TPUOptimizationResult, TPUOptimizer
-    from kp_dynamo.runtime.xla_compiler import XLACompiler
-    from kp_dynamo.runtime.xla_device_manager import XLADeviceManager
-    from kp_dynamo.runtime.xla_distributed_training import XLADistributedTraining
-    from kp_dynamo.runtime.xla_integration import create_xla_integration
-    from kp_dynamo.runtime.xla_optimizations import XLAOptimizations
-    from kp_dynamo.runtime.xla_utilities import XLAUtilities
-    from kp_dynamo.validation import validate_tpu_configuration, validate_tpu_model
 
 __version__ = "0.1.0"
 
@@ -115,28 +115,28 @@ _HOME_OF = {
     "LRUCache": "kp_dynamo.cache.lru",
     "PassReport": "kp_dynamo.passes.base",
     "TPUMemoryManager": "kp_dynamo.runtime.memory",
-    "TPUBackend": "kp_dynamo.runtime.tpu_backend",
+    "TPUBackend": "kp_dynamo.api.tpu_backend",
     "TPUCompilationMode": "kp_dynamo.config.tpu_config",
     "TPUConfig": "kp_dynamo.config.tpu_config",
-    "TPUOptimizationResult": "kp_dynamo.runtime.tpu_optimizer",
-    "TPUOptimizer": "kp_dynamo.runtime.tpu_optimizer",
+    "TPUOptimizationResult": "kp_dynamo.api.tpu_optimizer",
+    "TPUOptimizer": "kp_dynamo.api.tpu_optimizer",
     "TPUTopology": "kp_dynamo.config.tpu_config",
     "TPUVersion": "kp_dynamo.config.tpu_config",
-    "XLACompiler": "kp_dynamo.runtime.xla_compiler",
-    "XLADeviceManager": "kp_dynamo.runtime.xla_device_manager",
-    "XLADistributedTraining": "kp_dynamo.runtime.xla_distributed_training",
-    "XLAOptimizations": "kp_dynamo.runtime.xla_optimizations",
-    "XLAUtilities": "kp_dynamo.runtime.xla_utilities",
+    "XLACompiler": "kp_dynamo.api.xla_compiler",
+    "XLADeviceManager": "kp_dynamo.api.xla_device_manager",
+    "XLADistributedTraining": "kp_dynamo.api.xla_distributed_training",
+    "XLAOptimizations": "kp_dynamo.api.xla_optimizations",
+    "XLAUtilities": "kp_dynamo.api.xla_utilities",
     "aot_compile": "kp_dynamo.aot.compiling",
     "cache_stats": "kp_dynamo.backend",
     "clear_cache": "kp_dynamo.backend",
-    "create_xla_integration": "kp_dynamo.runtime.xla_integration",
+    "create_xla_integration": "kp_dynamo.api.xla_integration",
     "explain": "kp_dynamo.explanation.explain",
     "kp_tpu": "kp_dynamo.backend",
     "mark_sequence": "kp_dynamo.buckets.bucketing",
     "plan_buckets": "kp_dynamo.buckets.plan",
-    "validate_tpu_configuration": "kp_dynamo.validation",
-    "validate_tpu_model": "kp_dynamo.validation",
+    "validate_tpu_configuration": "kp_dynamo.api.validation",
+    "validate_tpu_model": "kp_dynamo.api.validation",
 }
 
 _keep_nan()

@@ -78,7 +78,7 @@ MAY_IMPORT = {
         "kp_dynamo.config.translation",
         "kp_dynamo.exceptions",
         "kp_dynamo.hardware",
-        "kp_dynamo.runtime.environment",
+        "kp_dynamo.api.environment",
         "kp_dynamo.runtime.live_account",
         "kp_dynamo.runtime.memory_pool",
         "kp_dynamo.runtime.memory_stats",

@@ -91,7 +91,7 @@ def test_the_tiles_are_those_of_the_chip():
 
 @pytest.mark.parametrize(("version", "status"), [("v6e", "failed"), ("auto", "warning")])
 def test_a_model_without_room(version, status, monkeypatch):
-    monkeypatch.setattr("kp_dynamo.validation_rules.memory_budget_bytes", lambda *_: 1e5)
+    monkeypatch.setattr("kp_dynamo.api.validation_rules.memory_budget_bytes", lambda *_: 1e5)
     summary = validate_tpu_model(nn.Linear(256, 256), TPUConfig(version=version))
     assert found(summary) == {"memory": status}
 
@@ -114,7 +114,7 @@ def test_with_inputs_the_model_runs_compiled_and_agrees():
 
 
 def test_a_compiled_model_that_computes_something_else_fails(monkeypatch):
-    from kp_dynamo.runtime.xla_compiler import XLACompiler
+    from kp_dynamo.api.xla_compiler import XLACompiler
 
     wrong = nn.Linear(128, 256)
     monkeypatch.setattr(XLACompiler, "compile_model", lambda *_, **__: wrong)

@@ -13,12 +13,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from kp_dynamo.api.environment import checked_config, deciding_chip, start_device
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.config.translation import require_enabled
 from kp_dynamo.exceptions import TPUMemoryError, TPUMemoryPoolError, TPUOutOfMemoryError
 from kp_dynamo.hardware import GB
-from kp_dynamo.runtime.environment import checked_config, deciding_chip, start_device
 from kp_dynamo.runtime.live_account import LiveAccount
 from kp_dynamo.runtime.memory_pool import BufferKind, TensorPool
 from kp_dynamo.runtime.memory_stats import (

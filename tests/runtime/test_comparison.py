@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from kp_dynamo.runtime.comparison import Difference, difference
-from kp_dynamo.runtime.models import SampleInputs
-from kp_dynamo.validation_rules import _judged
+from kp_dynamo.api.comparison import Difference, difference
+from kp_dynamo.api.models import SampleInputs
+from kp_dynamo.api.validation_rules import _judged
 
 INF, NAN = math.inf, math.nan
 

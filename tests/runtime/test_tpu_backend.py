@@ -21,9 +21,9 @@ from kp_dynamo import (
     TPUModelPreparationError,
     TPUNotAvailableError,
 )
+from kp_dynamo.api import flag_check
+from kp_dynamo.api.environment import apply_flags
 from kp_dynamo.compat import xla
-from kp_dynamo.runtime import flag_check
-from kp_dynamo.runtime.environment import apply_flags
 from tests.spine import counted, run_script
 
 

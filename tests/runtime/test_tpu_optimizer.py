@@ -15,7 +15,7 @@ from kp_dynamo import (
     XLAOptimizations,
     clear_cache,
 )
-from kp_dynamo.runtime import tpu_estimate, tpu_optimizer
+from kp_dynamo.api import tpu_estimate, tpu_optimizer
 from tests.spine import counted
 
 X = torch.randn(8, 16)

@@ -18,8 +18,8 @@ from kp_dynamo import (
     XLAOptimizations,
     create_xla_integration,
 )
+from kp_dynamo.api import process_group
 from kp_dynamo.compat import xla
-from kp_dynamo.runtime import process_group
 from tests.spine import counted
 
 
@@ -240,7 +240,7 @@ def test_hints_win_over_the_configuration(optimizations):
 
 
 def test_hints_that_follow_from_the_model(optimizations):
-    from kp_dynamo.runtime.hints import with_hints
+    from kp_dynamo.api.hints import with_hints
 
     arguments = {"dynamic": None, "options": {}}
     frozen = optimizations.add_compilation_hints(nn.Linear(2, 2).requires_grad_(False))

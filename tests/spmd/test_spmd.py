@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from kp_dynamo import TPUConfig, TPUDeviceError, TPUDistributedError
+from kp_dynamo.api import environment
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.known_limits import KNOWN_LIMITS
-from kp_dynamo.runtime import environment
 from tests.spine import compiled, run_script
 
 # The batch of 8 rows over four devices; a tensor that every device has.

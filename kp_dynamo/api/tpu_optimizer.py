@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from kp_dynamo.api.comparison import difference, milliseconds
+from kp_dynamo.api.hints import level_of
+from kp_dynamo.api.models import SampleInputs, checked_model, device_of
+from kp_dynamo.api.tpu_backend import TPUBackend
+from kp_dynamo.api.tpu_estimate import estimate, is_estimate_possible
+from kp_dynamo.api.validation import ValidationSummary, require_nothing_found, validate_tpu_model
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig
 from kp_dynamo.config.translation import LEVEL_OF_NUMBER
 from kp_dynamo.exceptions import TPUConfigurationError
-from kp_dynamo.runtime.comparison import difference, milliseconds
-from kp_dynamo.runtime.hints import level_of
-from kp_dynamo.runtime.models import SampleInputs, checked_model, device_of
-from kp_dynamo.runtime.tpu_backend import TPUBackend
-from kp_dynamo.runtime.tpu_estimate import estimate, is_estimate_possible
 from kp_dynamo.telemetry.counters import TELEMETRY
-from kp_dynamo.validation import ValidationSummary, require_nothing_found, validate_tpu_model
 
 
 @dataclass(frozen=True)

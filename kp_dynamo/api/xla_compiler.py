@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from kp_dynamo.api.environment import checked_config, start_device
+from kp_dynamo.api.hints import with_hints
+from kp_dynamo.api.models import SampleInputs, checked_model, device_of, unchanged
 from kp_dynamo.backend import cache_stats
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.compat import xla
@@ -18,9 +21,6 @@ from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.config.translation import compile_arguments
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, TPUDeviceError, XLACompilationError
 from kp_dynamo.explanation.one_run import run_backward
-from kp_dynamo.runtime.environment import checked_config, start_device
-from kp_dynamo.runtime.hints import with_hints
-from kp_dynamo.runtime.models import SampleInputs, checked_model, device_of, unchanged
 from kp_dynamo.telemetry.counters import TELEMETRY
 
 _MAX_MODELS = 1 << 20
@@ -97,7 +97,7 @@ class XLACompiler:
         Returns:
             "min_time", "avg_time" and "max_time" of the first call, and "stages", the average by stage.
         """
-        from kp_dynamo.runtime.compile_timing import time_compilation
+        from kp_dynamo.api.compile_timing import time_compilation
 
         if not isinstance(num_runs, int) or num_runs < 1:
             raise TPUConfigurationError(f"num_runs is {num_runs!r}; allowed: an int >= 1")

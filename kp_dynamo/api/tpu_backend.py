@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from kp_dynamo.api.environment import whole_config
+from kp_dynamo.api.models import checked_model, move
+from kp_dynamo.api.xla_compiler import XLACompiler
+from kp_dynamo.api.xla_device_manager import XLADeviceManager
 from kp_dynamo.backend import cache_stats, clear_cache
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig
 from kp_dynamo.exceptions import TPUCheckpointError, TPUDeviceError
-from kp_dynamo.runtime.environment import whole_config
-from kp_dynamo.runtime.models import checked_model, move
-from kp_dynamo.runtime.xla_compiler import XLACompiler
-from kp_dynamo.runtime.xla_device_manager import XLADeviceManager
 
 
 class TPUBackend:

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from kp_dynamo.api import process_group
+from kp_dynamo.api.models import checked_model, move
+from kp_dynamo.api.xla_device_manager import XLADeviceManager
 from kp_dynamo.exceptions import TPUDistributedError
 from kp_dynamo.lowering import spmd
-from kp_dynamo.runtime import process_group
-from kp_dynamo.runtime.models import checked_model, move
-from kp_dynamo.runtime.xla_device_manager import XLADeviceManager
 
 REDUCTIONS = ("sum", "mean", "min", "max", "product")
 

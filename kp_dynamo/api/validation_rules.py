@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from kp_dynamo.api.comparison import Difference, difference
+from kp_dynamo.api.environment import deciding_chip, late_flags
+from kp_dynamo.api.models import SampleInputs, device_of, unchanged
+from kp_dynamo.api.tiles import off_tile_sizes
 from kp_dynamo.config.tpu_config import TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
 from kp_dynamo.exceptions import TPUBackendError
 from kp_dynamo.hardware import CHIPS, GB, SUBLANES, Chip, memory_budget_bytes
-from kp_dynamo.runtime.comparison import Difference, difference
-from kp_dynamo.runtime.environment import deciding_chip, late_flags
-from kp_dynamo.runtime.models import SampleInputs, device_of, unchanged
-from kp_dynamo.tiles import off_tile_sizes
 
 _NARROW = {torch.float16: "bfloat16 is the TPU's own narrow dtype", torch.float64: "the TPU computes it in software"}
 _CASTS = 2.0**-8
@@ -130,7 +130,7 @@ def _num_rows(tensor: torch.Tensor) -> int:
 
 
 def _agreement(model: nn.Module, config: TPUConfig, inputs: SampleInputs) -> Finding:
-    from kp_dynamo.runtime.xla_compiler import XLACompiler, readable_errors
+    from kp_dynamo.api.xla_compiler import XLACompiler, readable_errors
 
     try:
         compiled = XLACompiler(config).compile_model(model, use_cache=False)

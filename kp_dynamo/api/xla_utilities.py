@@ -11,18 +11,18 @@ from torch import nn
 
 from kp_dynamo.aot.compiling import aot_compile
 from kp_dynamo.aot.report import AotReport
+from kp_dynamo.api.compile_timing import time_compilation
+from kp_dynamo.api.environment import checked_config, start_device
+from kp_dynamo.api.hints import with_hints
+from kp_dynamo.api.models import SampleInputs, by_position, checked_model, device_of
+from kp_dynamo.api.xla_compiler import readable_errors
+from kp_dynamo.api.xla_flags import best_flags
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.config.tpu_config import TPUConfig, TPUVersion
 from kp_dynamo.config.translation import chip_of, compile_arguments, compile_options
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
-from kp_dynamo.runtime.compile_timing import time_compilation
-from kp_dynamo.runtime.environment import checked_config, start_device
-from kp_dynamo.runtime.hints import with_hints
-from kp_dynamo.runtime.models import SampleInputs, by_position, checked_model, device_of
-from kp_dynamo.runtime.xla_compiler import readable_errors
-from kp_dynamo.runtime.xla_flags import best_flags
 
 _DISTRIBUTIONS = ("torch", "torch_xla", "libtpu", "jax", "jaxlib")
 _VARIABLES = ("PJRT_DEVICE", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "KP_TPU_LOG")
@@ -89,7 +89,7 @@ class XLAUtilities:
         Raises:
             TPUBackendError: What stands in the way, as one of its subclasses.
         """
-        from kp_dynamo.runtime.graph_texts import graph_texts
+        from kp_dynamo.api.graph_texts import graph_texts
 
         module, arguments = _prepared(model, tpu_config)
         options = CompileOptions.from_dict(arguments["options"])

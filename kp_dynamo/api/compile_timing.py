@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from kp_dynamo.api.models import SampleInputs, unchanged
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.explanation.one_run import dynamo_seconds, run_backward
-from kp_dynamo.runtime.models import SampleInputs, unchanged
 
 _numbers = itertools.count()
 

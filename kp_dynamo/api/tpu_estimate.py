@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from kp_dynamo.api.hints import with_hints
+from kp_dynamo.api.models import SampleInputs, by_position
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.config.translation import chip_of, compile_options
 from kp_dynamo.exceptions import TPUBackendError
-from kp_dynamo.runtime.hints import with_hints
-from kp_dynamo.runtime.models import SampleInputs, by_position
 
 
 def is_estimate_possible() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from kp_dynamo.api import flag_check
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUConfig, TPUTopology
@@ -11,7 +12,6 @@ from kp_dynamo.config.translation import chip_of, require_enabled, require_topol
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
 from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering import spmd
-from kp_dynamo.runtime import flag_check
 
 
 def whole_config(config: KernelPyTorchConfig | None) -> KernelPyTorchConfig:

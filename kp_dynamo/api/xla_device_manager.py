@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.api import process_group
+from kp_dynamo.api.environment import checked_config, start_device
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.lowering import spmd
-from kp_dynamo.runtime import process_group
-from kp_dynamo.runtime.environment import checked_config, start_device
 
 
 class XLADeviceManager:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kp_dynamo.api.xla_device_manager import XLADeviceManager
+from kp_dynamo.api.xla_distributed_training import XLADistributedTraining
+from kp_dynamo.api.xla_optimizations import XLAOptimizations
 from kp_dynamo.config.tpu_config import TPUConfig
-from kp_dynamo.runtime.xla_device_manager import XLADeviceManager
-from kp_dynamo.runtime.xla_distributed_training import XLADistributedTraining
-from kp_dynamo.runtime.xla_optimizations import XLAOptimizations
 
 
 def create_xla_integration(tpu_config: TPUConfig) -> tuple[XLADeviceManager, XLADistributedTraining, XLAOptimizations]:

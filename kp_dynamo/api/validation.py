@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from torch import nn
 
+from kp_dynamo.api.environment import checked_config
+from kp_dynamo.api.models import SampleInputs, checked_model
+from kp_dynamo.api.validation_rules import Finding, findings_in_config, findings_in_model, findings_in_run
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUConfig
 from kp_dynamo.exceptions import TPUValidationError
-from kp_dynamo.runtime.environment import checked_config
-from kp_dynamo.runtime.models import SampleInputs, checked_model
-from kp_dynamo.validation_rules import Finding, findings_in_config, findings_in_model, findings_in_run
 
 Status = Literal["passed", "failed", "warning"]
 

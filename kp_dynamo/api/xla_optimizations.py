@@ -10,12 +10,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from kp_dynamo.api.environment import checked_config, deciding_chip
+from kp_dynamo.api.hints import add_hints, make_dynamic
+from kp_dynamo.api.models import checked_model
+from kp_dynamo.api.tiles import off_tile_sizes
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.exceptions import TPUOptimizationError
-from kp_dynamo.runtime.environment import checked_config, deciding_chip
-from kp_dynamo.runtime.hints import add_hints, make_dynamic
-from kp_dynamo.runtime.models import checked_model
-from kp_dynamo.tiles import off_tile_sizes
 
 
 @dataclass(frozen=True)

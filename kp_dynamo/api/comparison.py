@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from kp_dynamo.api.models import SampleInputs, unchanged
 from kp_dynamo.compat import xla
-from kp_dynamo.runtime.models import SampleInputs, unchanged
 
 _NUM_TIMED = 5
 
