@@ -52,21 +52,21 @@ MAY_IMPORT = {
         "kp_dynamo.graph.view_chain",
     ),
     "kp_dynamo.passes": ("torch", "sympy", "kp_dynamo.ops", "kp_dynamo.analysis", "kp_dynamo.passes"),
-    "kp_dynamo.runtime.atomic_file": (),
-    "kp_dynamo.runtime.checkpoint_file": (
+    "kp_dynamo.api.checkpoint.atomic_file": (),
+    "kp_dynamo.api.checkpoint.file": (
         "torch",
         "safetensors",
         "xxhash",
         "kp_dynamo.exceptions",
-        "kp_dynamo.runtime.atomic_file",
+        "kp_dynamo.api.checkpoint.atomic_file",
     ),
-    "kp_dynamo.runtime.checkpoint_values": ("torch", "kp_dynamo.exceptions"),
-    "kp_dynamo.runtime.checkpoint_overlap": ("torch",),
-    "kp_dynamo.runtime.checkpoint_model": ("torch", "kp_dynamo.exceptions", "kp_dynamo.runtime.checkpoint_overlap"),
-    "kp_dynamo.runtime.checkpoint_optimizer": (
+    "kp_dynamo.api.checkpoint.values": ("torch", "kp_dynamo.exceptions"),
+    "kp_dynamo.api.checkpoint.overlap": ("torch",),
+    "kp_dynamo.api.checkpoint.model": ("torch", "kp_dynamo.exceptions", "kp_dynamo.api.checkpoint.overlap"),
+    "kp_dynamo.api.checkpoint.optimizer": (
         "torch",
         "kp_dynamo.exceptions",
-        "kp_dynamo.runtime.checkpoint_model",
+        "kp_dynamo.api.checkpoint.model",
     ),
     "kp_dynamo.runtime.live_account": ("torch",),
     "kp_dynamo.runtime.memory_pool": ("torch", "kp_dynamo.exceptions"),
@@ -109,7 +109,7 @@ ONLY_IMPORTED_BY = {
     "jaxlib": ("kp_dynamo.aot",),
     "libtpu": ("kp_dynamo.aot",),
     "kp_dynamo.passes": ("kp_dynamo.passes", "kp_dynamo.pipeline"),
-    "safetensors": ("kp_dynamo.runtime.checkpoint_file",),
+    "safetensors": ("kp_dynamo.api.checkpoint.file",),
     "passes": (),  # the link at the root is for readers
     "tests": (),
     "bench": (),

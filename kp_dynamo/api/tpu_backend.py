@@ -158,7 +158,7 @@ class TPUBackend:
 
 
 def _checkpoint() -> Any:
-    return import_module("kp_dynamo.runtime.checkpoint")
+    return import_module("kp_dynamo.api.checkpoint.checkpoint")
 
 
 def _optimizer(verb: str, is_wanted: bool, optimizer: Any) -> torch.optim.Optimizer | None:

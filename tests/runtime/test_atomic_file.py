@@ -13,8 +13,8 @@ import pytest
 from torch import nn
 
 from kp_dynamo import TPUCheckpointError
-from kp_dynamo.runtime.atomic_file import replacing
-from kp_dynamo.runtime.checkpoint import save_checkpoint
+from kp_dynamo.api.checkpoint.atomic_file import replacing
+from kp_dynamo.api.checkpoint.checkpoint import save_checkpoint
 from tests.spine import run_script
 
 pytestmark = pytest.mark.compat
@@ -208,7 +208,7 @@ def test_a_killed_process_frees_its_lock(tmp_path):
     """What the removal of abandoned folders rests on."""
     code = f"""
 import os, signal
-from kp_dynamo.runtime.atomic_file import replacing
+from kp_dynamo.api.checkpoint.atomic_file import replacing
 with replacing({str(tmp_path / "a")!r}):
     print("locked", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from kp_dynamo import TPUCheckpointError, __version__
+from kp_dynamo.api.checkpoint import file as checkpoint_file
+from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint, save_checkpoint
+from kp_dynamo.api.checkpoint.values import Encoder, decode
 from kp_dynamo.compat import xla
-from kp_dynamo.runtime import checkpoint_file
-from kp_dynamo.runtime.checkpoint import load_checkpoint, save_checkpoint
-from kp_dynamo.runtime.checkpoint_values import Encoder, decode
 from tests.spine import run_script
 
 pytestmark = pytest.mark.compat
@@ -351,7 +351,7 @@ def test_a_file_loads_without_torch_xla(tmp_path):
 import sys
 sys.modules["torch_xla"] = None  # an import of it fails
 import torch
-from kp_dynamo.runtime.checkpoint import load_checkpoint
+from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint
 model = torch.nn.Linear(2, 1)
 load_checkpoint({str(tmp_path / "a")!r}, model, torch.optim.AdamW(model.parameters()))
 print(model.weight.tolist())
@@ -778,7 +778,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
             file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kp_dynamo.runtime.checkpoint_file.save_file", full)
+    monkeypatch.setattr("kp_dynamo.api.checkpoint.file.save_file", full)
     with pytest.raises(TPUCheckpointError, match=r"No space left on device.*What was there before is unchanged"):
         save_checkpoint(tmp_path / "a", model)
     assert (tmp_path / "a").read_bytes() == before

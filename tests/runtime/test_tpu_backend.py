@@ -243,7 +243,7 @@ assert "--xla_cpu_enable_fast_math=false" in os.environ["XLA_FLAGS"].split()
 def files(monkeypatch):
     """Stands for the checkpoint functions, which have tests of their own."""
     calls = []
-    module = types.ModuleType("kp_dynamo.runtime.checkpoint")
+    module = types.ModuleType("kp_dynamo.api.checkpoint.checkpoint")
     module.save_checkpoint = lambda *args, **kwargs: calls.append(("save", args, kwargs))
     module.load_checkpoint = lambda *args, **kwargs: calls.append(("load", args, kwargs))
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -31,8 +31,8 @@ from kp_dynamo import (
     clear_cache,
     create_xla_integration,
 )
+from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint, save_checkpoint
 from kp_dynamo.compat import xla
-from kp_dynamo.runtime.checkpoint import load_checkpoint, save_checkpoint
 from kp_dynamo.telemetry import snapshot
 
 STEPS = 20

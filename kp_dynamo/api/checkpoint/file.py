@@ -14,8 +14,8 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from kp_dynamo.api.checkpoint.atomic_file import replacing
 from kp_dynamo.exceptions import TPUCheckpointError
-from kp_dynamo.runtime.atomic_file import replacing
 
 FORMAT = "kp_tpu.format"
 FORMAT_VERSION = "1"

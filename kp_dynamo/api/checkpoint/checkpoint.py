@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from kp_dynamo.api.checkpoint.file import read_file, write_file
+from kp_dynamo.api.checkpoint.model import plan_write, read_model
+from kp_dynamo.api.checkpoint.optimizer import OptimizerWrite, describe, require_fit
+from kp_dynamo.api.checkpoint.values import Encoder, decode
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUCheckpointError
 from kp_dynamo.lowering.pending import settle
-from kp_dynamo.runtime.checkpoint_file import read_file, write_file
-from kp_dynamo.runtime.checkpoint_model import plan_write, read_model
-from kp_dynamo.runtime.checkpoint_optimizer import OptimizerWrite, describe, require_fit
-from kp_dynamo.runtime.checkpoint_values import Encoder, decode
 
 _PREFIX = "kp_tpu."
 _VERSIONS_OF = ("kp_dynamo", "torch", "torch_xla", "safetensors")

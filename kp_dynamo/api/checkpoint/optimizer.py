@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from kp_dynamo.api.checkpoint.model import ModelState
 from kp_dynamo.exceptions import TPUCheckpointError
-from kp_dynamo.runtime.checkpoint_model import ModelState
 
 
 def describe(optimizer: object, model: ModelState) -> dict[str, Any]:

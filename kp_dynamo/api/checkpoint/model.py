@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from kp_dynamo.api.checkpoint.overlap import Copy, overwritten
 from kp_dynamo.exceptions import TPUCheckpointError
-from kp_dynamo.runtime.checkpoint_overlap import Copy, overwritten
 
 _NUM_SHOWN = 5
 _COMPILED = "_orig_mod"  # where torch.compile keeps the module it wraps
