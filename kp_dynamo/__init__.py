@@ -31,6 +31,7 @@ from kp_dynamo.exceptions import (
 if TYPE_CHECKING:
     from kp_dynamo.aot.compiling import aot_compile
     from kp_dynamo.aot.report import AotReport
+    from kp_dynamo.api.memory.manager import TPUMemoryManager
     from kp_dynamo.api.tpu_backend import TPUBackend
     from kp_dynamo.api.tpu_optimizer import TPUOptimizationResult, TPUOptimizer
     from kp_dynamo.api.validation import validate_tpu_configuration, validate_tpu_model
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from kp_dynamo.explanation.explain import Explanation, explain
     from kp_dynamo.passes.base import GraphPass, PassReport
     from kp_dynamo.passes.flash_attention import FlashAttention
-    from kp_dynamo.runtime.memory import TPUMemoryManager
 
 __version__ = "0.1.0"
 
@@ -114,7 +114,7 @@ _HOME_OF = {
     "KernelPyTorchConfig": "kp_dynamo.config.tpu_config",
     "LRUCache": "kp_dynamo.cache.lru",
     "PassReport": "kp_dynamo.passes.base",
-    "TPUMemoryManager": "kp_dynamo.runtime.memory",
+    "TPUMemoryManager": "kp_dynamo.api.memory.manager",
     "TPUBackend": "kp_dynamo.api.tpu_backend",
     "TPUCompilationMode": "kp_dynamo.config.tpu_config",
     "TPUConfig": "kp_dynamo.config.tpu_config",

@@ -68,10 +68,10 @@ MAY_IMPORT = {
         "kp_dynamo.exceptions",
         "kp_dynamo.api.checkpoint.model",
     ),
-    "kp_dynamo.runtime.live_account": ("torch",),
-    "kp_dynamo.runtime.memory_pool": ("torch", "kp_dynamo.exceptions"),
-    "kp_dynamo.runtime.memory_stats": ("torch", "kp_dynamo.exceptions"),
-    "kp_dynamo.runtime.memory": (
+    "kp_dynamo.api.memory.live_account": ("torch",),
+    "kp_dynamo.api.memory.pool": ("torch", "kp_dynamo.exceptions"),
+    "kp_dynamo.api.memory.stats": ("torch", "kp_dynamo.exceptions"),
+    "kp_dynamo.api.memory.manager": (
         "torch",
         "kp_dynamo.compat.xla",
         "kp_dynamo.config.tpu_config",
@@ -79,9 +79,9 @@ MAY_IMPORT = {
         "kp_dynamo.exceptions",
         "kp_dynamo.hardware",
         "kp_dynamo.api.environment",
-        "kp_dynamo.runtime.live_account",
-        "kp_dynamo.runtime.memory_pool",
-        "kp_dynamo.runtime.memory_stats",
+        "kp_dynamo.api.memory.live_account",
+        "kp_dynamo.api.memory.pool",
+        "kp_dynamo.api.memory.stats",
     ),
     # FX and ATen come in, a callable goes out: nothing of what made the graph.
     "kp_dynamo.lowering": (

@@ -18,10 +18,10 @@ from kp_dynamo import (
     TPUOutOfMemoryError,
     TPUVersion,
 )
+from kp_dynamo.api.memory import manager as memory
+from kp_dynamo.api.memory.manager import TPUMemoryManager
 from kp_dynamo.compat import xla
 from kp_dynamo.hardware import CHIPS, GB
-from kp_dynamo.runtime import memory
-from kp_dynamo.runtime.memory import TPUMemoryManager
 
 pytestmark = pytest.mark.compat
 

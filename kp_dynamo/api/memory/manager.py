@@ -14,19 +14,19 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from kp_dynamo.api.environment import checked_config, deciding_chip, start_device
-from kp_dynamo.compat import xla
-from kp_dynamo.config.tpu_config import TPUConfig
-from kp_dynamo.config.translation import require_enabled
-from kp_dynamo.exceptions import TPUMemoryError, TPUMemoryPoolError, TPUOutOfMemoryError
-from kp_dynamo.hardware import GB
-from kp_dynamo.runtime.live_account import LiveAccount
-from kp_dynamo.runtime.memory_pool import BufferKind, TensorPool
-from kp_dynamo.runtime.memory_stats import (
+from kp_dynamo.api.memory.live_account import LiveAccount
+from kp_dynamo.api.memory.pool import BufferKind, TensorPool
+from kp_dynamo.api.memory.stats import (
     Allocation,
     TPUMemoryStats,
     checked_dtype,
     checked_shape,
 )
+from kp_dynamo.compat import xla
+from kp_dynamo.config.tpu_config import TPUConfig
+from kp_dynamo.config.translation import require_enabled
+from kp_dynamo.exceptions import TPUMemoryError, TPUMemoryPoolError, TPUOutOfMemoryError
+from kp_dynamo.hardware import GB
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""What the device holds: figures, a pool, and which tensors are alive."""
