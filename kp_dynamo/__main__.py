@@ -2,6 +2,6 @@
 
 import sys
 
-from kp_dynamo.cli import main
+from kp_dynamo.cli.main import main
 
 sys.exit(main())

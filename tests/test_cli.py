@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kp_dynamo import cli, doctor
-from kp_dynamo.cli import BAD_USAGE, FAILED, OK, main
-from kp_dynamo.doctor import Check, Diagnosis
-from kp_dynamo.spec import load_spec
+from kp_dynamo.cli import doctor
+from kp_dynamo.cli import main as cli
+from kp_dynamo.cli.doctor import Check, Diagnosis
+from kp_dynamo.cli.main import BAD_USAGE, FAILED, OK, main
+from kp_dynamo.cli.model_spec import load_spec
 
 MODELS = """
 import torch

@@ -8,9 +8,9 @@ from importlib import metadata
 
 import pytest
 
-from kp_dynamo import doctor
+from kp_dynamo.cli import doctor
+from kp_dynamo.cli.doctor import Check, Diagnosis, diagnose
 from kp_dynamo.compat.known_limits import KNOWN_LIMITS
-from kp_dynamo.doctor import Check, Diagnosis, diagnose
 from kp_dynamo.exceptions import TPUConfigurationError
 
 WELL = """import json
@@ -107,7 +107,7 @@ def test_a_backend_that_is_not_registered_is_found(self_test, monkeypatch, value
 
 
 def test_doctor_imports_neither_torch_nor_torch_xla():
-    program = "import sys, kp_dynamo.doctor; print(sorted({'torch', 'torch_xla'} & set(sys.modules)))"
+    program = "import sys, kp_dynamo.cli.doctor; print(sorted({'torch', 'torch_xla'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "kp_dynamo.compat.fast_extremes": (),
     "kp_dynamo.hardware": (),
     "kp_dynamo.cache.key_diff": (),
-    "kp_dynamo.limited_process": ("kp_dynamo.exceptions",),
+    "kp_dynamo.cli.limited_process": ("kp_dynamo.exceptions",),
     "kp_dynamo.config.rules": (),
     "kp_dynamo.config.options": ("kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.config.rules"),
     "kp_dynamo.compat.versions": ("kp_dynamo.exceptions",),
@@ -215,7 +215,7 @@ def test_a_right_import_is_let_through(module, source):
 
 def test_nothing_is_printed_outside_the_command_line():
     # The self-test is a process of its own, whose answers `doctor` reads.
-    command_lines = ("kp_dynamo.cli", "kp_dynamo.__main__", "kp_dynamo.self_test")
+    command_lines = ("kp_dynamo.cli.main", "kp_dynamo.__main__", "kp_dynamo.cli.self_test")
     printing = [
         f"{module}:{node.lineno}"
         for module, path in SOURCES.items()

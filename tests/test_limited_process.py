@@ -7,8 +7,8 @@ import time
 import pytest
 
 from kp_dynamo import XLACompilationTimeoutError
-from kp_dynamo.cli import FAILED, OK, main
-from kp_dynamo.limited_process import run_limited
+from kp_dynamo.cli.limited_process import run_limited
+from kp_dynamo.cli.main import FAILED, OK, main
 
 MODEL = """
 import torch, time

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from kp_dynamo.aot.report import AotReport
-from kp_dynamo.cli import BAD_USAGE, FAILED, OK, main
+from kp_dynamo.cli.main import BAD_USAGE, FAILED, OK, main
 
 MODELS = """
 import torch

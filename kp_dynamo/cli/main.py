@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kp_dynamo.cli.limited_process import run_limited
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
-from kp_dynamo.limited_process import run_limited
 
 OK, FAILED, BAD_USAGE = 0, 1, 2
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -129,7 +129,7 @@ def _options(text: str) -> dict[str, Any]:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from kp_dynamo.doctor import diagnose
+    from kp_dynamo.cli.doctor import diagnose
 
     diagnosis = diagnose(args.timeout)
     _show(diagnosis, args.json)
@@ -139,8 +139,8 @@ def _doctor(args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     import torch
 
+    from kp_dynamo.cli.model_spec import load_spec
     from kp_dynamo.explanation.explain import explain
-    from kp_dynamo.spec import load_spec
 
     # What a model prints is not the answer.
     with contextlib.redirect_stdout(sys.stderr), torch.set_grad_enabled(args.train):
@@ -160,7 +160,7 @@ def _aot(args: argparse.Namespace) -> int:
 
 def _aot_compile(args: argparse.Namespace) -> int:
     from kp_dynamo.aot.compiling import aot_compile
-    from kp_dynamo.spec import load_spec
+    from kp_dynamo.cli.model_spec import load_spec
 
     with contextlib.redirect_stdout(sys.stderr):
         model, inputs = load_spec(args.spec)

@@ -21,7 +21,7 @@ Status = Literal["ok", "failed"]
 
 _DISTRIBUTIONS = ("kp_dynamo", "torch", "torch_xla", "libtpu", "jax", "jaxlib")
 _ON = {"CPU": ": there is no TPU here, or PJRT_DEVICE says so; compiled programs run on the processor, right but slow"}
-_SELF_TEST = (sys.executable, "-m", "kp_dynamo.self_test")
+_SELF_TEST = (sys.executable, "-m", "kp_dynamo.cli.self_test")
 _SILENCE = "Another process may hold the device, or PJRT_DEVICE may name one that is not there: CPU always is."
 _SETTINGS = ("PJRT_DEVICE", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "TORCH_LOGS", "KP_TPU_LOG")
 
@@ -121,7 +121,7 @@ def _check_device(timeout_s: float) -> Iterator[Check]:
 
 
 def _self_test(timeout_s: float) -> tuple[dict[str, Any], str]:
-    """What `kp_dynamo.self_test` told, and why it did not tell more."""
+    """What `kp_dynamo.cli.self_test` told, and why it did not tell more."""
     try:
         done = subprocess.run(_SELF_TEST, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as late:

@@ -1,0 +1,1 @@
+"""The command line: `python -m kp_dynamo doctor | explain | aot | bench`."""
