@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.compat import thread_state, xla
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.error_boundary import only_our_errors
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.telemetry import log
 
@@ -43,7 +43,7 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
     chosen = CompileOptions.from_dict(options)
     xla.device()
     if (version := earlier_version()) is not None:
-        from kp_dynamo.earlier import compile_with_stock
+        from kp_dynamo.legacy_backend import compile_with_stock
 
         log.configure()
         return compile_with_stock(gm, example_inputs, chosen, version)

@@ -7,11 +7,12 @@ import torch_xla
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from kp_dynamo import TPUConfigurationError, TPUDeviceError, earlier, kp_tpu
+from kp_dynamo import TPUConfigurationError, TPUDeviceError, kp_tpu
+from kp_dynamo import legacy_backend as earlier
 from kp_dynamo.compat.known_limits import EARLIER_LIMITS
 from kp_dynamo.compat.versions import CURE, earlier_version
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.earlier import compile_with_stock
+from kp_dynamo.legacy_backend import compile_with_stock
 from kp_dynamo.runtime.placement import placement_mode
 
 pytestmark = pytest.mark.compat
@@ -84,7 +85,7 @@ def test_the_warning_lists_what_is_wrong_once(a_graph, caplog):
     earlier._warn.cache_clear()
     for _ in range(2):
         compile_with_stock(*a_graph, CompileOptions(lowering="stock"), "2.7.0")
-    (record,) = [r for r in caplog.records if r.name == "kp_dynamo.earlier"]
+    (record,) = [r for r in caplog.records if r.name == "kp_dynamo.legacy_backend"]
     assert record.levelname == "WARNING"
     assert all(limit.what in record.getMessage() for limit in EARLIER_LIMITS)
 

@@ -13,7 +13,7 @@ from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError
 
 SUPPORTED_MINOR = "2.9"
 EARLIER_MINORS = ("2.5", "2.6", "2.7", "2.8")
-"""Versions on which torch_xla's own lowering is all there is, see `kp_dynamo.earlier`."""
+"""Versions on which torch_xla's own lowering is all there is, see `kp_dynamo.legacy_backend`."""
 PACKAGES = ("torch", "torch_xla")
 CURE = "pip install " + " ".join(f'"{name}=={SUPPORTED_MINOR}.*"' for name in PACKAGES)
 

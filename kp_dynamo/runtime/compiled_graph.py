@@ -12,10 +12,10 @@ import torch
 from torch import fx
 
 from kp_dynamo.autograd.eager_strides import STRIDES
-from kp_dynamo.boundary import only_our_errors
 from kp_dynamo.cache.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.compat import xla
+from kp_dynamo.error_boundary import only_our_errors
 from kp_dynamo.graph.symbol_values import SymbolReader
 from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, is_spmd, shardings
 from kp_dynamo.lowering.host_layout import Strides, strides_of, to_host
