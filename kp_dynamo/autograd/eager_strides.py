@@ -18,10 +18,9 @@ from kp_dynamo.autograd.eager_rules import (
     may_be_named_otherwise,
     same_strides,
 )
+from kp_dynamo.graph.nodes import EAGER_STRIDES
 
 logger = logging.getLogger(__name__)
-
-STRIDES = "eager_strides"  # Of an output node: position of a result -> its strides.
 
 
 def eager_results(gm: fx.GraphModule) -> list[Any]:
@@ -95,7 +94,7 @@ def lay_out_as_eager(gm: fx.GraphModule, metadata: Any, eager: Sequence[Any], ba
     """Note eager's strides of the results of a forward or inference graph: what a caller sees of tensors on the CPU.
 
     Args:
-        gm: The graph. `STRIDES` of its output node's meta tells what was found.
+        gm: The graph. `EAGER_STRIDES` of its output node's meta tells what was found.
         metadata: What AOTAutograd knows of it.
         eager: See `eager_results`.
         bases: Positions that hold the tensor that results are views of, and their fake tensors in eager, if known.
@@ -106,7 +105,7 @@ def lay_out_as_eager(gm: fx.GraphModule, metadata: Any, eager: Sequence[Any], ba
         return
     first = len(metadata.mutated_inp_runtime_indices)
     expected = {first + number: value for number, value in enumerate(eager)} | bases
-    output.meta[STRIDES] = {
+    output.meta[EAGER_STRIDES] = {
         position: value.stride()
         for position, value in expected.items()
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and _is_alike(results[position], value)

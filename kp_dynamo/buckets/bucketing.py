@@ -23,8 +23,9 @@ from kp_dynamo.buckets.sizes import Buckets
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture.capture import Capture
 from kp_dynamo.exceptions import TPUOptimizationError, TPUValidationError
+from kp_dynamo.graph.nodes import PADDED_SIZES
 from kp_dynamo.graph.source_lines import user_line
-from kp_dynamo.passes.base import PADDED_SIZES, PassReport
+from kp_dynamo.passes.base import PassReport
 from kp_dynamo.pipeline import Pipeline
 from kp_dynamo.telemetry.counters import TELEMETRY
 

@@ -1,4 +1,4 @@
-"""`python -m kp_dynamo.cli.self_test`: start the device and compile something tiny, telling each step as a line of JSON.
+"""`python -m kp_dynamo.cli.self_test`: start the device and compile a small function; each step is a line of JSON.
 
 `doctor` runs it in a process of its own: a device that hangs or dies takes only that process along, and the lines
 written before say how far it came.

@@ -11,7 +11,7 @@ from torch import fx
 
 from kp_dynamo.cache.key_diff import CompileKey, explain_miss
 from kp_dynamo.explanation.reports import CaptureReport, FallbackReport, GraphReport, PassOnGraph
-from kp_dynamo.passes.base import calls, tensor_of
+from kp_dynamo.graph.nodes import calls, tensor_of
 from kp_dynamo.runtime.events import CaptureReady, Event, GraphTransformed, ProgramReady
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from kp_dynamo.graph.nodes import backward_nodes
 from kp_dynamo.graph.sizes import node_bytes
-from kp_dynamo.passes.base import backward_nodes
 
 
 def save_random_results(graph: fx.Graph) -> bool:

@@ -14,9 +14,9 @@ from torch import fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from kp_dynamo.graph.flops import node_flops
+from kp_dynamo.graph.nodes import backward_nodes
 from kp_dynamo.graph.random_results import save_random_results
 from kp_dynamo.graph.sizes import node_bytes
-from kp_dynamo.passes.base import backward_nodes
 
 
 def partitioned(joint: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:

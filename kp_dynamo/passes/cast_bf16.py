@@ -44,7 +44,8 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.editing import insert_call
-from kp_dynamo.passes.base import PassReport, tensor_of
+from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.precision.casts import Casts, is_float32, is_narrowing, is_widening
 from kp_dynamo.passes.precision.keep_float32 import KeepFloat32
 from kp_dynamo.passes.precision.matmul_rules import PrecisionRules, float32_products, keeps_result, linear_products

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from kp_dynamo.graph.nodes import backward_nodes
 from kp_dynamo.graph.saved_values import ForwardPart, saved_by_min_cut
 from kp_dynamo.graph.sizes import node_bytes
-from kp_dynamo.passes.base import PassReport, backward_nodes
+from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.recompute.budget import Budget, fitted
 from kp_dynamo.passes.recompute.policies import (
     Step,

@@ -36,8 +36,9 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.editing import insert_call, replace_node
+from kp_dynamo.graph.nodes import calls, tensor_of
 from kp_dynamo.ops import flash_attention as _ops  # noqa: F401  # registers the operators
-from kp_dynamo.passes.base import PassReport, calls, tensor_of
+from kp_dynamo.passes.base import PassReport
 
 kp = torch.ops.kp
 

@@ -33,7 +33,8 @@ from torch import fx
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.graph.editing import cast_to, erase_unused, insert_call
-from kp_dynamo.passes.base import PassReport, calls
+from kp_dynamo.graph.nodes import calls
+from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.precision.casts import ADDED, is_bfloat16, is_narrowing, is_widening
 from kp_dynamo.passes.precision.matmul_rules import ONE_PASS, has_float32_product
 from kp_dynamo.passes.precision.sensitive_ops import BIASES, LINEAR_ACTS, PRODUCTS, VIEWS

@@ -36,7 +36,8 @@ import torch
 from torch import fx, nn
 
 from kp_dynamo.graph.editing import insert_call, replace_node, set_value
-from kp_dynamo.passes.base import PassReport, calls
+from kp_dynamo.graph.nodes import calls
+from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.constants.scalar_forms import use_scalars
 from kp_dynamo.passes.constants.shape_sources import drop_shape_sources
 

@@ -49,8 +49,9 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import extract_tensor_metadata
 
+from kp_dynamo.graph.nodes import calls, forward_nodes
 from kp_dynamo.ops.linear_act import fits
-from kp_dynamo.passes.base import PassReport, calls, forward_nodes
+from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.linear.activations import activations_of, is_cast
 from kp_dynamo.passes.linear.pattern import PRODUCTS, VIEWS, Linear, fake, has_shape, linear_at, only_user
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from kp_dynamo.graph.nodes import backward_nodes, tensor_of
 from kp_dynamo.graph.sizes import node_bytes
-from kp_dynamo.passes.base import PassReport, backward_nodes, tensor_of
+from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.recompute.segments import recomputed_segments
 
 

@@ -38,7 +38,8 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kp_dynamo.graph.editing import replace_node
-from kp_dynamo.passes.base import PADDED_SIZES, PassReport, calls
+from kp_dynamo.graph.nodes import PADDED_SIZES, calls
+from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.padding.atoms import Padded, Refused, plain
 from kp_dynamo.passes.padding.interpreter import PaddingInterpreter, RefusedNode
 from kp_dynamo.passes.padding.layout import with_one_atom

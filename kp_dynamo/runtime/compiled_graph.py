@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from kp_dynamo.autograd.eager_strides import STRIDES
 from kp_dynamo.cache.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.compat import xla
 from kp_dynamo.error_boundary import only_our_errors
+from kp_dynamo.graph.nodes import EAGER_STRIDES
 from kp_dynamo.graph.symbol_values import SymbolReader
 from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, is_spmd, shardings
 from kp_dynamo.lowering.host_layout import Strides, strides_of, to_host
@@ -76,7 +76,7 @@ class CompiledGraph:
         self._key = contract.key or (("graph", f"number {next(_numbers)}"),)
         self._programs: dict[_Variant | None, Program] = {}
         self._results = _result_values(gm)[: spec.num_returned]
-        self._eager_strides: dict[int, Any] = gm.graph.output_node().meta.get(STRIDES, {})
+        self._eager_strides: dict[int, Any] = gm.graph.output_node().meta.get(EAGER_STRIDES, {})
         self._strides: dict[_Variant | None, list[Strides]] = {}
         values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
         self._is_static = not any(_is_symbolic(v) for v in values)

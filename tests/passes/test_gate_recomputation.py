@@ -6,8 +6,8 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
+from kp_dynamo.graph.nodes import backward_nodes
 from kp_dynamo.graph.saved_values import partitioned
-from kp_dynamo.passes.base import backward_nodes
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.checkpoint_activations import CheckpointAttention, CheckpointBlocks, CheckpointShare
 from kp_dynamo.passes.fold_constants import FoldConstants

@@ -12,8 +12,8 @@ from torch import Tensor, fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
+from kp_dynamo.graph.nodes import backward_nodes, calls
 from kp_dynamo.ops.linear_act import ACTIVATIONS
-from kp_dynamo.passes.base import backward_nodes, calls
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_views import FoldViews
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation

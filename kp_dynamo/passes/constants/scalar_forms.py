@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.editing import erase_unused, insert_call
-from kp_dynamo.passes.base import calls, tensor_of
+from kp_dynamo.graph.nodes import calls, tensor_of
 from kp_dynamo.passes.constants.values import constant_of
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.editing import replace_node
-from kp_dynamo.passes.base import calls, tensor_of
+from kp_dynamo.graph.nodes import calls, tensor_of
 from kp_dynamo.passes.constants.values import constant_of
 
 aten = torch.ops.aten

@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.graph.nodes import tensor_of
 
 aten = torch.ops.aten
 

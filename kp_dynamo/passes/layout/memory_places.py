@@ -16,9 +16,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.graph.editing import insert_call, replace_node
+from kp_dynamo.graph.nodes import calls
 from kp_dynamo.graph.source_lines import user_line
 from kp_dynamo.graph.view_chain import base_of
-from kp_dynamo.passes.base import calls
 
 aten = torch.ops.aten
 

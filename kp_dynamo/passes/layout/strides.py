@@ -7,7 +7,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.graph.editing import FakeRuns, set_value
-from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.passes.precision.sensitive_ops import PRODUCTS
 
 aten = torch.ops.aten

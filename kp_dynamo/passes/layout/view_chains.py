@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.passes.layout.axes import Axes, Dims
 from kp_dynamo.passes.precision.casts import is_widening
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.ops.linear_act import fits
-from kp_dynamo.passes.base import tensor_of
 
 aten = torch.ops.aten
 

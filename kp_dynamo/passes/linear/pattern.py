@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.passes.linear.activations import is_cast
 
 aten = torch.ops.aten

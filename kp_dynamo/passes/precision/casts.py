@@ -12,7 +12,7 @@ from torch import fx
 from torch._prims_common import is_non_overlapping_and_dense
 
 from kp_dynamo.graph.editing import FakeRuns, insert_untyped
-from kp_dynamo.passes.base import tensor_of
+from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.passes.constants.values import factor_of
 from kp_dynamo.passes.precision.sensitive_ops import PARTS, VIEWS, users_behind
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from kp_dynamo.passes.base import backward_nodes, calls, tensor_of
+from kp_dynamo.graph.nodes import backward_nodes, calls, tensor_of
 from kp_dynamo.passes.precision.casts import is_bfloat16, is_float32, is_widening, origins
 from kp_dynamo.passes.precision.sensitive_ops import (
     ANGLES,

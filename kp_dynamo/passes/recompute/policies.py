@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.graph.random_results import is_random
 from kp_dynamo.graph.saved_values import ForwardPart, flops_of
 from kp_dynamo.graph.sizes import node_bytes
-from kp_dynamo.passes.base import tensor_of
 from kp_dynamo.passes.precision.sensitive_ops import PRODUCTS, VIEWS
 
 aten = torch.ops.aten

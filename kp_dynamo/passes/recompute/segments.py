@@ -20,9 +20,9 @@ import operator
 import torch
 from torch import fx
 
+from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.graph.peak_memory import is_pointwise
 from kp_dynamo.graph.sizes import node_bytes
-from kp_dynamo.passes.base import tensor_of
 
 aten = torch.ops.aten
 

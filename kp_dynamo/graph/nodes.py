@@ -1,0 +1,48 @@
+"""Questions that every room asks of a node, and the keys under which one room leaves something for another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+PADDED_SIZES = "kp_padded_sizes"
+"""In the meta of a graph that `mask_padding` has padded: the expressions of its sizes."""
+EAGER_STRIDES = "eager_strides"
+"""In the meta of the output node: position of a result -> the strides that eager gives it."""
+
+
+def tensor_of(node: object) -> torch.Tensor | None:
+    """The fake tensor a node stands for, or None where it is not a single tensor."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def backward_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes of a joint graph that depend on an incoming gradient (AOTAutograd's `tangents_*`)."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents_")
+        if is_tangent or any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return {node for node in found if node.op != "output"}
+
+
+def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that an output of the forward needs: the others, in a joint graph, only feed gradients."""
+    backward = backward_nodes(graph)
+    results = graph.output_node().all_input_nodes
+    found: set[fx.Node] = set()
+    stack = [node for node in results if node not in backward]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += node.all_input_nodes
+    return found
+
+
+def calls(graph: fx.Graph, *targets: object) -> Iterator[fx.Node]:
+    """Call nodes of `targets`, in graph order, of a snapshot that edits do not disturb."""
+    return (n for n in list(graph.nodes) if n.op == "call_function" and n.target in targets)
