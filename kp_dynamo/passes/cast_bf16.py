@@ -45,21 +45,12 @@ from torch import fx
 
 from kp_dynamo.graph.editing import insert_call
 from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.op_tables import BIASES, LINEAR_ACTS, MATMULS, MOVES, PARTS, UNBIASED, VIEWS, users_through
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.precision.casts import Casts, is_float32, is_narrowing, is_widening
 from kp_dynamo.passes.precision.keep_float32 import KeepFloat32
 from kp_dynamo.passes.precision.matmul_rules import PrecisionRules, float32_products, keeps_result, linear_products
-from kp_dynamo.passes.precision.sensitive_ops import (
-    BIASES,
-    LINEAR_ACTS,
-    MOVES,
-    PARTS,
-    PRODUCTS,
-    UNBIASED,
-    VIEWS,
-    may_follow,
-    users_behind,
-)
+from kp_dynamo.passes.precision.sensitive_ops import may_follow
 
 aten = torch.ops.aten
 
@@ -125,7 +116,7 @@ class _Casting:
 
     def _cast_product(self, node: fx.Node) -> None:
         is_wide, args, factor = self.is_wide[node], list(node.args), 1.0
-        for position in PRODUCTS[node.target]:
+        for position in MATMULS[node.target]:
             operand: Any = args[position]
             if node.target in UNBIASED:
                 args[position], scale = self.casts.unscaled(operand, before=node)
@@ -178,7 +169,7 @@ def _may_follow(node: fx.Node, casts: Casts) -> bool:
         return False
     if not all(casts.is_born(source) for source in floats) or not _fits(node, sources):
         return False
-    return not any(user.op == "output" for user in users_behind(node, VIEWS + PARTS))
+    return not any(user.op == "output" for user in users_through(node, VIEWS + PARTS))
 
 
 def _gives_float32(node: fx.Node) -> bool:

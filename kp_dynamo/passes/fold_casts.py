@@ -34,10 +34,10 @@ from torch import fx
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.graph.editing import cast_to, erase_unused, insert_call
 from kp_dynamo.graph.nodes import calls
+from kp_dynamo.graph.op_tables import BIASES, LINEAR_ACTS, MATMULS, VIEWS
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.precision.casts import ADDED, is_bfloat16, is_narrowing, is_widening
 from kp_dynamo.passes.precision.matmul_rules import ONE_PASS, has_float32_product
-from kp_dynamo.passes.precision.sensitive_ops import BIASES, LINEAR_ACTS, PRODUCTS, VIEWS
 
 aten, kp = torch.ops.aten, torch.ops.kp
 
@@ -63,7 +63,7 @@ class FoldCasts:
 
 
 def _operands(product: fx.Node) -> list[Any]:
-    return [product.args[position] for position in PRODUCTS[product.target]]
+    return [product.args[position] for position in MATMULS[product.target]]
 
 
 def _is_foldable(operands: list[Any]) -> bool:
@@ -92,7 +92,7 @@ def _fold(product: fx.Node) -> None:
     """Put a product of the arguments in the place of `product`."""
     graph, args, kwargs = product.graph, list(product.args), dict(product.kwargs)
     with graph.inserting_before(product):
-        for position in PRODUCTS[product.target]:
+        for position in MATMULS[product.target]:
             args[position] = _uncast(args[position], like=product)
         bias = BIASES.get(product.target, 2 if product.target in _OURS else None)
         if bias is not None and args[bias] is not None:

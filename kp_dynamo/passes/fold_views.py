@@ -45,11 +45,11 @@ from torch import fx
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.graph.editing import FakeRuns, cast_to, erase_unused, insert_call
 from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.op_tables import VIEWS
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.layout.axes import Axes, Dim, Dims, merged
 from kp_dynamo.passes.layout.strides import Strides, is_seen
 from kp_dynamo.passes.layout.view_chains import End, destination_of, has_static_size, source_of
-from kp_dynamo.passes.precision.sensitive_ops import VIEWS
 
 aten, kp = torch.ops.aten, torch.ops.kp
 

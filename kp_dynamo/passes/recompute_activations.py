@@ -40,9 +40,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from kp_dynamo.graph.editing import FakeRuns, cast_to, insert_call
 from kp_dynamo.graph.nodes import backward_nodes, calls
+from kp_dynamo.graph.op_tables import VIEWS
 from kp_dynamo.ops.linear_act import ACTIVATIONS, compute_dtype
 from kp_dynamo.passes.base import PassReport
-from kp_dynamo.passes.precision.sensitive_ops import VIEWS
 from kp_dynamo.passes.recompute.tags import tag
 
 aten, kp = torch.ops.aten, torch.ops.kp

@@ -33,9 +33,9 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kp_dynamo.graph.nodes import backward_nodes, calls, tensor_of
+from kp_dynamo.graph.op_tables import VIEWS
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.precision.casts import is_bfloat16, is_widening
-from kp_dynamo.passes.precision.sensitive_ops import VIEWS
 from kp_dynamo.passes.recompute.tags import tag
 
 _cast = torch.ops.aten._to_copy.default

@@ -47,6 +47,7 @@ from torch import fx
 
 from kp_dynamo.graph.editing import FakeRuns, cast_to, erase_unused, insert_call
 from kp_dynamo.graph.nodes import calls, forward_nodes, tensor_of
+from kp_dynamo.graph.op_tables import VIEWS
 from kp_dynamo.ops import attention as _ops  # noqa: F401  # registers the operators
 from kp_dynamo.ops.attention_forms import compute_dtype
 from kp_dynamo.passes.attention.gradients import Gradients, gradients_of
@@ -54,7 +55,6 @@ from kp_dynamo.passes.attention.known_masks import without_known
 from kp_dynamo.passes.attention.pattern import Attention, Mask, Refusal, attention_at
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.constants.values import Constant, factor_of
-from kp_dynamo.passes.precision.sensitive_ops import VIEWS
 
 aten, kp = torch.ops.aten, torch.ops.kp
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from kp_dynamo.graph.op_tables import VIEWS
 from kp_dynamo.passes.attention.pattern import Attention, Refusal
 from kp_dynamo.passes.constants.values import constant_of, factor_of
-from kp_dynamo.passes.precision.sensitive_ops import VIEWS
 
 aten = torch.ops.aten
 

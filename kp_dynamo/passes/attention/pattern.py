@@ -13,9 +13,9 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.op_tables import VIEWS
 from kp_dynamo.passes.attention.score_layout import layout_problem
 from kp_dynamo.passes.constants.values import constant_of, factor_of
-from kp_dynamo.passes.precision.sensitive_ops import VIEWS
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from kp_dynamo.graph.editing import FakeRuns, set_value
 from kp_dynamo.graph.nodes import tensor_of
-from kp_dynamo.passes.precision.sensitive_ops import PRODUCTS
+from kp_dynamo.graph.op_tables import MATMULS
 
 aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ def is_seen(node: fx.Node) -> bool:
 
 
 def _may_take_strides(node: fx.Node) -> bool:
-    return node.target not in PRODUCTS
+    return node.target not in MATMULS
 
 
 class Strides:

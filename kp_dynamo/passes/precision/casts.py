@@ -13,8 +13,8 @@ from torch._prims_common import is_non_overlapping_and_dense
 
 from kp_dynamo.graph.editing import FakeRuns, insert_untyped
 from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.op_tables import PARTS, VIEWS, users_through
 from kp_dynamo.passes.constants.values import factor_of
-from kp_dynamo.passes.precision.sensitive_ops import PARTS, VIEWS, users_behind
 
 aten = torch.ops.aten
 
@@ -78,7 +78,7 @@ class Casts:
         """
         source = node.args[0]
         assert isinstance(source, fx.Node), "the caller has seen a cast of a tensor"
-        is_result = any(user.op == "output" for user in users_behind(node, VIEWS + PARTS))
+        is_result = any(user.op == "output" for user in users_through(node, VIEWS + PARTS))
         known = self._wide.get(source) if is_widening(node) else self._narrow.get(source)
         if known is None and is_narrowing(node) and self.is_exact(source) and not is_result:
             known = self.narrow(source, before=node)

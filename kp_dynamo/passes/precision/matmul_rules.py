@@ -8,17 +8,9 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.nodes import backward_nodes, calls, tensor_of
+from kp_dynamo.graph.op_tables import LINEAR_ACTS, MATMULS, PARTS, VIEWS, op_name, users_through
 from kp_dynamo.passes.precision.casts import is_bfloat16, is_float32, is_widening, origins
-from kp_dynamo.passes.precision.sensitive_ops import (
-    ANGLES,
-    EXPONENTIALS,
-    LINEAR_ACTS,
-    PARTS,
-    PRODUCTS,
-    VIEWS,
-    op_name,
-    users_behind,
-)
+from kp_dynamo.passes.precision.sensitive_ops import ANGLES, EXPONENTIALS
 
 aten = torch.ops.aten
 
@@ -44,7 +36,7 @@ ONE_PASS = "one_pass"
 
 def float32_products(graph: fx.Graph) -> list[fx.Node]:
     """Products of float32 operands, in graph order, but for those whose operands are widened bfloat16 already."""
-    return [node for node in calls(graph, *PRODUCTS) if _may_gain(node)]
+    return [node for node in calls(graph, *MATMULS) if _may_gain(node)]
 
 
 # Other operators that XLA makes products of.
@@ -76,7 +68,7 @@ def linear_products(graph: fx.Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     operands: set[fx.Node] = set()
     for node in calls(graph, aten.mm.default, aten.addmm.default, *LINEAR_ACTS):
-        read = [node.args[position] for position in PRODUCTS[node.target]]
+        read = [node.args[position] for position in MATMULS[node.target]]
         factors = [origin for operand in read if isinstance(operand, fx.Node) for origin in origins(operand)]
         if node not in backward and _is_linear(node):
             operands.update(factors)
@@ -106,7 +98,7 @@ class PrecisionRules:
 
     def problem(self, product: fx.Node) -> str | None:
         """Why the operands of `product` must not be rounded, or None."""
-        for position in PRODUCTS[product.target]:
+        for position in MATMULS[product.target]:
             operand = product.args[position]
             if operand in self.counted:
                 return f"{operand} is made of integers (positions?), which bfloat16 holds up to 256 only"
@@ -126,7 +118,7 @@ def keeps_result(product: fx.Node) -> bool:
     """
     if product.target in LINEAR_ACTS or not isinstance(product.meta["val"], torch.Tensor):
         return False
-    users = users_behind(product, VIEWS + PARTS)
+    users = users_through(product, VIEWS + PARTS)
     if any(user.op == "output" for user in users) or _reader(product, EXPONENTIALS, _MAX_SCALINGS):
         return True
     if product.target is aten.baddbmm.default or (product.target is aten.addmm.default and not _adds_bias(product)):
@@ -137,7 +129,7 @@ def keeps_result(product: fx.Node) -> bool:
 
 
 def _may_gain(product: fx.Node) -> bool:
-    operands = [product.args[position] for position in PRODUCTS[product.target]]
+    operands = [product.args[position] for position in MATMULS[product.target]]
     if product.meta.get(ONE_PASS):
         return False
     return all(is_float32(operand) for operand in operands) and not all(
@@ -150,7 +142,7 @@ def _may_gain(product: fx.Node) -> bool:
 def _is_linear(product: fx.Node) -> bool:
     if product.target in LINEAR_ACTS:
         return True
-    weight = product.args[PRODUCTS[product.target][1]]
+    weight = product.args[MATMULS[product.target][1]]
     assert isinstance(weight, fx.Node), "a product of tensors"
     origin = next(origins(weight))
     is_transposed = weight.target in (aten.t.default, aten.transpose.int, aten.permute.default)
@@ -181,7 +173,7 @@ def _is_integer(node: fx.Node) -> bool:
 
 def _reader(node: fx.Node, names: tuple[str, ...], max_scalings: int) -> fx.Node | None:
     """The first op of `names` that reads `node`, directly or scaled and masked."""
-    for user in users_behind(node, VIEWS + PARTS):
+    for user in users_through(node, VIEWS + PARTS):
         if op_name(user.target) in names:
             return user
         if user.target in _SCALINGS and max_scalings and (found := _reader(user, names, max_scalings - 1)):
@@ -193,7 +185,7 @@ def _adds_to_float32(user: fx.Node, product: fx.Node) -> bool:
     others = [other for other in user.all_input_nodes if product not in origins(other)]
     if user.target not in _ADDITIONS or len(others) != 1 or not is_float32(others[0]):
         return False
-    is_product = any(origin.target in PRODUCTS for origin in origins(others[0]))
+    is_product = any(origin.target in MATMULS for origin in origins(others[0]))
     return not is_product and _dim(others[0]) == _dim(user)
 
 

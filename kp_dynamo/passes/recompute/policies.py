@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.op_tables import MATMULS, VIEWS
 from kp_dynamo.graph.random_results import is_random
 from kp_dynamo.graph.saved_values import ForwardPart, flops_of
 from kp_dynamo.graph.sizes import node_bytes
-from kp_dynamo.passes.precision.sensitive_ops import PRODUCTS, VIEWS
 
 aten = torch.ops.aten
 
@@ -33,8 +33,8 @@ def attention_scores(nodes: list[fx.Node]) -> list[fx.Node]:
         behind = _of_one_size(softmax, lambda n: [u for u in n.users if u in forward])
         # The second product gives another size, unless S is the width of a head.
         readers = {u for n in behind for u in n.users} | behind
-        if any(n.target in PRODUCTS for n in before) and any(u.target in PRODUCTS for u in readers & forward):
-            found |= before | {n for n in behind if n.target not in PRODUCTS}
+        if any(n.target in MATMULS for n in before) and any(u.target in MATMULS for u in readers & forward):
+            found |= before | {n for n in behind if n.target not in MATMULS}
     return [n for n in nodes if n in found and not comes_of_chance(n)]
 
 
@@ -45,7 +45,7 @@ def _of_one_size(start: fx.Node, neighbours: Callable[[fx.Node], list[fx.Node]])
         for node in neighbours(stack.pop()):
             if node not in found and _numel(node) == size:
                 found.add(node)
-                stack += [] if node.target in PRODUCTS else [node]
+                stack += [] if node.target in MATMULS else [node]
     return found
 
 
@@ -81,7 +81,7 @@ def _is_skip(x: fx.Node, made: fx.Node, forward: set[fx.Node], ends: dict[fx.Nod
             if source not in seen and source in forward:
                 seen.add(source)
                 stack += [] if source is x or source in ends else [source]
-    return x in seen and any(n.target in PRODUCTS for n in seen - {x})
+    return x in seen and any(n.target in MATMULS for n in seen - {x})
 
 
 def _shape(node: fx.Node) -> tuple[str, ...] | None:
