@@ -30,7 +30,6 @@ from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
 from kp_dynamo.graph.least_memory import MemoryBudget, require_room
 from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec, get_lowering
-from kp_dynamo.lowering.flash_payloads import payload_of
 from kp_dynamo.pipeline import (
     Pipeline,
     build_backward_pipeline,
@@ -176,7 +175,13 @@ class Session:
             donate = options.donate == "mutated"
             identity = self._salt + _identity(text)
             spec = LoweringSpec(
-                name, num_returned, needed, options.strict, identity, overwritten, donate, payload_of=payload_of
+                name=name,
+                num_returned=num_returned,
+                matmul_precision=needed,
+                strict=options.strict,
+                identity=identity,
+                overwritten=overwritten,
+                donate=donate,
             )
             interface = (("graph", text), ("returned", num_returned), ("overwritten", overwritten))
             key = None if text is None or conditions is None else (*interface, *conditions)

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from torch import fx
 
-from kp_dynamo.ops.flash_kernels import PayloadOf
-
 
 @dataclass(frozen=True)
 class LoweringSpec:
@@ -27,7 +25,6 @@ class LoweringSpec:
             something else with a result.
         donate: Whether results may take the buffers of the arguments that are overwritten.
         is_sharded: Whether the program runs on several devices, for the shardings of its arguments.
-        payload_of: Makes the kernels that a TPU is handed; None where their operators are to be taken apart.
     """
 
     name: str
@@ -38,7 +35,6 @@ class LoweringSpec:
     overwritten: tuple[int | None, ...] = ()
     donate: bool = False
     is_sharded: bool = False
-    payload_of: PayloadOf | None = None
 
 
 @dataclass

@@ -22,7 +22,7 @@ from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.checks import check_donation, check_layouts, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.cut import Conductor, is_xla_piece, spec_of_pieces, split_around
-from kp_dynamo.lowering.flash_calls import calls_with
+from kp_dynamo.lowering.flash_calls import CustomCalls
 from kp_dynamo.lowering.program import settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
@@ -121,7 +121,7 @@ class Export:
     ) -> tuple[list[fx.Node], bytes | None, tuple[int, ...]]:
         """The nodes that XLA lacks; the program, if there is one; the inputs that are donated."""
         with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
-            with barriers(xla.optimization_barrier), flash_calls(calls_with(spec.payload_of)):
+            with barriers(xla.optimization_barrier), flash_calls(CustomCalls()):
                 traced = trace(gm, args, device_constants(gm), spec, on_node=_name_operations)
             if traced.fallbacks or not traced.roots:
                 return traced.fallbacks, None, ()

@@ -6,29 +6,21 @@ Shapes: N batch x heads, S queries, T keys, D width of a head. The kernels take 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kp_dynamo.compat import xla
-from kp_dynamo.ops.flash_kernels import FlashKernel, FlashScoring, Part, PayloadOf
+from kp_dynamo.lowering.flash_payloads import payload_of
+from kp_dynamo.ops.flash_kernels import FlashKernel, FlashScoring, Part
 
 _LANES = 128
 """The kernels have numbers of rows 128 times side by side, as vector registers hold them."""
 
 
-def calls_with(payload_of: PayloadOf | None, *, is_sharded: bool = False) -> CustomCalls | None:
-    """Who calls the kernels, or None: XLA cannot share the work of a custom call among devices."""
-    return None if payload_of is None or is_sharded else CustomCalls(payload_of)
-
-
-@dataclass(frozen=True)
 class CustomCalls:
-    """The kernels as custom calls on XLA tensors; `payload_of` makes what the compiler is handed."""
-
-    payload_of: PayloadOf
+    """The kernels as custom calls on XLA tensors."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scoring: FlashScoring) -> Tensor:
         kernel = self._kernel("forward", q, v, scoring)
@@ -69,7 +61,7 @@ class CustomCalls:
         given = [x.unsqueeze(0) for x in operands]
         shapes = [[1, *x.shape] for x in like]
         # torch_xla 2.9: its public `make_kernel_from_pallas` has JAX run where the tensors are.
-        found = xla.xlac()._xla_tpu_custom_call(given, self.payload_of(kernel), shapes, [x.dtype for x in like])
+        found = xla.xlac()._xla_tpu_custom_call(given, payload_of(kernel), shapes, [x.dtype for x in like])
         return [x.squeeze(0) for x in found]
 
 

@@ -18,7 +18,7 @@ from kp_dynamo.compat import xla
 from kp_dynamo.compat.lock import one_trace_at_a_time
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import DONORS, Donation
-from kp_dynamo.lowering.flash_calls import calls_with
+from kp_dynamo.lowering.flash_calls import CustomCalls
 from kp_dynamo.lowering.pending import OwnBuffers, compute
 from kp_dynamo.lowering.program_inputs import Slot
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
@@ -63,9 +63,9 @@ def compile_program(
     # AOTAutograd compiles under a fake mode, which would take the tensors made here for its own.
     with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
-        # XLA:CPU drops barriers, and has no kernels.
+        # XLA:CPU drops barriers, and has no kernels. No XLA can share the work of a custom call among devices.
         on_tpu = xla.device_kind() == "TPU"
-        kernels = calls_with(spec.payload_of if on_tpu else None, is_sharded=spec.is_sharded)
+        kernels = CustomCalls() if on_tpu and not spec.is_sharded else None
         with barriers(xla.optimization_barrier if on_tpu else None), flash_calls(kernels):
             traced = trace(gm, args, constants, spec)
         if traced.fallbacks:

@@ -6,7 +6,7 @@ Shapes: N batch x heads, S queries, T keys, D width of a head.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -56,10 +56,6 @@ class FlashKernel:
     dtype: torch.dtype
     scoring: FlashScoring
     precision: Literal["default", "highest"]
-
-
-PayloadOf = Callable[[FlashKernel], str]
-"""Makes what the TPU's compiler is handed for a kernel: the configuration of a `tpu_custom_call`."""
 
 
 class FlashCalls(Protocol):
