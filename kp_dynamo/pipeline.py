@@ -170,7 +170,7 @@ def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions
     for number, graph_pass in enumerate(pipeline, start=1):
         reports.append(_run_pass(gm, graph_pass, [r.name for r in reports]))
         _dump(gm, options, f"{graph_name}.{number}.{graph_pass.name}")
-        TELEMETRY.passed(graph_name, reports[-1])
+        TELEMETRY.passed(graph_name, reports[-1].to_dict())
     keep_strides(gm.graph, seen)
     TELEMETRY.spent("passes", time.perf_counter() - start)
     log.trace_graph(gm, f"{graph_name}.after_passes")

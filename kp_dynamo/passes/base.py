@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import fx
 
@@ -23,6 +23,15 @@ class PassReport:
     rewritten: int
     refused: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values fit for JSON."""
+        return {
+            "name": self.name,
+            "rewritten": self.rewritten,
+            "refused": [list(pair) for pair in self.refused],
+            "notes": list(self.notes),
+        }
 
 
 @runtime_checkable

@@ -7,8 +7,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from kp_dynamo.passes.base import PassReport
-
 
 @dataclass
 class Telemetry:
@@ -17,7 +15,7 @@ class Telemetry:
     counts: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    passes: list[tuple[str, PassReport]] = field(default_factory=list)
+    passes: list[dict[str, Any]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, name: str, by: int = 1) -> None:
@@ -36,10 +34,10 @@ class Telemetry:
         with self._lock:
             self.seconds[stage] += seconds
 
-    def passed(self, graph: str, report: PassReport) -> None:
-        """Keep what a pass did to a graph."""
+    def passed(self, graph: str, report: dict[str, Any]) -> None:
+        """Keep what a pass did to a graph, as `PassReport.to_dict` says it."""
         with self._lock:
-            self.passes.append((graph, report))
+            self.passes.append({"graph": graph, **report})
 
     def reset(self) -> None:
         """Back to zero."""
@@ -65,14 +63,5 @@ def snapshot() -> dict[str, Any]:
             "fallbacks": dict(TELEMETRY.fallbacks),
             "fallback_bytes": TELEMETRY.counts["fallback_bytes"],
             "seconds": {stage: round(value, 6) for stage, value in TELEMETRY.seconds.items()},
-            "passes": [
-                {
-                    "graph": graph,
-                    "name": r.name,
-                    "rewritten": r.rewritten,
-                    "refused": [list(x) for x in r.refused],
-                    "notes": list(r.notes),
-                }
-                for graph, r in TELEMETRY.passes
-            ],
+            "passes": [dict(report) for report in TELEMETRY.passes],
         }
