@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from kp_dynamo.capture.tensor_devices import placement_mode
 from kp_dynamo.compat.known_limits import EARLIER_LIMITS
 from kp_dynamo.compat.versions import CURE
 from kp_dynamo.config.options import CompileOptions, option_fields
 from kp_dynamo.error_boundary import only_our_errors
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
-from kp_dynamo.runtime.placement import placement_mode
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from torch.utils.checkpoint import checkpoint
 
 from kp_dynamo import TPUConfigurationError, TPUDeviceError, kp_tpu
 from kp_dynamo import legacy_backend as earlier
+from kp_dynamo.capture.tensor_devices import placement_mode
 from kp_dynamo.compat.known_limits import EARLIER_LIMITS
 from kp_dynamo.compat.versions import CURE, earlier_version
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.legacy_backend import compile_with_stock
-from kp_dynamo.runtime.placement import placement_mode
 
 pytestmark = pytest.mark.compat
 

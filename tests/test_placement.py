@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from kp_dynamo import TPUDeviceError, clear_cache
-from kp_dynamo.runtime.placement import Placement, digest_of, placement_mode
+from kp_dynamo.capture.tensor_devices import placement_mode
+from kp_dynamo.runtime.placement import Placement, digest_of
 from tests.spine import DEVICES, check_like_eager, compiled, run_script
 
 

@@ -25,8 +25,7 @@ from kp_dynamo.capture.capture import Capture
 from kp_dynamo.exceptions import TPUOptimizationError, TPUValidationError
 from kp_dynamo.graph.nodes import PADDED_SIZES
 from kp_dynamo.graph.source_lines import user_line
-from kp_dynamo.passes.base import PassReport
-from kp_dynamo.pipeline import Pipeline
+from kp_dynamo.passes.base import GraphPass, PassReport
 from kp_dynamo.telemetry.counters import TELEMETRY
 
 logger = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class Bucketing:
             results[position] = self._resized(results[position], shape) if isinstance(shape, tuple) else shape
         return padded, results
 
-    def allowed(self, pipeline: Pipeline, strict: bool, aliases: ResultAliases) -> Pipeline:
+    def allowed(self, pipeline: tuple[GraphPass, ...], strict: bool, aliases: ResultAliases) -> tuple[GraphPass, ...]:
         """`pipeline`, without the masks where results or writes in place forbid padding.
 
         Args:

@@ -15,9 +15,9 @@ from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.cache.key_diff import Parts
 from kp_dynamo.capture.cpu_view import copy_views_of_parts, inputs_on_cpu, is_fake, lift_held_tensors, name_the_cpu
 from kp_dynamo.capture.exponents import fix_exponents
+from kp_dynamo.capture.tensor_devices import placement_mode
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
-from kp_dynamo.runtime.placement import placement_mode
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,6 @@ import xxhash
 from torch.utils.weak import WeakIdKeyDictionary
 
 from kp_dynamo.compat import xla
-from kp_dynamo.exceptions import TPUDeviceError
 
 logger = logging.getLogger(__name__)
 
@@ -97,37 +95,3 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     if torch._debug_has_internal_overlap(tensor) == 0 and torch._prims_common.is_non_overlapping_and_dense(tensor):
         return tensor.as_strided((tensor.numel(),), (1,))
     return tensor.contiguous()
-
-
-def placement_mode(tensors: Sequence[torch.Tensor], default: str) -> str:
-    """ "cpu" where inputs must be placed, "xla" where they are there already.
-
-    0-dim CPU tensors go with either, as they do in eager torch.
-
-    Raises:
-        TPUDeviceError: Tensors on both, on a device that is neither, or on an XLA device that is not the first.
-    """
-    other = [t for t in tensors if t.device.type == "xla" and t.device.index not in (None, 0)]
-    if other:
-        # torch_xla 2.9 ends the process when a program is given a buffer of another device.
-        raise TPUDeviceError(
-            f"a graph input is on {other[0].device} (shape {tuple(other[0].shape)}); compiled programs run on xla:0. "
-            "Allowed: all on the CPU, or all on xla:0. Move model and inputs with .to('xla:0')."
-        )
-    foreign = [t for t in tensors if t.device.type not in ("cpu", "xla")]
-    on_cpu = [t for t in tensors if t.device.type == "cpu" and t.dim() > 0]
-    on_xla = [t for t in tensors if t.device.type == "xla"]
-    if foreign:
-        native = foreign[0].device.type == "tpu"
-        raise TPUDeviceError(
-            f"a graph input is on {foreign[0].device} (shape {tuple(foreign[0].shape)})"
-            f"{', the native TPU device of PyTorch, which this version does not speak to' if native else ''}. "
-            "Allowed: all on the CPU, or all on the XLA device. Move it with .to('cpu') or .to('xla')."
-        )
-    if on_cpu and on_xla:
-        raise TPUDeviceError(
-            f"{len(on_xla)} graph inputs are on {on_xla[0].device} and {len(on_cpu)} on the CPU "
-            f"(the first of these has shape {tuple(on_cpu[0].shape)}). "
-            "Allowed: all on the CPU, or all on the XLA device. Move model and inputs with .to('xla')."
-        )
-    return "xla" if on_xla else "cpu" if any(t.device.type == "cpu" for t in tensors) else default
