@@ -6,7 +6,7 @@ import io
 from html import escape
 from typing import Any
 
-from kp_dynamo.aot.report import DISCLAIMER, AotReport
+from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
 from kp_dynamo.aot.report_text import text_of
 from kp_dynamo.exceptions import TPUNotAvailableError
 from kp_dynamo.hardware import CHIPS
@@ -20,7 +20,7 @@ _LABELS = {"custom call": "custom call (roofline)"}
 _COLORS = ("#3366aa", "#dd8833", "#55aa77", "#aa4455", "#8866aa", "#999999")
 
 
-def page_of(report: AotReport) -> str:
+def page_of(report: AotFigures) -> str:
     """The page: pictures first, then the whole text."""
     title = f"{'Training step' if report.train else 'Inference'} on one {report.target}"
     pictures = [
@@ -59,7 +59,7 @@ def _svg(figure: Any) -> str:
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 
-def _roofline(report: AotReport) -> str:
+def _roofline(report: AotFigures) -> str:
     chip = CHIPS[report.target]
     figure, axes = _drawing(4.5)
     ridge = chip.bf16_flops / chip.hbm_bytes_per_s
@@ -81,7 +81,7 @@ def _roofline(report: AotReport) -> str:
     return _svg(figure)
 
 
-def _bars(report: AotReport) -> str:
+def _bars(report: AotFigures) -> str:
     figure, axes = _drawing(1.2 + 0.5 * len(report.programs))
     kinds = sorted({kind for p in report.programs for kind in p.ms_by_kind})
     left = [0.0] * len(report.programs)
@@ -95,7 +95,7 @@ def _bars(report: AotReport) -> str:
     return _svg(figure)
 
 
-def _memory(report: AotReport) -> str:
+def _memory(report: AotFigures) -> str:
     figure, axes = _drawing(1.2 + 0.5 * len(report.programs))
     names = [p.name for p in report.programs]
     parts = {

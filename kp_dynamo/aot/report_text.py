@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
 from kp_dynamo.aot.program_report import FusionReport, Origin, ProgramReport
-from kp_dynamo.aot.report import DISCLAIMER, AotReport
 from kp_dynamo.hardware import CHIPS, GB
 
 _MIB = 2**20
 _NUM_ORIGINS = 3
 
 
-def text_of(report: AotReport) -> str:
+def text_of(report: AotFigures) -> str:
     """Headline, memory, programs, the dearest operations, what has no estimate, seconds: a section each."""
     return "\n".join(
         [
@@ -37,7 +37,7 @@ def text_of(report: AotReport) -> str:
     )
 
 
-def _headline(report: AotReport) -> Iterator[str]:
+def _headline(report: AotFigures) -> Iterator[str]:
     chip = CHIPS[report.target]
     mode = "training step" if report.train else "inference"
     options = ", ".join(f"{k}={v!r}" for k, v in report.options.items()) or "default options"
@@ -63,7 +63,7 @@ def _headline(report: AotReport) -> Iterator[str]:
     yield f"  float32 products at precision {report.matmul_precision!r}"
 
 
-def _memory(report: AotReport) -> Iterator[str]:
+def _memory(report: AotFigures) -> Iterator[str]:
     chip = CHIPS[report.target]
     verdict = "fits" if report.fits else "DOES NOT FIT"
     yield (
@@ -73,7 +73,7 @@ def _memory(report: AotReport) -> Iterator[str]:
     yield from (f"  {note}" for note in chip.notes)
 
 
-def _programs(report: AotReport) -> Iterator[str]:
+def _programs(report: AotFigures) -> Iterator[str]:
     titles = (
         "program",
         "runs",
@@ -101,7 +101,7 @@ def _row(p: ProgramReport) -> tuple[str, ...]:
     return (p.name, str(p.runs), *times, *(f"{size / _MIB:.1f}" for size in sizes), f"{p.compile_s:.1f}")
 
 
-def _dearest(report: AotReport) -> Iterator[str]:
+def _dearest(report: AotFigures) -> Iterator[str]:
     found = sorted(((f, p) for p in report.programs for f in p.dearest), key=_of_a_step)[:12]
     yield "dearest operations"
     for fusion, program in found:
@@ -113,7 +113,7 @@ def _dearest(report: AotReport) -> Iterator[str]:
         yield from (f"      {line}" for line in _origin_lines(fusion.origins))
 
 
-def _custom_calls(report: AotReport) -> Iterator[str]:
+def _custom_calls(report: AotFigures) -> Iterator[str]:
     found = [(call, p) for p in report.programs for call in p.custom_calls]
     if found:
         yield f"custom calls, without cycles; at least, by FLOPs at the bfloat16 peak or bytes once: {len(found)}"
