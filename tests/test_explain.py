@@ -9,7 +9,7 @@ import torch
 
 import kp_dynamo
 from kp_dynamo import TPUConfigurationError, cache_stats, clear_cache, explain
-from kp_dynamo.explanation.report_text import text_of
+from kp_dynamo.explanation.reports import text_of
 from kp_dynamo.explanation.reports import (
     CaptureReport,
     Explanation,
