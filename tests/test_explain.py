@@ -9,7 +9,6 @@ import torch
 
 import kp_dynamo
 from kp_dynamo import TPUConfigurationError, cache_stats, clear_cache, explain
-from kp_dynamo.explanation.reports import text_of
 from kp_dynamo.explanation.reports import (
     CaptureReport,
     Explanation,
@@ -17,6 +16,7 @@ from kp_dynamo.explanation.reports import (
     GraphBreak,
     GraphReport,
     PassOnGraph,
+    text_of,
 )
 from kp_dynamo.passes.base import PassReport
 

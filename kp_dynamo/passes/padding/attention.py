@@ -9,8 +9,9 @@ import torch
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.passes.padding.atoms import Atoms, Padded, Refused, Size, expression, has_tail, plain, same
+from kp_dynamo.passes.padding.call import Call
 from kp_dynamo.passes.padding.layout import aligned
-from kp_dynamo.passes.padding.rules import Call, rule
+from kp_dynamo.passes.padding.rules import rule
 
 kp = torch.ops.kp
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from kp_dynamo.passes.padding.atoms import Padded, Refused, Size, plain
+from kp_dynamo.passes.padding.call import Call
 from kp_dynamo.passes.padding.masks import Number
-from kp_dynamo.passes.padding.rules import Call, aten, rule
+from kp_dynamo.passes.padding.rules import aten, rule
 
 _POOLS = {aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
 _BACKWARDS = {aten.avg_pool2d_backward.default: 2, aten.avg_pool3d_backward.default: 3}

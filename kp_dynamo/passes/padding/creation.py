@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from kp_dynamo.passes.padding.atoms import Padded, plain
-from kp_dynamo.passes.padding.rules import Call, aten, rule
+from kp_dynamo.passes.padding.call import Call
+from kp_dynamo.passes.padding.rules import aten, rule
 
 
 @rule(

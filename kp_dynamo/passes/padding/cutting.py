@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, Size, has_tail, is_padded, plain
+from kp_dynamo.passes.padding.call import Call
 from kp_dynamo.passes.padding.layout import gathered, with_one_atom
 from kp_dynamo.passes.padding.masks import Masks, Number
 from kp_dynamo.passes.padding.operands import with_canonical
-from kp_dynamo.passes.padding.rules import Call, aten, rule
+from kp_dynamo.passes.padding.rules import aten, rule
 
 _END = 2**63 - 1
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from kp_dynamo.passes.padding.atoms import Padded, Refused, broadcast, has_tail, plain, same
+from kp_dynamo.passes.padding.call import Call
 from kp_dynamo.passes.padding.operands import with_canonical
-from kp_dynamo.passes.padding.rules import Call, aten, rule
+from kp_dynamo.passes.padding.rules import aten, rule
 
 
 @rule(aten.embedding.default, layouts={"indices": "..."})

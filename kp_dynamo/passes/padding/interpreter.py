@@ -37,10 +37,11 @@ from kp_dynamo.passes.padding.atoms import (
     product,
     text,
 )
+from kp_dynamo.passes.padding.call import Call, Like, is_padded_value, unwrapped
 from kp_dynamo.passes.padding.lists import apart
 from kp_dynamo.passes.padding.masks import Masks
 from kp_dynamo.passes.padding.operands import is_concerned
-from kp_dynamo.passes.padding.rules import RULES, Call, Like, elementwise, is_elementwise, unwrapped
+from kp_dynamo.passes.padding.rules import RULES, elementwise, is_elementwise
 
 aten = torch.ops.aten
 
@@ -120,7 +121,7 @@ class PaddingInterpreter(fx.Interpreter):
 
     def _taken_apart(self, call: Call, decomposition: Callable[..., Any]) -> Any:
         """The call by a decomposition, whose parts have rules."""
-        leaves, spec = pytree.tree_flatten((call.args, call.kwargs), is_leaf=_is_padded_value)
+        leaves, spec = pytree.tree_flatten((call.args, call.kwargs), is_leaf=is_padded_value)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (Padded, Symbolic))]
 
         def parts(*operands: Any) -> Any:
@@ -144,7 +145,7 @@ class PaddingInterpreter(fx.Interpreter):
     def _checked(self, node: fx.Node, result: Any) -> Any:
         """`result`, if its shapes are those of the node; a size that does not scale with the length is refused."""
         wanted = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
-        got = [v for v in pytree.tree_leaves(result, is_leaf=_is_padded_value) if _is_padded_value(v)]
+        got = [v for v in pytree.tree_leaves(result, is_leaf=is_padded_value) if is_padded_value(v)]
         for value, like in zip(got, wanted, strict=False):
             _require_shape(value, like)
             self._masks.note(value)
@@ -161,10 +162,6 @@ def _own_lists(tree: Any) -> Any:
     if isinstance(tree, (list, tuple)):
         return type(tree)(map(_own_lists, tree)) if isinstance(tree, tuple) else list(map(_own_lists, tree))
     return tree
-
-
-def _is_padded_value(value: Any) -> bool:
-    return isinstance(value, Padded)
 
 
 def _require_shape(value: Padded, like: torch.Tensor) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from kp_dynamo.passes.padding.atoms import Padded
-from kp_dynamo.passes.padding.rules import Call, aten, rule
+from kp_dynamo.passes.padding.call import Call
+from kp_dynamo.passes.padding.rules import aten, rule
 
 _NONE = 0  # reduction="none"
 

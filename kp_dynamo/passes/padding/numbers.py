@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from kp_dynamo.passes.padding.atoms import Padded, broadcast
-from kp_dynamo.passes.padding.rules import Call, aten, dtype_beside, elementwise, rule
+from kp_dynamo.passes.padding.call import Call
+from kp_dynamo.passes.padding.rules import aten, dtype_beside, elementwise, rule
 
 
 def _true(call: Call, number: object) -> object:

@@ -9,7 +9,8 @@ from torch.utils import _pytree as pytree
 
 from kp_dynamo.ops.at_true_sizes import described
 from kp_dynamo.passes.padding.atoms import Padded, Refused, plain
-from kp_dynamo.passes.padding.rules import Call, Like, aten, kp, rule, unwrapped
+from kp_dynamo.passes.padding.call import Call, Like, unwrapped
+from kp_dynamo.passes.padding.rules import aten, kp, rule
 
 _NAMES = """
 _fft_r2c _fft_c2c _fft_c2r mode index_reduce put histc _linalg_svd _linalg_eigh linalg_qr linalg_eig _linalg_det

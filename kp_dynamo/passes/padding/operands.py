@@ -16,16 +16,14 @@ dimensions as they are declares a term for each such operand, in the notation of
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.passes.padding.atoms import Atoms, Padded, Refused, Symbolic, equal_sizes, has_tail, is_padded, product
+from kp_dynamo.passes.padding.call import Call
 from kp_dynamo.passes.padding.layout import aligned, with_one_atom
 from kp_dynamo.passes.padding.masks import Masks
-
-if TYPE_CHECKING:
-    from kp_dynamo.passes.padding.rules import Call
 
 Layouts = str | Mapping[str, str] | None
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"

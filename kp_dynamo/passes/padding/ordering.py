@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from kp_dynamo.passes.padding.atoms import Atoms, Padded, has_tail, plain
+from kp_dynamo.passes.padding.call import Call
 from kp_dynamo.passes.padding.layout import with_one_atom
 from kp_dynamo.passes.padding.masks import Masks, floor_div
-from kp_dynamo.passes.padding.rules import Call, aten, rule
+from kp_dynamo.passes.padding.rules import aten, rule
 
 
 @rule(aten.sort.default, aten.sort.stable, layouts="...")

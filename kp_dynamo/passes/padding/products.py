@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, broadcast, has_tail
-from kp_dynamo.passes.padding.rules import Call, aten, rule
+from kp_dynamo.passes.padding.call import Call
+from kp_dynamo.passes.padding.rules import aten, rule
 
 
 @rule(aten.mm.default, layouts={"self": "ik", "mat2": "kj"})

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from kp_dynamo.passes.padding.atoms import Atoms, Dims, Padded, is_prefix
+from kp_dynamo.passes.padding.call import Call
 from kp_dynamo.passes.padding.layout import true_number, with_one_atom
 from kp_dynamo.passes.padding.masks import Number
-from kp_dynamo.passes.padding.rules import Call, aten, rule
+from kp_dynamo.passes.padding.rules import aten, rule
 
 _IDENTITIES: dict[Any, float] = {
     aten.sum.default: 0, aten.sum.dim_IntList: 0, aten.prod.default: 1, aten.prod.dim_int: 1,

@@ -4,79 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
-from kp_dynamo.passes.padding.atoms import Padded, Size, Symbolic, broadcast
-from kp_dynamo.passes.padding.masks import Masks
+from kp_dynamo.passes.padding.atoms import Padded, Symbolic, broadcast
+from kp_dynamo.passes.padding.call import Call, Like, is_padded_value
 from kp_dynamo.passes.padding.operands import Layouts, require_no_length_as_number, with_layouts
 
 aten, kp = torch.ops.aten, torch.ops.kp
-
-
-@dataclass(frozen=True)
-class Like:
-    """What a tensor is in the graph: its dtype, and its shape in padded sizes that may be used while tracing."""
-
-    value: torch.Tensor
-    masks: Masks
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.value.dtype
-
-    @property
-    def shape(self) -> list[Size]:
-        return [self.masks.tracked(size) for size in self.value.shape]
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call to be made right: tensors among the arguments are `Padded`, sizes are padded ones.
-
-    Attributes:
-        like: What the call's value is in the graph: `Like` in the place of each tensor.
-        seen: The tensors among the arguments as autograd has seen them, in the order of `operands()`.
-    """
-
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    masks: Masks
-    like: Any
-    seen: tuple[torch.Tensor, ...] = ()
-
-    def arg(self, position: int, default: Any = None) -> Any:
-        """A positional argument, or what the operator takes where it is left out."""
-        return self.args[position] if len(self.args) > position else default
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The operator itself, on tensors."""
-        return self.target(*unwrapped(args), **unwrapped(kwargs))
-
-    def unchanged(self) -> Any:
-        """The call as it stands."""
-        return self.run(*self.args, **self.kwargs)
-
-    def operands(self) -> list[Padded]:
-        """All tensors among the arguments."""
-        return [x for x in pytree.tree_leaves((self.args, self.kwargs), is_leaf=_is_padded) if _is_padded(x)]
-
-    def with_operands(self, operands: Sequence[Padded]) -> Call:
-        """The call on other tensors, in the order of `operands()`."""
-        given = iter(operands)
-        args, kwargs = pytree.tree_map(
-            lambda x: next(given) if _is_padded(x) else x, (self.args, self.kwargs), is_leaf=_is_padded
-        )
-        return replace(self, args=args, kwargs=kwargs)
-
-    def own(self, name: str, position: int, default: Any = None) -> Any:
-        """An argument that may be given by name."""
-        return self.kwargs[name] if name in self.kwargs else self.arg(position, default)
 
 
 Function = Callable[[Call], Any]
@@ -122,15 +61,6 @@ def rule(
     return register
 
 
-def _is_padded(value: object) -> bool:
-    return isinstance(value, Padded)
-
-
-def unwrapped(tree: Any) -> Any:
-    """The tensors themselves."""
-    return pytree.tree_map(lambda x: x.tensor if isinstance(x, Padded) else x, tree, is_leaf=_is_padded)
-
-
 # Act on each element alone, and torch 2.9 does not tag them so, or they have parameters of their own.
 _ELEMENTWISE = {
     aten.alias.default, aten.bernoulli.default, aten.bernoulli.p, aten.clone.default, aten.detach.default,
@@ -155,7 +85,9 @@ def elementwise(call: Call) -> Any:
     """Tails stay tails. A length among the arguments is a value, and means the true one."""
     call = with_layouts(call, "...")
     dims = broadcast([x.dims for x in call.operands()])
-    has_length = any(isinstance(x, Symbolic) for x in pytree.tree_leaves((call.args, call.kwargs), is_leaf=_is_padded))
+    has_length = any(
+        isinstance(x, Symbolic) for x in pytree.tree_leaves((call.args, call.kwargs), is_leaf=is_padded_value)
+    )
     result = _with_true_lengths(call) if has_length else call.unchanged()
     return pytree.tree_map_only(torch.Tensor, lambda tensor: Padded(tensor, dims), result)
 
@@ -171,7 +103,7 @@ def _with_true_lengths(call: Call) -> Any:
         true = call.masks.true_value(x)
         return true.to(dtype_beside(true.dtype, dtypes)) if isinstance(true, torch.Tensor) else true
 
-    args, kwargs = pytree.tree_map(value, (call.args, call.kwargs), is_leaf=_is_padded)
+    args, kwargs = pytree.tree_map(value, (call.args, call.kwargs), is_leaf=is_padded_value)
     # A tensor where a number was: the packet finds the overload that takes it.
     result = call.target.overloadpacket(*args, **kwargs)
     return result.to(call.like.dtype) if isinstance(call.like, Like) else result

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused
-from kp_dynamo.passes.padding.rules import Call, aten, rule
+from kp_dynamo.passes.padding.call import Call
+from kp_dynamo.passes.padding.rules import aten, rule
 
 
 @rule(aten.bucketize.Tensor, aten.bucketize.Scalar, layouts={"self": "..."})

@@ -15,8 +15,9 @@ from kp_dynamo.passes.padding.atoms import (
     plain,
     product,
 )
+from kp_dynamo.passes.padding.call import Call
 from kp_dynamo.passes.padding.layout import gathered, viewed, with_one_atom
-from kp_dynamo.passes.padding.rules import Call, aten, rule
+from kp_dynamo.passes.padding.rules import aten, rule
 
 
 @rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, layouts="...")

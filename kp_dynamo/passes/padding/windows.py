@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from kp_dynamo.passes.padding.atoms import Dims, Padded, Refused, has_tail, plain
+from kp_dynamo.passes.padding.call import Call
 from kp_dynamo.passes.padding.operands import with_canonical
-from kp_dynamo.passes.padding.rules import Call, aten, rule
+from kp_dynamo.passes.padding.rules import aten, rule
 
 
 def _spatial(call: Call, x: Padded) -> Padded:
