@@ -31,6 +31,7 @@ from kp_dynamo.exceptions import (
 if TYPE_CHECKING:
     from kp_dynamo.aot.compiling import aot_compile
     from kp_dynamo.aot.report import AotReport
+    from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint, save_checkpoint
     from kp_dynamo.api.memory.manager import TPUMemoryManager
     from kp_dynamo.api.tpu_backend import TPUBackend
     from kp_dynamo.api.tpu_optimizer import TPUOptimizationResult, TPUOptimizer
@@ -98,8 +99,10 @@ __all__ = [
     "create_xla_integration",
     "explain",
     "kp_tpu",
+    "load_checkpoint",
     "mark_sequence",
     "plan_buckets",
+    "save_checkpoint",
     "validate_tpu_configuration",
     "validate_tpu_model",
 ]
@@ -133,8 +136,10 @@ _HOME_OF = {
     "create_xla_integration": "kp_dynamo.api.xla_integration",
     "explain": "kp_dynamo.explanation.explain",
     "kp_tpu": "kp_dynamo.backend",
+    "load_checkpoint": "kp_dynamo.api.checkpoint.checkpoint",
     "mark_sequence": "kp_dynamo.buckets.bucketing",
     "plan_buckets": "kp_dynamo.buckets.plan",
+    "save_checkpoint": "kp_dynamo.api.checkpoint.checkpoint",
     "validate_tpu_configuration": "kp_dynamo.api.validation",
     "validate_tpu_model": "kp_dynamo.api.validation",
 }

@@ -9,7 +9,7 @@ import torch
 import torch_xla
 from torch import nn
 
-from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint, save_checkpoint
+from kp_dynamo import load_checkpoint, save_checkpoint
 from tests.spine import compiled
 
 

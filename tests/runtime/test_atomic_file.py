@@ -12,9 +12,8 @@ import threading
 import pytest
 from torch import nn
 
-from kp_dynamo import TPUCheckpointError
+from kp_dynamo import TPUCheckpointError, save_checkpoint
 from kp_dynamo.api.checkpoint.atomic_file import replacing
-from kp_dynamo.api.checkpoint.checkpoint import save_checkpoint
 from tests.spine import run_script
 
 pytestmark = pytest.mark.compat

@@ -15,9 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from kp_dynamo import TPUCheckpointError, __version__
+from kp_dynamo import TPUCheckpointError, __version__, load_checkpoint, save_checkpoint
 from kp_dynamo.api.checkpoint import file as checkpoint_file
-from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint, save_checkpoint
 from kp_dynamo.api.checkpoint.values import Encoder, decode
 from kp_dynamo.compat import xla
 from tests.spine import run_script
@@ -351,7 +350,7 @@ def test_a_file_loads_without_torch_xla(tmp_path):
 import sys
 sys.modules["torch_xla"] = None  # an import of it fails
 import torch
-from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint
+from kp_dynamo import load_checkpoint
 model = torch.nn.Linear(2, 1)
 load_checkpoint({str(tmp_path / "a")!r}, model, torch.optim.AdamW(model.parameters()))
 print(model.weight.tolist())

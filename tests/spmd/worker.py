@@ -30,8 +30,9 @@ from kp_dynamo import (
     XLAUtilities,
     clear_cache,
     create_xla_integration,
+    load_checkpoint,
+    save_checkpoint,
 )
-from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint, save_checkpoint
 from kp_dynamo.compat import xla
 from kp_dynamo.telemetry import snapshot
 
