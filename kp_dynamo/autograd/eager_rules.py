@@ -1,6 +1,6 @@
 """Strides that eager's CPU kernels give, for the operators of which torch's own fake tensors say others (torch 2.9).
 
-`tests/test_eager_rules.py` compares real tensors with fake ones: what differs there is named here.
+`tests/autograd/test_eager_rules.py` compares real tensors with fake ones: what differs there is named here.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from kp_dynamo.cli.limited_process import run_limited
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
 
 OK, FAILED, BAD_USAGE = 0, 1, 2
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Collectives between two processes, `tests/runtime/processes.py`, that torch.distributed's gloo joins."""
+"""Collectives between two processes, `tests/api/processes.py`, that torch.distributed's gloo joins."""
 
 import json
 import os
@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.runtime.processes import batches, model
+from tests.api.processes import batches, model
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     file = tmp_path_factory.mktemp("group") / "rendezvous"
-    command = [sys.executable, "-W", "ignore", "-m", "tests.runtime.processes", str(file)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.api.processes", str(file)]
     environment = {**os.environ, "PJRT_DEVICE": "CPU"}
     processes = [
         subprocess.Popen(

@@ -185,4 +185,4 @@ def test_the_module_runs_the_command_line():
 
 
 def test_the_repository_is_found():
-    assert Path(__file__).resolve().parent.parent == cli.REPOSITORY
+    assert Path(__file__).resolve().parents[2] == cli.REPOSITORY

@@ -1,4 +1,4 @@
-"""One of two processes that torch.distributed joins: `python -m tests.runtime.processes FILE RANK`; prints JSON."""
+"""One of two processes that torch.distributed joins: `python -m tests.api.processes FILE RANK`; prints JSON."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from kp_dynamo.config import TPUConfig
 from kp_dynamo.config.options import LevelPreset, option_fields
 from tests.spine import run_script
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
