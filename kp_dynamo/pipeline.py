@@ -14,6 +14,7 @@ from kp_dynamo.exceptions import TPUConfigurationError, TPUOptimizationError, TP
 from kp_dynamo.graph.editing import check_values
 from kp_dynamo.graph.least_memory import REMEDIES
 from kp_dynamo.hardware import memory_budget_bytes
+from kp_dynamo.passes import PASSES
 from kp_dynamo.passes.base import GraphPass, PassReport
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.checkpoint_activations import (
@@ -41,11 +42,7 @@ from kp_dynamo.telemetry.counters import TELEMETRY
 
 Pipeline = tuple[GraphPass, ...]
 
-OUR_PASSES = (
-    "fold_constants", "rewrite_attention", "mask_padding", "fuse_linear_activation", "cast_bf16", "fold_views",
-    "fold_casts", "recompute_activations", "recompute_casts", "checkpoint_attention", "checkpoint_blocks",
-    "checkpoint_share", "checkpoint_auto", "gate_recomputation",
-)  # fmt: skip
+_OUR_NAMES = tuple(p.name for p in PASSES)
 
 # Chips of two cores that are one device. With heads as products of x and a weight a v5p takes 0.502 ms for a GPT in
 # inference, and 0.456 with the weight first; a v4 1.868 and 1.774. v5e and v6e: no difference, and a T5 slower by 10%.
@@ -124,7 +121,7 @@ def _check_names(options: CompileOptions) -> None:
             f"keep_float32: {no_ops[0]!r} is no ATen op; allowed: op names such as 'aten.mm', and "
             "globs of module paths such as 'model.layers.*.mlp'"
         )
-    names = {*OUR_PASSES, *(p.name for p in options.extra_passes)}
+    names = {*_OUR_NAMES, *(p.name for p in options.extra_passes)}
     unknown = sorted(set(options.disable_passes) - names)
     if unknown:
         raise TPUConfigurationError(
@@ -186,7 +183,7 @@ def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> P
         report = graph_pass(gm)
         if not isinstance(report, PassReport):
             raise TypeError(f"it returned {type(report).__name__}, not a PassReport")
-        is_ours = graph_pass.name in OUR_PASSES
+        is_ours = graph_pass.name in _OUR_NAMES
         if report.rewritten or not is_ours:  # ours say 0 of a graph that is as it was; a user's may do so by mistake
             _check_edited(gm.graph, signature)
             if not is_ours:

@@ -1,0 +1,39 @@
+"""The passes, in the order in which they run. A file here is a pass; a folder is what passes are made of.
+
+`kp_dynamo/pipeline.py` chooses among them by the options and makes them; `passes/base.py` says what a pass is.
+"""
+
+from kp_dynamo.passes.base import GraphPass
+from kp_dynamo.passes.cast_bf16 import CastBf16
+from kp_dynamo.passes.checkpoint_activations import (
+    CheckpointAttention,
+    CheckpointAuto,
+    CheckpointBlocks,
+    CheckpointShare,
+)
+from kp_dynamo.passes.fold_casts import FoldCasts
+from kp_dynamo.passes.fold_constants import FoldConstants
+from kp_dynamo.passes.fold_views import FoldViews
+from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
+from kp_dynamo.passes.gate_recomputation import GateRecomputation
+from kp_dynamo.passes.mask_padding import MaskPadding
+from kp_dynamo.passes.recompute_activations import RecomputeActivations
+from kp_dynamo.passes.recompute_casts import RecomputeCasts
+from kp_dynamo.passes.rewrite_attention import RewriteAttention
+
+PASSES: tuple[type[GraphPass], ...] = (
+    FoldConstants,  # tensors that hold a known number become that number
+    RewriteAttention,  # scores, mask, softmax and values become one kp::attention
+    MaskPadding,  # what mixes along a padded dimension sees no padding
+    FuseLinearActivation,  # a matmul and its activation become one kp::linear_act
+    CastBf16,  # matmuls in bfloat16, what is sensitive in float32
+    FoldViews,  # a matmul between views becomes one kp::contract
+    FoldCasts,  # the matrix unit rounds the arguments of a program by itself
+    RecomputeActivations,  # the derivative of an activation is made of what is saved anyway
+    RecomputeCasts,  # the backward casts again what it need not save
+    CheckpointAttention,  # the backward recomputes the scores of attention
+    CheckpointBlocks,  # the backward recomputes the insides of residual blocks
+    CheckpointShare,  # the backward recomputes until a share of the bytes is saved
+    CheckpointAuto,  # the backward recomputes until its peak fits the budget
+    GateRecomputation,  # recomputation waits for the gradient that needs it; runs on backward graphs
+)

@@ -1,44 +1,10 @@
-"""Compute products in bfloat16: changes numerics, by rounding their operands and some of their results.
-
-    before                                                  after
-    addmm: f32[6, 8] = aten.addmm.default(b, x, w)          _to_copy: bf16[6, 4] = aten._to_copy.default(x, dtype=bf16)
-                                                            (the same of w and b)
-                                                            addmm: bf16[6, 8] = aten.addmm.default(...)
-                                                            _to_copy_3: f32[6, 8] = aten._to_copy.default(addmm, ...)
-
-Inputs of the graph (master weights), results and gradients keep their dtype, and so does every value that is not
-float32. A product, forward or backward, is in scope
-
-1. "linear": if it belongs to a Linear (see `linear_products`);
-2. "matmul": if it is mm, bmm, addmm, baddbmm, a convolution or its backward, or kp::linear_act. Attention is among
-   them: it reaches a pass as its products and a softmax;
-3. "all": the same, and what follows. A pointwise op or a move off the sensitive list (`sensitive_ops.py`) runs in
-   bfloat16 if all of its float32 operands come out of products in bfloat16. So bfloat16 spreads from products: masks,
-   positions, tables and residual streams never get it, and a number that bfloat16 does not hold
-   exactly (1.702, a mask's -3.4e38) keeps its op in float32. An op whose result the graph returns stays as well.
-
-A product in scope takes one of two forms. Narrow: bfloat16 operands and result, which is widened for those who read
-it in float32. Wide: rounded operands, widened again, with the float32 result that the MXU accumulates; where rounding
-the result would cost accuracy and save no memory (see `keeps_result`). kp::linear_act always has a float32 result.
-
-In mm and bmm a number that an operand in bfloat16 is multiplied by moves behind the product, unless it is a power of
-two: attention scales queries and keys, and they would be rounded once more.
-
-Casts are written once a value, before its views (`casts.py`), where a widening is followed by the same cast both go,
-those of the user's included.
-
-Refuses, with the reason: what `keep_float32` names; a product of positions and other values made of integers; a
-product that is read as an angle. These stay in float32, as do products that a user has widened already.
-
-Error, over 15 models of transformers and timm, outputs and all gradients: 0.84 to 1.09 times that of
-torch.autocast("cpu", torch.bfloat16) against float64.
-"""
+"""The pass `cast_bf16`."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import fx
@@ -59,7 +25,41 @@ Scope = Literal["linear", "matmul", "all"]
 
 @dataclass(frozen=True)
 class CastBf16:
-    """The pass.
+    """Compute products in bfloat16: changes numerics, by rounding their operands and some of their results.
+
+        before                                               after
+        addmm: f32[6, 8] = aten.addmm.default(b, x, w)       _to_copy: bf16[6, 4] = aten._to_copy.default(x, dtype=bf16)
+                                                             (the same of w and b)
+                                                             addmm: bf16[6, 8] = aten.addmm.default(...)
+                                                             _to_copy_3: f32[6, 8] = aten._to_copy.default(addmm, ...)
+
+    Inputs of the graph (master weights), results and gradients keep their dtype, and so does every value that is not
+    float32. A product, forward or backward, is in scope
+
+    1. "linear": if it belongs to a Linear (see `linear_products`);
+    2. "matmul": if it is mm, bmm, addmm, baddbmm, a convolution or its backward, or kp::linear_act. Attention is among
+       them: it reaches a pass as its products and a softmax;
+    3. "all": the same, and what follows. A pointwise op or a move off the sensitive list (`sensitive_ops.py`) runs in
+       bfloat16 if all of its float32 operands come out of products in bfloat16. So bfloat16 spreads from products:
+       masks, positions, tables and residual streams never get it, and a number that bfloat16 does not hold exactly
+       (1.702, a mask's -3.4e38) keeps its op in float32. An op whose result the graph returns stays as well.
+
+    A product in scope takes one of two forms. Narrow: bfloat16 operands and result, which is widened for those who read
+    it in float32. Wide: rounded operands, widened again, with the float32 result that the MXU accumulates; where
+    rounding the result would cost accuracy and save no memory (see `keeps_result`). kp::linear_act always has a float32
+    result.
+
+    In mm and bmm a number that an operand in bfloat16 is multiplied by moves behind the product, unless it is a power
+    of two: attention scales queries and keys, and they would be rounded once more.
+
+    Casts are written once a value, before its views (`casts.py`), where a widening is followed by the same cast both
+    go, those of the user's included.
+
+    Refuses, with the reason: what `keep_float32` names; a product of positions and other values made of integers; a
+    product that is read as an angle. These stay in float32, as do products that a user has widened already.
+
+    Error, over 15 models of transformers and timm, outputs and all gradients: 0.84 to 1.09 times that of
+    torch.autocast("cpu", torch.bfloat16) against float64.
 
     Attributes:
         scope: What may run in bfloat16.
@@ -69,9 +69,7 @@ class CastBf16:
     scope: Scope = "matmul"
     keep_float32: tuple[str, ...] = ()
 
-    @property
-    def name(self) -> str:
-        return "cast_bf16"
+    name: ClassVar[str] = "cast_bf16"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         unused = {node for node in gm.graph.nodes if not node.users}

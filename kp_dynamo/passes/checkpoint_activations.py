@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
@@ -42,11 +43,9 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class CheckpointAttention:
-    """The pass for "attention"."""
+    """`checkpoint="attention"`: recompute the scores of attention in the backward, and nothing else."""
 
-    @property
-    def name(self) -> str:
-        return "checkpoint_attention"
+    name: ClassVar[str] = "checkpoint_attention"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         if not backward_nodes(gm.graph):
@@ -58,11 +57,9 @@ class CheckpointAttention:
 
 @dataclass(frozen=True)
 class CheckpointBlocks:
-    """The pass for "blocks"."""
+    """`checkpoint="blocks"`: save the sums at the ends of residual blocks, and recompute the rest."""
 
-    @property
-    def name(self) -> str:
-        return "checkpoint_blocks"
+    name: ClassVar[str] = "checkpoint_blocks"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         if not backward_nodes(gm.graph):
@@ -79,13 +76,15 @@ class CheckpointBlocks:
 
 @dataclass(frozen=True)
 class CheckpointShare:
-    """The pass for a share of the bytes that the partitioner would save: `share` of them stay saved."""
+    """`checkpoint=share`: recompute what is cheapest, until only a share of the activation bytes is saved.
+
+    Attributes:
+        share: 0 to 1, of the bytes that the partitioner would save.
+    """
 
     share: float
 
-    @property
-    def name(self) -> str:
-        return "checkpoint_share"
+    name: ClassVar[str] = "checkpoint_share"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         if not backward_nodes(gm.graph):
@@ -125,7 +124,7 @@ def _gflop(steps: list[Step]) -> str:
 
 @dataclass(frozen=True)
 class CheckpointAuto:
-    """The pass for "auto".
+    """`checkpoint="auto"`: recompute what is cheapest, until the peak of memory fits a budget.
 
     Attributes:
         budget: What there is, and whether it must do.
@@ -133,9 +132,7 @@ class CheckpointAuto:
 
     budget: Budget
 
-    @property
-    def name(self) -> str:
-        return "checkpoint_auto"
+    name: ClassVar[str] = "checkpoint_auto"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         if not backward_nodes(gm.graph):

@@ -1,36 +1,10 @@
-"""Compute `kp::attention` by a TPU's flash attention kernel: changes numerics, by the order of sums and one rounding.
-
-    before                                                    after
-    attention: bf16[4, 256, 64] = kp.attention.default(       flash_attention: bf16[4, 256, 64] =
-        q, k, v, [], [], [], 0.125, True, False, 512)             kp.flash_attention.default(q, k, v, 0.125, True, 256)
-
-`kp::attention_train` and its `kp::attention_backward` change together, or not at all. On a TPU, and ahead of time for
-one, the kernels are those of JAX (`jax.experimental.pallas.ops.tpu.flash_attention`, Dao et al., arXiv:2205.14135); on
-XLA:CPU the operators are `kp::attention` as it was. Never on by itself: no compiler has an estimate for a kernel.
-
-    options={"extra_passes": [FlashAttention()]}
-
-1. Fires on attention without a mask, and on causal attention: query i reads keys 0 to i, whatever S and T are.
-
-Refuses, with the reason
-
-2. masks that are operands, and rows that may be left without a key;
-3. sizes that are symbols: a kernel is made for sizes;
-4. a number of queries or keys that is no multiple of 128;
-5. values of another width than keys, and widths that the kernel has no layout for;
-6. operands of another dtype than bfloat16 or float32;
-7. a scale of 0, by which the kernel's gradients could not be divided again.
-
-The gradients of queries and keys come multiplied by the scale and rounded, and are multiplied to what the graph asks
-for behind that: one rounding more, in bfloat16. Float32 products are one bfloat16 pass at matmul precision "default",
-as those outside are, and float32 at the two others. Programs that several devices share take `kp::attention`'s form.
-"""
+"""The pass `flash_attention`."""
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -55,7 +29,34 @@ _FLASH: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class FlashAttention:
-    """The pass.
+    """Compute `kp::attention` by a TPU's flash attention kernel. Numerics change by the order of sums and one rounding.
+
+        before                                                 after
+        attention: bf16[4, 256, 64] = kp.attention.default(    flash_attention: bf16[4, 256, 64] =
+            q, k, v, [], [], [], 0.125, True, False, 512)          kp.flash_attention.default(q, k, v, 0.125, True, 256)
+
+    `kp::attention_train` and its `kp::attention_backward` change together, or not at all. On a TPU, and ahead of time
+    for one, the kernels are those of JAX (`jax.experimental.pallas.ops.tpu.flash_attention`, Dao et al.,
+    arXiv:2205.14135); on XLA:CPU the operators are `kp::attention` as it was. Never on by itself: no compiler has an
+    estimate for a kernel.
+
+        options={"extra_passes": [FlashAttention()]}
+
+    1. Fires on attention without a mask, and on causal attention: query i reads keys 0 to i, whatever S and T are.
+
+    Refuses, with the reason
+
+    2. masks that are operands, and rows that may be left without a key;
+    3. sizes that are symbols: a kernel is made for sizes;
+    4. a number of queries or keys that is no multiple of 128;
+    5. values of another width than keys, and widths that the kernel has no layout for;
+    6. operands of another dtype than bfloat16 or float32;
+    7. a scale of 0, by which the kernel's gradients could not be divided again.
+
+    The gradients of queries and keys come multiplied by the scale and rounded, and are multiplied to what the graph
+    asks for behind that: one rounding more, in bfloat16. Float32 products are one bfloat16 pass at matmul precision
+    "default", as those outside are, and float32 at the two others. Programs that several devices share take
+    `kp::attention`'s form.
 
     Attributes:
         block: The most queries, and keys, that a kernel has in vector memory at a time: a multiple of 128.
@@ -67,9 +68,7 @@ class FlashAttention:
         if self.block < _LANES or self.block % _LANES:
             raise ValueError(f"FlashAttention: block={self.block!r} must be a multiple of {_LANES}, such as 512")
 
-    @property
-    def name(self) -> str:
-        return "flash_attention"
+    name: ClassVar[str] = "flash_attention"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         rewritten, refused = 0, []

@@ -1,32 +1,10 @@
-"""Let the matrix unit round the arguments of a program: changes no value on a TPU, and rounds less on XLA:CPU.
-
-    before                                                    after
-    _to_copy: bf16[8, 6] = aten._to_copy(x, dtype=bf16)
-    _to_copy_1: bf16[4, 6] = aten._to_copy(weight, ...)
-    t: bf16[6, 4] = aten.t(_to_copy_1)                        t: f32[6, 4] = aten.t(weight)
-    mm: bf16[8, 4] = aten.mm(_to_copy, t)                     mm: f32[8, 4] = aten.mm(x, t)
-                                                              _to_copy: bf16[8, 4] = aten._to_copy(mm, dtype=bf16)
-
-A float32 product at XLA's precision "default" rounds its operands to bfloat16 on their way into the unit, and sums in
-float32. A cast before it is the same to the bit, and dear where the operand is an argument of the program: the v5e's
-compiler makes it part of the product, and casts anew for each tile. Its figures for an MLP (2048 x 1024 -> 4096 ->
-1024, cycles ms): inference 0.317 with the casts, 0.199 without those of the first product, 0.188 without any, as by
-openxla; training 0.820, 0.680 and 0.78.
-
-Fires on mm, addmm, kp::linear_act and kp::contract whose operands are float32 arguments of the graph, cast and viewed;
-one of them may be what an ungated kp::linear_act gives in float32. Results keep their dtypes. Behind a norm or another
-product casts stay: any one operand alone without its cast makes a GPT slower (0.681 -> 0.702), a gated activation
-without it a T5 (2.066 -> 2.118), and a convolution without its two casts too (0.196 -> 0.269).
-
-Leaves alone what the user has cast, and a graph that has another float32 product: its precision, which is the
-program's, may be higher.
-"""
+"""The pass `fold_casts`."""
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -47,11 +25,31 @@ _FOLDED = (aten.mm.default, aten.addmm.default, *_OURS)
 
 @dataclass(frozen=True)
 class FoldCasts:
-    """The pass; it has no options."""
+    """Let the matrix unit round the arguments of a program: changes no value on a TPU, and rounds less on XLA:CPU.
 
-    @property
-    def name(self) -> str:
-        return "fold_casts"
+        before                                                    after
+        _to_copy: bf16[8, 6] = aten._to_copy(x, dtype=bf16)
+        _to_copy_1: bf16[4, 6] = aten._to_copy(weight, ...)
+        t: bf16[6, 4] = aten.t(_to_copy_1)                        t: f32[6, 4] = aten.t(weight)
+        mm: bf16[8, 4] = aten.mm(_to_copy, t)                     mm: f32[8, 4] = aten.mm(x, t)
+                                                                  _to_copy: bf16[8, 4] = aten._to_copy(mm, dtype=bf16)
+
+    A float32 product at XLA's precision "default" rounds its operands to bfloat16 on their way into the unit, and sums
+    in float32. A cast before it is the same to the bit, and dear where the operand is an argument of the program: the
+    v5e's compiler makes it part of the product, and casts anew for each tile. Its figures for an MLP (2048 x 1024 ->
+    4096 -> 1024, cycles ms): inference 0.317 with the casts, 0.199 without those of the first product, 0.188 without
+    any, as by openxla; training 0.820, 0.680 and 0.78.
+
+    Fires on mm, addmm, kp::linear_act and kp::contract whose operands are float32 arguments of the graph, cast and
+    viewed; one of them may be what an ungated kp::linear_act gives in float32. Results keep their dtypes. Behind a norm
+    or another product casts stay: any one operand alone without its cast makes a GPT slower (0.681 -> 0.702), a gated
+    activation without it a T5 (2.066 -> 2.118), and a convolution without its two casts too (0.196 -> 0.269).
+
+    Leaves alone what the user has cast, and a graph that has another float32 product: its precision, which is the
+    program's, may be higher.
+    """
+
+    name: ClassVar[str] = "fold_casts"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         if has_float32_product(gm.graph):

@@ -1,36 +1,10 @@
-"""Fold CPU constants into the program: numerics stay as they are, bit by bit.
-
-    before                                                        after
-    _tensor_constant0: f32[] = attribute _tensor_constant0        mul: f32[4, 3] = aten.mul.Tensor(arg0_1, 2.0)
-    lift_fresh_copy: f32[] = aten.lift_fresh_copy.default(...)
-    mul: f32[4, 3] = aten.mul.Tensor(arg0_1, lift_fresh_copy)
-
-`torch.tensor(...)` in a model is a CPU tensor that the graph holds as an attribute and copies on each call. To a
-lowering that copy is an op on another device in the middle of the graph, which splits the program.
-
-1. A constant of equal elements (bit by bit: -0.0 is not 0.0) becomes aten.full, of any size and dtype.
-2. One that counts, such as [0, 2, 4], int32 or int64, becomes aten.arange.
-3. Any other stays an attribute, and the ops that copy or rename it (lift_fresh_copy, lift_fresh, alias, detach) go:
-   the lowering moves attributes onto the device as known constants.
-4. A cast of a constant of at most `max_cast_elements` is computed now; its result is a constant again.
-5. An elementwise function of constants of one element, log(3.5), is computed now: XLA's compiler computes it otherwise
-   than its programs do, and `ceil(log(x) / log(3.5))` is one too many where x is 3.5.
-6. A 0-dim full or scalar_tensor becomes a Python number in the ops that have a form for one (`scalar_forms.py`), where
-   dtypes come out the same and the number is exact in the dtype of the result.
-7. full_like, zeros_like and ones_like of a static shape no longer need the tensor (`shape_sources.py`).
-8. alias and detach of what is no constant go as well: an ATen graph is differentiated already.
-
-Refuses, with the reason: a constant that a result of the graph shares memory with or that an op writes to (a call
-would change it for the next one); a parameter (its owner may change it); one whose value cannot be read (a
-subclass, not dense, not on the CPU); a cast that moves to another device or is too large. A result of the graph that
-is alias or detach of something stays: it must be a tensor object of its own.
-"""
+"""The pass `fold_constants`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
@@ -50,7 +24,32 @@ IDENTITIES = (aten.alias.default, aten.detach.default)
 
 @dataclass(frozen=True)
 class FoldConstants:
-    """The pass.
+    """Fold CPU constants into the program: numerics stay as they are, bit by bit.
+
+        before                                                        after
+        _tensor_constant0: f32[] = attribute _tensor_constant0        mul: f32[4, 3] = aten.mul.Tensor(arg0_1, 2.0)
+        lift_fresh_copy: f32[] = aten.lift_fresh_copy.default(...)
+        mul: f32[4, 3] = aten.mul.Tensor(arg0_1, lift_fresh_copy)
+
+    `torch.tensor(...)` in a model is a CPU tensor that the graph holds as an attribute and copies on each call. To a
+    lowering that copy is an op on another device in the middle of the graph, which splits the program.
+
+    1. A constant of equal elements (bit by bit: -0.0 is not 0.0) becomes aten.full, of any size and dtype.
+    2. One that counts, such as [0, 2, 4], int32 or int64, becomes aten.arange.
+    3. Any other stays an attribute, and the ops that copy or rename it (lift_fresh_copy, lift_fresh, alias, detach) go:
+       the lowering moves attributes onto the device as known constants.
+    4. A cast of a constant of at most `max_cast_elements` is computed now; its result is a constant again.
+    5. An elementwise function of constants of one element, log(3.5), is computed now: XLA's compiler computes it
+       otherwise than its programs do, and `ceil(log(x) / log(3.5))` is one too many where x is 3.5.
+    6. A 0-dim full or scalar_tensor becomes a Python number in the ops that have a form for one (`scalar_forms.py`),
+       where dtypes come out the same and the number is exact in the dtype of the result.
+    7. full_like, zeros_like and ones_like of a static shape no longer need the tensor (`shape_sources.py`).
+    8. alias and detach of what is no constant go as well: an ATen graph is differentiated already.
+
+    Refuses, with the reason: a constant that a result of the graph shares memory with or that an op writes to (a call
+    would change it for the next one); a parameter (its owner may change it); one whose value cannot be read (a
+    subclass, not dense, not on the CPU); a cast that moves to another device or is too large. A result of the graph
+    that is alias or detach of something stays: it must be a tensor object of its own.
 
     Attributes:
         max_cast_elements: The largest constant whose casts are computed now. 4096 elements: what is larger costs
@@ -59,9 +58,7 @@ class FoldConstants:
 
     max_cast_elements: int = 4096
 
-    @property
-    def name(self) -> str:
-        return "fold_constants"
+    name: ClassVar[str] = "fold_constants"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         with torch.utils._python_dispatch._disable_current_modes():  # a fake mode refuses real tensors

@@ -1,43 +1,10 @@
-"""Let products read and write values as they are, and not as matrices: changes no numerics but the order of sums.
-
-    before                                                           after
-    view: bf16[8, 6] = aten.view(x, [8, 6])                          contract: bf16[2, 6, 4] = kp.contract(
-    addmm: bf16[8, 6] = aten.addmm(bias, view, t)                        x, weight, bias_, "abc,dc->adb")
-    view_1: bf16[2, 4, 6] = aten.view(addmm, [2, 4, 6])              view: bf16[2, 2, 3, 4] = aten.view(contract, ...)
-    view_2: bf16[2, 4, 2, 3] = aten.view(view_1, [2, 4, 2, 3])       transpose: bf16[2, 2, 4, 3] = aten.transpose(...)
-    transpose: bf16[2, 2, 4, 3] = aten.transpose(view_2, 1, 2)
-
-ATen makes one matrix [B * S, K] of the rows of a Linear, and so does what XLA makes of it: heads behind it lie with B
-and S as one innermost dimension, and every reader of [B, H, S, D] pays for a copy. A product over [B, S, K] writes
-them as [B, H, D, S], S innermost, where narrow heads leave no lane empty, and a residual sum and the norm behind it
-become part of the product.
-
-Fires on
-
-1. aten.mm, and aten.addmm with a bias, forward and backward, of which an operand or the result is viewed in more than
-   two dimensions: both operands are followed back through views, permutations, copies and widening casts, the result
-   forward as far as it has one reader;
-2. widened operands are read as they were, and the result is float32.
-
-Where the result ends in an axis of less than 128 elements behind one of at least 128, as heads do, the two change
-places in memory. Nodes behind it get their new strides.
-
-Leaves alone
-
-3. a product that reads an incoming gradient of the graph: a v5e's compiler then multiplies [4, 512, 8192] by its
-   head's weight in 0.49 ms, and in 0.19 with the cast to bfloat16 before it, as a matrix;
-4. the result's views where its new strides would be those of a result of the graph, which lies as its caller sees it;
-5. integers and complex numbers; sizes that are symbols, or 0; views that cut a dimension into no whole parts;
-   kp::linear_act.
-
-What it is worth: docs/passes.md.
-"""
+"""The pass `fold_views`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -60,7 +27,40 @@ _CASTS = (aten._to_copy.default,)
 
 @dataclass(frozen=True)
 class FoldViews:
-    """The pass.
+    """Let products read and write values as they are, and not as matrices: changes no numerics but the order of sums.
+
+        before                                                         after
+        view: bf16[8, 6] = aten.view(x, [8, 6])                        contract: bf16[2, 6, 4] = kp.contract(
+        addmm: bf16[8, 6] = aten.addmm(bias, view, t)                      x, weight, bias_, "abc,dc->adb")
+        view_1: bf16[2, 4, 6] = aten.view(addmm, [2, 4, 6])            view: bf16[2, 2, 3, 4] = aten.view(contract, ...)
+        view_2: bf16[2, 4, 2, 3] = aten.view(view_1, [2, 4, 2, 3])     transpose: bf16[2, 2, 4, 3] = aten.transpose(...)
+        transpose: bf16[2, 2, 4, 3] = aten.transpose(view_2, 1, 2)
+
+    ATen makes one matrix [B * S, K] of the rows of a Linear, and so does what XLA makes of it: heads behind it lie with
+    B and S as one innermost dimension, and every reader of [B, H, S, D] pays for a copy. A product over [B, S, K]
+    writes them as [B, H, D, S], S innermost, where narrow heads leave no lane empty, and a residual sum and the norm
+    behind it become part of the product.
+
+    Fires on
+
+    1. aten.mm, and aten.addmm with a bias, forward and backward, of which an operand or the result is viewed in more
+       than two dimensions: both operands are followed back through views, permutations, copies and widening casts, the
+       result forward as far as it has one reader;
+    2. widened operands are read as they were, and the result is float32.
+
+    Where the result ends in an axis of less than 128 elements behind one of at least 128, as heads do, the two change
+    places in memory. Nodes behind it get their new strides.
+
+    Leaves alone
+
+    3. a product that reads an incoming gradient of the graph: a v5e's compiler then multiplies [4, 512, 8192] by its
+       head's weight in 0.49 ms, and in 0.19 with the cast to bfloat16 before it, as a matrix;
+    4. the result's views where its new strides would be those of a result of the graph, which lies as its caller sees
+       it;
+    5. integers and complex numbers; sizes that are symbols, or 0; views that cut a dimension into no whole parts;
+       kp::linear_act.
+
+    What it is worth: docs/passes.md.
 
     Attributes:
         weight_first: Whether heads are the product of a weight and x, not of x and a weight. By the compiler of a v5p
@@ -69,9 +69,7 @@ class FoldViews:
 
     weight_first: bool = False
 
-    @property
-    def name(self) -> str:
-        return "fold_views"
+    name: ClassVar[str] = "fold_views"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         rewritten, strides = 0, Strides()

@@ -1,49 +1,11 @@
-"""Fuse Linear, activation and gate into `kp::linear_act`: changes numerics, by rounding once instead of at each op.
-
-    before                                                   after
-    addmm: bf16[6, 8] = aten.addmm.default(b, x, w)          linear_act: bf16[6, 8] = kp.linear_act.default(
-    view: bf16[2, 3, 8] = aten.view.default(addmm, ...)          x, w, b, "gelu")
-    gelu: bf16[2, 3, 8] = aten.gelu.default(view)            view_1: bf16[2, 3, 8] = aten.view.default(linear_act, ...)
-
-Fires on
-
-1. aten.mm and aten.addmm (beta = alpha = 1), with a bias [N] in the addmm or added after views;
-2. followed by ReLU, GELU (erf or tanh), SiLU, Tanh or Sigmoid, as one op or spelled out (see `activations.py`);
-3. followed by a product with a value of the same shape (SiLU(gate) * up): the multiplier of the op. The multiplier
-   must be [M, N] before its view; otherwise the gate stays where it is and only the activation is fused;
-4. casts in between, and one after when nothing else reads the uncast result, become the `out_dtype`, if the compute
-   dtype of the op (float32; float64 for float64) holds every value of the cast's: never less accurate.
-
-In a joint graph the backward reads the pre-activation, or values on the way to the activation (the tanh of a spelled
-out GELU, the SiLU of a gated one). Then the op is `kp::linear_act_train`, and its second result is the
-pre-activation: saved in the dtype of the operands, as without the pass. Values on the way stay in the graph, computed
-from it and read by the backward only: the partitioner puts these few pointwise ops where the gradient is computed, and
-saves no more than without the pass. The backward of ReLU, Tanh and Sigmoid reads their result, and nothing is added.
-
-Refuses, with the reason, an activation of a product where
-
-5. the forward reads the pre-activation, or a value on the way, somewhere else, or it is an output of the graph: the op
-   would be computed beside the product, not instead of it;
-6. the backward reads the product without its bias, which the op does not return;
-7. dtypes are integer or complex, or the bias has another dtype than the product (the pre-activation would be saved
-   in fewer bits than the backward had);
-8. addmm scales, or adds something that is no bias.
-
-A convolution is never a match, nor a batched product: the op is a matrix product.
-
-What it is worth is measured in `ops/linear_act.py`: rounding error, no time. A bfloat16 training step of 1024-4096-1024
-on 2048 rows, v5e compiler, cycles without and with: GELU 991,684 and 993,518 (a bfloat16 bias is widened), gated SiLU
-1,004,675 both; SiLU 957,876 and 993,518, because the partitioner then saves another value of the same size, in
-three dimensions, which the compiler schedules less well.
-The new nodes carry the metadata of the product: whoever keeps a Linear in float32 by its module path keeps its op.
-"""
+"""The pass `fuse_linear_activation`."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -61,11 +23,48 @@ kp = torch.ops.kp
 
 @dataclass(frozen=True)
 class FuseLinearActivation:
-    """The pass; it has no options."""
+    """Fuse Linear, activation and gate into `kp::linear_act`: changes numerics, by rounding once instead of at each op.
 
-    @property
-    def name(self) -> str:
-        return "fuse_linear_activation"
+        before                                                after
+        addmm: bf16[6, 8] = aten.addmm.default(b, x, w)       linear_act: bf16[6, 8] = kp.linear_act.default(
+        view: bf16[2, 3, 8] = aten.view.default(addmm, ...)       x, w, b, "gelu")
+        gelu: bf16[2, 3, 8] = aten.gelu.default(view)         view_1: bf16[2, 3, 8] = aten.view.default(linear_act, ...)
+
+    Fires on
+
+    1. aten.mm and aten.addmm (beta = alpha = 1), with a bias [N] in the addmm or added after views;
+    2. followed by ReLU, GELU (erf or tanh), SiLU, Tanh or Sigmoid, as one op or spelled out (see `activations.py`);
+    3. followed by a product with a value of the same shape (SiLU(gate) * up): the multiplier of the op. The multiplier
+       must be [M, N] before its view; otherwise the gate stays where it is and only the activation is fused;
+    4. casts in between, and one after when nothing else reads the uncast result, become the `out_dtype`, if the compute
+       dtype of the op (float32; float64 for float64) holds every value of the cast's: never less accurate.
+
+    In a joint graph the backward reads the pre-activation, or values on the way to the activation (the tanh of a
+    spelled out GELU, the SiLU of a gated one). Then the op is `kp::linear_act_train`, and its second result is the
+    pre-activation: saved in the dtype of the operands, as without the pass. Values on the way stay in the graph,
+    computed from it and read by the backward only: the partitioner puts these few pointwise ops where the gradient is
+    computed, and saves no more than without the pass. The backward of ReLU, Tanh and Sigmoid reads their result, and
+    nothing is added.
+
+    Refuses, with the reason, an activation of a product where
+
+    5. the forward reads the pre-activation, or a value on the way, somewhere else, or it is an output of the graph: the
+       op would be computed beside the product, not instead of it;
+    6. the backward reads the product without its bias, which the op does not return;
+    7. dtypes are integer or complex, or the bias has another dtype than the product (the pre-activation would be saved
+       in fewer bits than the backward had);
+    8. addmm scales, or adds something that is no bias.
+
+    A convolution is never a match, nor a batched product: the op is a matrix product.
+
+    What it is worth is measured in `ops/linear_act.py`: rounding error, no time. A bfloat16 training step of
+    1024-4096-1024 on 2048 rows, v5e compiler, cycles without and with: GELU 991,684 and 993,518 (a bfloat16 bias is
+    widened), gated SiLU 1,004,675 both; SiLU 957,876 and 993,518, because the partitioner then saves another value of
+    the same size, in three dimensions, which the compiler schedules less well. The new nodes carry the metadata of the
+    product: whoever keeps a Linear in float32 by its module path keeps its op.
+    """
+
+    name: ClassVar[str] = "fuse_linear_activation"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         forward = forward_nodes(gm.graph)

@@ -1,19 +1,10 @@
-"""Let each segment that a backward computes again wait for its incoming gradient.
-
-    before                                    after
-    h = f(saved)                              wait = kp.wait_for([saved], g);  saved_1, g_1 = wait[0], wait[1]
-    ...                                       h = f(saved_1)
-    d = h_backward(g, h)                      d = h_backward(g_1, h)
-
-XLA schedules what depends on saved values alone as early as it likes, and all segments at once: then recomputation
-lowers what is saved and not the peak. A segment's gate covers all of its inputs and the gradient that its first reader
-in the backward takes.
-"""
+"""The pass `gate_recomputation`."""
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import fx
@@ -26,11 +17,19 @@ from kp_dynamo.passes.recompute.segments import recomputed_segments
 
 @dataclass(frozen=True)
 class GateRecomputation:
-    """The pass; it runs on backward graphs, after the partitioner."""
+    """Let each segment that a backward computes again wait for its incoming gradient.
 
-    @property
-    def name(self) -> str:
-        return "gate_recomputation"
+        before                                    after
+        h = f(saved)                              wait = kp.wait_for([saved], g);  saved_1, g_1 = wait[0], wait[1]
+        ...                                       h = f(saved_1)
+        d = h_backward(g, h)                      d = h_backward(g_1, h)
+
+    XLA schedules what depends on saved values alone as early as it likes, and all segments at once: then recomputation
+    lowers what is saved and not the peak. A segment's gate covers all of its inputs and the gradient that its first
+    reader in the backward takes.
+    """
+
+    name: ClassVar[str] = "gate_recomputation"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         backward = backward_nodes(gm.graph)

@@ -1,34 +1,11 @@
-"""Make a graph right at padded sizes: what mixes along a padded dimension sees no padding.
-
-Before, for `x: f32[2, s]` and the true length `n: i64[]` (an input that nothing uses yet):
-
-    softmax: f32[2, s] = aten._softmax(x, 1, False)
-
-After:
-
-    is_true: b8[s] = aten.lt(aten.arange(s), n)
-    where: f32[2, s] = aten.where(aten.view(is_true, [1, s]), x, -inf)
-    softmax: f32[2, s] = aten._softmax(where, 1, False)
-
-Every size that is symbolic stands for a padded size from here on; true lengths are the inputs `n`. The tail of a value
-is junk and may be NaN: an operator that acts on each element alone just runs, one that mixes along the padded
-dimension has the tail replaced by what changes nothing, and one that counts from the end or uses the length as a value
-takes the true length. So one program serves every length up to its sizes.
-
-1. Each operator has a rule (`padding/`), or acts on elements alone, or is taken apart by torch's own decomposition.
-2. Refused: an operator without a rule, named with the rule that is missing, and one that raises. Then the graph stays
-   as it is.
-3. Results whose true elements are not the first ones (`view(B * s)`) are brought into that order.
-
-Source: the definitions of the operators; masked keys as in Vaswani et al., "Attention Is All You Need" (2017), 3.2.3.
-"""
+"""The pass `mask_padding`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import sympy
 import torch
@@ -50,7 +27,30 @@ _DONE = "kp_mask_padding"
 
 @dataclass(frozen=True)
 class MaskPadding:
-    """See the top of this file.
+    """Make a graph right at padded sizes: what mixes along a padded dimension sees no padding.
+
+    Before, for `x: f32[2, s]` and the true length `n: i64[]` (an input that nothing uses yet):
+
+        softmax: f32[2, s] = aten._softmax(x, 1, False)
+
+    After:
+
+        is_true: b8[s] = aten.lt(aten.arange(s), n)
+        where: f32[2, s] = aten.where(aten.view(is_true, [1, s]), x, -inf)
+        softmax: f32[2, s] = aten._softmax(where, 1, False)
+
+    Every size that is symbolic stands for a padded size from here on; true lengths are the inputs `n`. The tail of a
+    value is junk and may be NaN: an operator that acts on each element alone just runs, one that mixes along the padded
+    dimension has the tail replaced by what changes nothing, and one that counts from the end or uses the length as a
+    value takes the true length. So one program serves every length up to its sizes.
+
+    1. Each operator has a rule (`padding/`), or acts on elements alone, or is taken apart by torch's own decomposition.
+    2. Refused: an operator without a rule, named with the rule that is missing, and one that raises. Then the graph
+       stays as it is.
+    3. Results whose true elements are not the first ones (`view(B * s)`) are brought into that order.
+
+    Source: the definitions of the operators; masked keys as in Vaswani et al., "Attention Is All You Need" (2017),
+    3.2.3.
 
     Attributes:
         symbols: Names of the symbolic lengths. The graph's last inputs that are no gradients are their true values, in
@@ -58,7 +58,7 @@ class MaskPadding:
     """
 
     symbols: tuple[str, ...]
-    name: str = "mask_padding"
+    name: ClassVar[str] = "mask_padding"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         if gm.meta.get(_DONE) == self.symbols:

@@ -1,38 +1,10 @@
-"""Let a backward compute an activation again from its pre-activation, as autocast rounds it; nothing else changes.
-
-    forward                                                 saved for the backward
-    linear_act_train = kp.linear_act_train(x, w, b, "gelu") before: getitem (for the gradient of w2), getitem_1
-    getitem, getitem_1 = its result, its pre-activation     after: getitem_1
-    mm = aten.mm(getitem, w2)
-                                                            backward
-                                                            wide = aten._to_copy(getitem_1, f32)
-                                                            narrow = aten._to_copy(aten.gelu(wide), bf16)
-                                                            mm_1 = aten.mm(grad_t, narrow)
-
-The gradient of the weights behind an activation reads its result; the gradient of the activation reads its
-pre-activation. Both are saved as long as the result comes out of a product. It is elementwise work on what is there,
-and shares the exponentials of the activation's own gradient.
-
-Fires on the result of a kp::linear_act_train, and on views and casts of it, where a backward reads them.
-The forward goes on reading the result, rounded once. What the backward reads is computed from the pre-activation as it
-is saved: in bfloat16 rounded twice, which is what eager autocast saves. In float32 it is the same value.
-
-Leaves alone
-
-1. gated results (SiLU(gate) * up): a v5e's compiler then takes 2.78 / 2.07 ms for a Llama's training step in the place
-   of 2.67 / 2.02 (cycles / modelled), and 10 MiB of 351 less;
-2. a result that the graph returns, which is there anyway;
-3. float64, for which torch_xla 2.9 writes the constants of GELU as float32;
-4. what a region of the user's own checkpoints, or a pass before, has tagged.
-
-What it is worth: docs/passes.md.
-"""
+"""The pass `recompute_activations`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -50,11 +22,37 @@ aten, kp = torch.ops.aten, torch.ops.kp
 
 @dataclass(frozen=True)
 class RecomputeActivations:
-    """The pass; it has no options."""
+    """Let a backward compute an activation again from its pre-activation, as autocast rounds it; nothing else changes.
 
-    @property
-    def name(self) -> str:
-        return "recompute_activations"
+        forward                                                 saved for the backward
+        linear_act_train = kp.linear_act_train(x, w, b, "gelu") before: getitem (for the gradient of w2), getitem_1
+        getitem, getitem_1 = its result, its pre-activation     after: getitem_1
+        mm = aten.mm(getitem, w2)
+                                                                backward
+                                                                wide = aten._to_copy(getitem_1, f32)
+                                                                narrow = aten._to_copy(aten.gelu(wide), bf16)
+                                                                mm_1 = aten.mm(grad_t, narrow)
+
+    The gradient of the weights behind an activation reads its result; the gradient of the activation reads its
+    pre-activation. Both are saved as long as the result comes out of a product. It is elementwise work on what is
+    there, and shares the exponentials of the activation's own gradient.
+
+    Fires on the result of a kp::linear_act_train, and on views and casts of it, where a backward reads them. The
+    forward goes on reading the result, rounded once. What the backward reads is computed from the pre-activation as it
+    is saved: in bfloat16 rounded twice, which is what eager autocast saves. In float32 it is the same value.
+
+    Leaves alone
+
+    1. gated results (SiLU(gate) * up): a v5e's compiler then takes 2.78 / 2.07 ms for a Llama's training step in the
+       place of 2.67 / 2.02 (cycles / modelled), and 10 MiB of 351 less;
+    2. a result that the graph returns, which is there anyway;
+    3. float64, for which torch_xla 2.9 writes the constants of GELU as float32;
+    4. what a region of the user's own checkpoints, or a pass before, has tagged.
+
+    What it is worth: docs/passes.md.
+    """
+
+    name: ClassVar[str] = "recompute_activations"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         backward, runs = backward_nodes(gm.graph), FakeRuns()

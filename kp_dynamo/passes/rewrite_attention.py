@@ -1,38 +1,4 @@
-"""Replace attention by `kp::attention`: changes numerics, by rounding less often.
-
-    before                                                    after
-    mul: f32[2, 2, 8, 4] = aten.mul.Scalar(q, 0.70)           attention: f32[4, 8, 4] = kp.attention.default(q_, k_,
-    ...                                                           v_, [], [], [], 0.5, True, False, 512)
-    bmm: f32[4, 8, 8] = aten.bmm.default(view, view_1)
-    add: f32[2, 2, 8, 8] = aten.add.Tensor(view_2, where)
-    _softmax: ...
-    bmm_1: f32[4, 8, 4] = aten.bmm.default(view_3, view_4)
-
-In a joint graph it is `kp::attention_train`, and the backward becomes `kp::attention_backward`, which reads q, k, v,
-the result and two numbers a row, [2, N, S]: nothing of [S, S] is saved.
-
-Fires on what scaled_dot_product_attention consists of, and on the same written out by hand, in any model:
-
-1. bmm, softmax over the keys, bmm; copies, casts, and views of N as B and H between them;
-2. factors, booleans that choose between a score and a number, and tensors that are added, in any order in which the
-   factors come first; torch's rule that a row of which no score is above -inf is 0, or the NaN of a plain softmax;
-3. factors of q and k (SDPA has the root of its scale on either) become one of the scores;
-4. masks made of constants alone are computed: one that lets everything through goes, and one that lets query i read
-   keys 0 to i becomes a comparison of positions, if with all the others every query keeps a key (`known_masks.py`). A
-   mask that an input has a part in is never taken for causal, and none is beside it: its rows may have no key left.
-
-Refuses, with the reason
-
-5. dropout of the probabilities, and whatever else comes between the softmax and its product;
-6. scores, or probabilities, that something else reads: returned attention weights, a soft cap, sinks;
-7. a mask that learns: its gradient is the size of the scores;
-8. operands of several dtypes;
-9. scores that are transposed, regrouped, repeated, rounded to integers or widened to float64 on their way
-   (`score_layout.py`): a softmax over queries, groups of heads in the rows of a product.
-
-Keys stay [N, D, T], as the product has them. A mask that is not computed away is an operand of both operators, and
-may be saved in its own size. What all this is worth: docs/passes.md.
-"""
+"""The pass `rewrite_attention`."""
 
 from __future__ import annotations
 
@@ -40,7 +6,7 @@ import math
 import operator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -67,7 +33,41 @@ _SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
 
 @dataclass(frozen=True)
 class RewriteAttention:
-    """The pass.
+    """Replace attention by `kp::attention`: changes numerics, by rounding less often.
+
+        before                                                    after
+        mul: f32[2, 2, 8, 4] = aten.mul.Scalar(q, 0.70)           attention: f32[4, 8, 4] = kp.attention.default(q_, k_,
+        ...                                                           v_, [], [], [], 0.5, True, False, 512)
+        bmm: f32[4, 8, 8] = aten.bmm.default(view, view_1)
+        add: f32[2, 2, 8, 8] = aten.add.Tensor(view_2, where)
+        _softmax: ...
+        bmm_1: f32[4, 8, 4] = aten.bmm.default(view_3, view_4)
+
+    In a joint graph it is `kp::attention_train`, and the backward becomes `kp::attention_backward`, which reads q, k,
+    v, the result and two numbers a row, [2, N, S]: nothing of [S, S] is saved.
+
+    Fires on what scaled_dot_product_attention consists of, and on the same written out by hand, in any model:
+
+    1. bmm, softmax over the keys, bmm; copies, casts, and views of N as B and H between them;
+    2. factors, booleans that choose between a score and a number, and tensors that are added, in any order in which the
+       factors come first; torch's rule that a row of which no score is above -inf is 0, or the NaN of a plain softmax;
+    3. factors of q and k (SDPA has the root of its scale on either) become one of the scores;
+    4. masks made of constants alone are computed: one that lets everything through goes, and one that lets query i read
+       keys 0 to i becomes a comparison of positions, if with all the others every query keeps a key (`known_masks.py`).
+       A mask that an input has a part in is never taken for causal, and none is beside it: its rows may have no key
+       left.
+
+    Refuses, with the reason
+
+    5. dropout of the probabilities, and whatever else comes between the softmax and its product;
+    6. scores, or probabilities, that something else reads: returned attention weights, a soft cap, sinks;
+    7. a mask that learns: its gradient is the size of the scores;
+    8. operands of several dtypes;
+    9. scores that are transposed, regrouped, repeated, rounded to integers or widened to float64 on their way
+       (`score_layout.py`): a softmax over queries, groups of heads in the rows of a product.
+
+    Keys stay [N, D, T], as the product has them. A mask that is not computed away is an operand of both operators, and
+    may be saved in its own size. What all this is worth: docs/passes.md.
 
     Attributes:
         block: Queries that are computed at a time. Where attention is causal the keys behind them are skipped.
@@ -75,9 +75,7 @@ class RewriteAttention:
 
     block: int = 512
 
-    @property
-    def name(self) -> str:
-        return "rewrite_attention"
+    name: ClassVar[str] = "rewrite_attention"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         forward = {n for n in forward_nodes(gm.graph) if n.op == "call_function"}

@@ -41,7 +41,9 @@ def test_a_hundred_and_fifty_are_fixed():
 def test_a_seed_gives_the_same_program_in_every_process():
     """Hypothesis's own numbers are those of the literals in all modules that are loaded, one time of twenty."""
     code = "from tests.hunt.drawing import program_of; print([program_of(1999, i) for i in range(40)])"
-    few, many = (_printed(imports + code) for imports in ("", "import kp_dynamo.session, tests.end_to_end.test_bad_input; "))
+    few, many = (
+        _printed(imports + code) for imports in ("", "import kp_dynamo.session, tests.end_to_end.test_bad_input; ")
+    )
     assert few == many
 
 
