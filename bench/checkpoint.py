@@ -24,7 +24,7 @@ from bench.workloads import Workload
 from demo.model import Gpt, next_byte_loss
 from kp_dynamo.aot.plan import plan_of
 from kp_dynamo.aot.report import AotReport
-from kp_dynamo.aot.road import call_on_fakes
+from kp_dynamo.aot.trace_programs import call_on_fakes
 from kp_dynamo.graph.peak_memory import peak_memory
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.lowering.export import ExportedProgram

@@ -22,7 +22,7 @@ from bench.checkpoint import WITH_SCORES
 from bench.workloads import Workload
 from kp_dynamo.aot.compiler import Compiled, TpuCompiler
 from kp_dynamo.aot.plan import plan_of
-from kp_dynamo.aot.road import call_on_fakes
+from kp_dynamo.aot.trace_programs import call_on_fakes
 from kp_dynamo.graph.peak_memory import peak_memory
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.lowering.export import ExportedProgram

@@ -12,7 +12,7 @@ from torch import fx
 from kp_dynamo.compat import thread_state, xla
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.error_boundary import only_our_errors
+from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.telemetry import log
 
@@ -60,7 +60,7 @@ def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[An
     from kp_dynamo.capture.capture import read_capture
 
     log.configure()
-    with only_our_errors(gm, breaks_graphs=session.may_run_eagerly(options)):
+    with translate_errors(gm, breaks_graphs=session.may_run_eagerly(options)):
         options = options.on(xla.chip_name())
         by_module = bool(options.keep_float32 or options.extra_passes)
         compiled = session.compiled(read_capture(gm, example_inputs, with_modules=by_module), options)
@@ -87,4 +87,4 @@ def clear_cache() -> None:
 thread_state.install()
 # Dynamo traces before it calls a backend: XLA tensors with symbolic sizes must be traceable by then.
 if "torch_xla" in sys.modules:
-    xla.mend_tracing()
+    xla.patch_torch_xla()

@@ -21,7 +21,7 @@ _NEED_A_VALUE = (DataDependentOutputException, DynamicOutputShapeException, Guar
 
 
 @contextlib.contextmanager
-def only_our_errors(gm: fx.GraphModule | None = None, *, breaks_graphs: bool = False) -> Iterator[None]:
+def translate_errors(gm: fx.GraphModule | None = None, *, breaks_graphs: bool = False) -> Iterator[None]:
     """Let no foreign exception out, but for those that ask Dynamo for something.
 
     Args:

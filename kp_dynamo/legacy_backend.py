@@ -17,7 +17,7 @@ from kp_dynamo.capture.tensor_devices import placement_mode
 from kp_dynamo.compat.known_limits import EARLIER_LIMITS
 from kp_dynamo.compat.versions import CURE
 from kp_dynamo.config.options import CompileOptions, option_fields
-from kp_dynamo.error_boundary import only_our_errors
+from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def compile_with_stock(
             f"Move model and inputs there: .to('xla'); or use torch_xla 2.9, where it is done for you: {CURE}"
         )
     _warn(version)
-    with only_our_errors():
+    with translate_errors():
         compiled: Callable[..., Any] = torch._dynamo.lookup_backend("openxla")(gm, list(inputs))
     return compiled
 

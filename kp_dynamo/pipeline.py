@@ -110,7 +110,7 @@ def _budget(options: CompileOptions) -> Budget:
         vmem_bytes=chip.vmem_bytes,
         narrow_products=resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
         == "default",
-        must_do=options.is_memory_bounded,
+        is_hard_limit=options.is_memory_bounded,
     )
 
 

@@ -23,7 +23,7 @@ from kp_dynamo.cache.graph_key import environment_parts, graph_text
 from kp_dynamo.cache.identity import Uncacheable, identity_of
 from kp_dynamo.cache.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.cache.lru import LRUCache
-from kp_dynamo.capture.capture import Capture, as_dynamo_calls_it
+from kp_dynamo.capture.capture import Capture, with_dynamo_signature
 from kp_dynamo.capture.cpu_view import surrounding_autocast
 from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
@@ -51,11 +51,11 @@ logger = logging.getLogger(__name__)
 
 
 class _Plan(NamedTuple):
-    """How a capture is compiled: passes on joint and inference graphs, and those behind the partitioner."""
+    """How a capture is compiled: passes on joint and inference graphs, and passes on backward graphs."""
 
     options: CompileOptions
     pipeline: Pipeline
-    behind: Pipeline
+    backward_pipeline: Pipeline
     conditions: Parts | None
     bucketing: Bucketing | None
 
@@ -110,9 +110,11 @@ class Session:
             )
         capture, bucketing = _bucketing(capture, options)
         pipeline = build_pipeline(options, bucketing.symbols if bucketing is not None else ())
-        behind = build_backward_pipeline(options)
-        conditions = _conditions(options, (*pipeline, *behind), "cpu" if capture.mode == "fake" else capture.mode)
-        plan = _Plan(options, pipeline, behind, conditions, bucketing)
+        backward_pipeline = build_backward_pipeline(options)
+        conditions = _conditions(
+            options, (*pipeline, *backward_pipeline), "cpu" if capture.mode == "fake" else capture.mode
+        )
+        plan = _Plan(options, pipeline, backward_pipeline, conditions, bucketing)
         key = None if capture.key is None or conditions is None else CompileKey((*capture.key, *conditions))
         run = self._look_up(key)
         if run is not None:
@@ -149,12 +151,12 @@ class Session:
             raise
 
     def _trace(self, capture: Capture, plan: _Plan, number: int) -> Callable[..., Any]:
-        options, pipeline, behind, conditions, bucketing = plan
+        options, pipeline, backward_pipeline, conditions, bucketing = plan
         precision, budget = _precision(options), _memory_budget(options)
 
         def transform(gm: fx.GraphModule, name: str, aliases: ResultAliases | None) -> None:
             start, label = time.perf_counter(), f"{number}.{name}"
-            chosen = behind if name == "backward" else pipeline
+            chosen = backward_pipeline if name == "backward" else pipeline
             if aliases is not None:  # a backward is a part of a joint graph
                 prepare_graph(gm.graph, writes_to_inputs=aliases.has_written_inputs, on_device=capture.mode == "xla")
             if bucketing is not None and aliases is not None:
@@ -195,11 +197,11 @@ class Session:
             eager = eager_results(capture.gm)
             run = trace_and_compile(capture.gm, capture.inputs, GraphStages(transform, compile_graph, eager))
         if options.donate == "mutated" and capture.mode == "xla":
-            run = _settled(run)
+            run = _recording_donated(run)
         run = run if bucketing is None else bucketing.wrap(run)
         if capture.mode == "cpu":
             run = ResultMemory(capture.gm, eager, lays_out_all=bucketing is not None).around(run)
-        return as_dynamo_calls_it(run, capture)
+        return with_dynamo_signature(run, capture)
 
 
 def _bucketing(capture: Capture, options: CompileOptions) -> tuple[Capture, Bucketing | None]:
@@ -210,15 +212,15 @@ def _bucketing(capture: Capture, options: CompileOptions) -> tuple[Capture, Buck
     return bucketed(capture, buckets, poisons=poisons, strict=options.strict)
 
 
-def _settled(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, with its arguments looked at behind it: by then AOTAutograd has copied their new values over them."""
+def _recording_donated(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`; its arguments are looked at after it, when AOTAutograd has copied their new values over them."""
 
-    def settled(*args: Any) -> Any:
+    def recording(*args: Any) -> Any:
         results = run(*args)
-        DONORS.settle(args)
+        DONORS.record_donated(args)
         return results
 
-    return settled
+    return recording
 
 
 def _forget(_: CompileKey, program: Program) -> None:

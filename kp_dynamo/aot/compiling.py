@@ -20,7 +20,7 @@ from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.options import resolve_matmul_precision
 from kp_dynamo.exceptions import XLACompilationError
-from kp_dynamo.explanation.one_run import dynamo_seconds, graph_breaks
+from kp_dynamo.explanation.run_once import dynamo_seconds, graph_breaks
 from kp_dynamo.hardware import CHIPS, memory_budget_bytes
 
 
@@ -108,7 +108,7 @@ class _Run:
 
     def trace(self) -> None:
         """Hand every program to the TPU's compiler, which works while this goes on."""
-        from kp_dynamo.aot.road import call_on_fakes, call_on_zeros
+        from kp_dynamo.aot.trace_programs import call_on_fakes, call_on_zeros
 
         before = dynamo_seconds()
         call = call_on_zeros if self.plan.needs_device else call_on_fakes

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from kp_dynamo.api.models import SampleInputs, unchanged
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.explanation.one_run import dynamo_seconds, run_backward
+from kp_dynamo.explanation.run_once import dynamo_seconds, run_backward
 
 _numbers = itertools.count()
 

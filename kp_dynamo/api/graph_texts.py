@@ -11,7 +11,7 @@ from torch import fx, nn
 from kp_dynamo.api.models import SampleInputs, by_position
 from kp_dynamo.backend import compile_in
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.explanation.one_run import run_backward
+from kp_dynamo.explanation.run_once import run_backward
 from kp_dynamo.lowering.export import Export, ExportedProgram
 from kp_dynamo.runtime.events import Event, ProgramReady
 from kp_dynamo.session import Session

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.exceptions import TPUDeviceError, TPUModelPreparationError
-from kp_dynamo.explanation.one_run import uncompiled
+from kp_dynamo.explanation.run_once import uncompiled
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def move(model: nn.Module, device: torch.device) -> nn.Module:
         TPUModelPreparationError: torch cannot move it.
     """
     places = [(held, name, tensor) for held in _held_tensors(model) for name, tensor in held.items()]
-    first: dict[int, tuple[Held, str]] = {}
+    first: dict[int, tuple[ParamDict, str]] = {}
     for held, name, tensor in places:
         first.setdefault(id(tensor), (held, name))
     try:
@@ -105,11 +105,11 @@ def move(model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
-Held = dict[str, Any]
+ParamDict = dict[str, Any]
 """What a module holds by name: its parameters, or its buffers."""
 
 
-def _held_tensors(model: nn.Module) -> list[Held]:
+def _held_tensors(model: nn.Module) -> list[ParamDict]:
     return [held for module in model.modules() for held in (module._parameters, module._buffers)]
 
 

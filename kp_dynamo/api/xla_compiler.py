@@ -20,7 +20,7 @@ from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.config.translation import compile_arguments
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, TPUDeviceError, XLACompilationError
-from kp_dynamo.explanation.one_run import run_backward
+from kp_dynamo.explanation.run_once import run_backward
 from kp_dynamo.telemetry.counters import TELEMETRY
 
 _MAX_MODELS = 1 << 20

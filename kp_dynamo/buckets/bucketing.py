@@ -167,15 +167,13 @@ class Bucketing:
             reason = f"a tensor of size {self._named(shrunk)} would be too short. {_REMEDY}"
         else:
             return padded
-        self._tell_of_exact_lengths(true, padded, reason)
+        self._warn_exact_lengths(true, padded, reason)
         return true
 
     def _named(self, expr: sympy.Basic) -> sympy.Basic:
         return expr.xreplace({s: sympy.Symbol(f"size {d} of input {i}") for s, (i, d) in self._where.items()})
 
-    def _tell_of_exact_lengths(
-        self, true: dict[sympy.Symbol, int], padded: dict[sympy.Symbol, int], reason: str
-    ) -> None:
+    def _warn_exact_lengths(self, true: dict[sympy.Symbol, int], padded: dict[sympy.Symbol, int], reason: str) -> None:
         reason = f"sizes {list(true.values())} cannot be padded to {list(padded.values())}: {reason}"
         if self._strict:
             raise TPUOptimizationError(f"strict=True and {reason}.")
@@ -195,7 +193,7 @@ class Bucketing:
 def bucketed(capture: Capture, buckets: Buckets, *, poisons: bool, strict: bool) -> tuple[Capture, Bucketing | None]:
     """The capture with the true lengths as further inputs; itself and None where none of its sizes is symbolic."""
     bucketing = Bucketing(capture.gm, buckets, poisons=poisons, strict=strict)
-    _tell_of_fixed_sizes(capture.gm, capture.inputs)
+    _warn_static_dims(capture.gm, capture.inputs)
     if not bucketing.symbols:
         return capture, None
     lengths = [torch.tensor(1) for _ in bucketing.symbols]
@@ -203,7 +201,7 @@ def bucketed(capture: Capture, buckets: Buckets, *, poisons: bool, strict: bool)
     return replace(capture, gm=gm, inputs=[*capture.inputs, *lengths]), bucketing
 
 
-def _tell_of_fixed_sizes(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+def _warn_static_dims(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
     """Warn of sizes that were marked as varying, and that the model fixes: each is compiled by itself."""
     examples = [_example(n) for n in gm.graph.nodes if n.op == "placeholder"]
     for number, (value, example) in enumerate(zip(inputs, examples, strict=True)):

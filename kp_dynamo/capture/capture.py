@@ -13,7 +13,7 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from kp_dynamo.cache.graph_key import graph_text, input_parts, is_known_operator, mode_parts, shares_storage
 from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.cache.key_diff import Parts
-from kp_dynamo.capture.cpu_view import copy_views_of_parts, inputs_on_cpu, is_fake, lift_held_tensors, name_the_cpu
+from kp_dynamo.capture.cpu_view import copy_views_of_parts, inputs_on_cpu, is_fake, lift_held_tensors, retarget_to_cpu
 from kp_dynamo.capture.exponents import fix_exponents
 from kp_dynamo.capture.tensor_devices import placement_mode
 from kp_dynamo.compat import xla
@@ -71,7 +71,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     moved = tuple((i, device) for i, device in results if device.type != ("cpu" if mode == "fake" else mode))
     key = _early_key(gm, inputs, moved, with_modules) if not held else None
     fix_exponents(gm)
-    name_the_cpu(gm, mode)
+    retarget_to_cpu(gm, mode)
     if mode == "xla":
         copy_views_of_parts(gm)
     gm, lifted = lift_held_tensors(gm) if mode == "xla" and held else (gm, [])
@@ -138,7 +138,7 @@ def _check_known(target: Any) -> None:
         raise Uncacheable(f"{target} is an operator of the user's own")
 
 
-def as_dynamo_calls_it(run: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
+def with_dynamo_signature(run: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
     """`run`, given what the graph held, with the results that belong elsewhere moved there (differentiably)."""
     if not capture.moved_results and not capture.held:
         return run

@@ -16,7 +16,7 @@ from kp_dynamo.exceptions import TPUDeviceError
 _CPU = torch.device("cpu")
 
 
-def name_the_cpu(gm: fx.GraphModule, mode: str) -> None:
+def retarget_to_cpu(gm: fx.GraphModule, mode: str) -> None:
     """Rewrite the device arguments of `gm`, and of the graphs inside it, from XLA to the CPU.
 
     Autocast regions are for a kind of device. Where the tensors are on XLA (`mode`), a region for XLA is one for

@@ -60,11 +60,11 @@ def load() -> ModuleType:
         if is_first:
             # torch_xla 2.9 puts one of its own in its place, which fails on the CPU.
             torch.nn.GRU = gru  # type: ignore[misc]
-    mend_tracing()
+    patch_torch_xla()
     return torch_xla
 
 
-def mend_tracing() -> None:
+def patch_torch_xla() -> None:
     """Mend what keeps threads and Dynamo from tracing on XLA tensors; torch_xla has been imported. On 2.9 only."""
     if earlier_version() is not None:
         return

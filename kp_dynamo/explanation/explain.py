@@ -10,8 +10,8 @@ from torch import fx
 
 from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.explanation.one_run import dynamo_seconds, graph_breaks, run_backward, uncompiled
 from kp_dynamo.explanation.reports import Explanation
+from kp_dynamo.explanation.run_once import dynamo_seconds, graph_breaks, run_backward, uncompiled
 
 __all__ = ["Explanation", "explain"]
 

@@ -25,7 +25,7 @@ class MemoryBudget:
 
 
 @dataclass(frozen=True)
-class Held:
+class IoTensor:
     """A tensor that a program holds from its start or to its end.
 
     Attributes:
@@ -45,7 +45,7 @@ class Held:
         return f"{self.role} {self.text} of {self.num_bytes / GB:.2f} GB{where}"
 
 
-def held_by(graph: fx.Graph) -> list[Held]:
+def held_by(graph: fx.Graph) -> list[IoTensor]:
     """Arguments and results of a graph, the largest first: a program has memory for all of them when it ends.
 
     Padding to the chip's tiles and temporaries come on top. Sizes that are not known yet count as none.
@@ -56,13 +56,13 @@ def held_by(graph: fx.Graph) -> list[Held]:
     return sorted(held, key=lambda h: -h.num_bytes)
 
 
-def _held(role: str, nodes: Iterator[fx.Node] | list[fx.Node]) -> Iterator[Held]:
+def _held(role: str, nodes: Iterator[fx.Node] | list[fx.Node]) -> Iterator[IoTensor]:
     for node in nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape):
             text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
             reader = next(iter(node.users), node) if role == "argument" else node
-            yield Held(role, text, value.numel() * value.element_size(), source_line(reader))
+            yield IoTensor(role, text, value.numel() * value.element_size(), source_line(reader))
 
 
 def require_room(graph: fx.Graph, name: str, budget: MemoryBudget) -> int:
@@ -83,7 +83,7 @@ def require_room(graph: fx.Graph, name: str, budget: MemoryBudget) -> int:
     )
 
 
-def _counted(held: list[Held]) -> list[str]:
+def _counted(held: list[IoTensor]) -> list[str]:
     """Each kind of tensor once, with its number: a model's blocks are alike."""
     counts = Counter(map(str, held))
     return [text if count == 1 else f"{count} x {text}" for text, count in counts.items()]

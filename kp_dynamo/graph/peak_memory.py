@@ -13,7 +13,7 @@ can. What XLA does to a graph is taken into account by rules:
 4. A product is fused with the pointwise work that alone reads it. More than six operands are too many for a fusion.
    Where that work is reduced as well (a bias' gradient), what stays is the product, as wide as it was reduced.
 5. A float32 value that products alone read is kept in bfloat16 where products take one pass over the matrix unit.
-6. What waits for a gradient (`kp::wait_for`) does not run before it is there.
+6. What waits for a gradient (`kp::optimization_barrier`) does not run before it is there.
 
 docs/checkpointing.md has the error against the TPU's compiler.
 """
@@ -165,7 +165,7 @@ class _Buffers:
         if node.op != "call_function" or not node.all_input_nodes:
             return node
         source = node.all_input_nodes[0]
-        if node.target is operator.getitem and source.target is kp.wait_for.default:
+        if node.target is operator.getitem and source.target is kp.optimization_barrier.default:
             *values, signal = source.all_input_nodes
             self._waits[node] = signal
             return self._owner[[*values, signal][node.args[1]]]  # type: ignore[index]
@@ -176,13 +176,17 @@ class _Buffers:
         readers: dict[fx.Node, list[fx.Node]] = {n: [] for n in graph.nodes}
         for node in graph.nodes:
             is_call = node.op == "call_function" and self._owner[node] is node
-            if is_call and node.target is not kp.wait_for.default and not _is_one_of(node, _CREATIONS):
+            if is_call and node.target is not kp.optimization_barrier.default and not _is_one_of(node, _CREATIONS):
                 for owner in dict.fromkeys(self._owner[s] for s in node.all_input_nodes):
                     readers[owner].append(node)
         return readers
 
     def _has_memory(self, node: fx.Node) -> bool:
-        if node.op != "call_function" or self._owner[node] is not node or node.target is kp.wait_for.default:
+        if (
+            node.op != "call_function"
+            or self._owner[node] is not node
+            or node.target is kp.optimization_barrier.default
+        ):
             return False
         if not isinstance(node.meta.get("val"), torch.Tensor):
             return False

@@ -23,7 +23,7 @@ from kp_dynamo.graph.symbol_values import SymbolReader
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.host_layout import strides_of, to_host
-from kp_dynamo.lowering.pending import settle
+from kp_dynamo.lowering.pending import run_pending
 from kp_dynamo.lowering.program import Run, compile_program
 from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.telemetry.counters import TELEMETRY
@@ -82,7 +82,7 @@ class Pieces:
         self.moved_bytes: Counter[tuple[str, str]] = Counter()
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        results = Conductor(self._whole, self._run_piece).run(*args)
+        results = SplitGraphInterpreter(self._whole, self._run_piece).run(*args)
         flat = list(results) if isinstance(results, (list, tuple)) else [results]
         # A result that is an argument would be overwritten where the caller copies another result over that; so would
         # what is saved for the backward, which may be an argument otherwise.
@@ -129,7 +129,7 @@ def _as_traced(piece: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
     """The arguments on the CPU, with the strides that autograd has seen: they say whose LU it is given."""
     inputs = [node.meta.get("val") for node in piece.graph.find_nodes(op="placeholder")]
     values = SymbolReader(inputs, has_strides=False).read(args)
-    settle([a for a in args if isinstance(a, torch.Tensor) and a.device.type == "xla"])
+    run_pending([a for a in args if isinstance(a, torch.Tensor) and a.device.type == "xla"])
     every = zip(args, (strides_of(value, values) for value in inputs), strict=True)
     return to_host(args, [strides if _is_dense(arg, strides) else None for arg, strides in every])
 
@@ -146,7 +146,7 @@ def _is_dense(arg: Any, strides: tuple[int, ...] | None) -> bool:
     return True
 
 
-class Conductor(fx.Interpreter):
+class SplitGraphInterpreter(fx.Interpreter):
     """Runs a split graph, its pieces through `run_piece(node, piece, args)`."""
 
     def __init__(self, whole: fx.GraphModule, run_piece: Any) -> None:

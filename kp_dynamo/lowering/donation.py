@@ -126,7 +126,7 @@ class Donors:
             with self._lock:
                 self._renewed[tensor] = result
 
-    def settle(self, tensors: Iterable[Any]) -> None:
+    def record_donated(self, tensors: Iterable[Any]) -> None:
         """Note which of these are alone with their buffers, now that results have been copied over them."""
         with self._lock:
             renewed = [(t, self._renewed.pop(t)) for t in tensors if isinstance(t, torch.Tensor) and t in self._renewed]

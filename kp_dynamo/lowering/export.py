@@ -21,14 +21,14 @@ from kp_dynamo.graph.source_lines import source_line
 from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.checks import check_donation, check_layouts, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
-from kp_dynamo.lowering.cut import Conductor, is_xla_piece, spec_of_pieces, split_around
+from kp_dynamo.lowering.cut import SplitGraphInterpreter, is_xla_piece, spec_of_pieces, split_around
 from kp_dynamo.lowering.flash_calls import CustomCalls
 from kp_dynamo.lowering.program import settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.ops.flash_kernels import flash_calls
-from kp_dynamo.ops.wait_for import barriers
+from kp_dynamo.ops.optimization_barrier import barriers
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Export:
             return piece(*values)
 
         whole = split_around(gm, on_cpu)
-        Conductor(whole, run_piece).run(*args)
+        SplitGraphInterpreter(whole, run_piece).run(*args)
         return sum(is_xla_piece(node) for node in whole.graph.nodes)
 
     def _export(

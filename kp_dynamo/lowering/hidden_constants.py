@@ -23,7 +23,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.lowering.cast_forms import converted, wide
-from kp_dynamo.ops.wait_for import held, keeps_barriers
+from kp_dynamo.ops.optimization_barrier import held, keeps_barriers
 
 aten = torch.ops.aten
 

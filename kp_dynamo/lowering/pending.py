@@ -18,7 +18,7 @@ import torch
 from kp_dynamo.compat import xla
 
 
-def settle(tensors: Sequence[torch.Tensor]) -> None:
+def run_pending(tensors: Sequence[torch.Tensor]) -> None:
     """Give XLA tensors their values now; where one has none yet, all others of the device too."""
     if not tensors:
         return

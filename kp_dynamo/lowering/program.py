@@ -25,7 +25,7 @@ from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.flash_kernels import flash_calls
-from kp_dynamo.ops.wait_for import barriers
+from kp_dynamo.ops.optimization_barrier import barriers
 
 Run = Callable[[Sequence[Any]], list[Any]]
 

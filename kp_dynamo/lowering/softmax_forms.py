@@ -13,7 +13,7 @@ import torch
 
 from kp_dynamo.lowering.cast_forms import wide
 from kp_dynamo.lowering.hlo_ops import reduce_max
-from kp_dynamo.ops.wait_for import keeps_barriers
+from kp_dynamo.ops.optimization_barrier import keeps_barriers
 
 aten = torch.ops.aten
 

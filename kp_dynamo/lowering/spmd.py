@@ -18,7 +18,7 @@ import torch
 
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUDistributedError
-from kp_dynamo.lowering.pending import settle
+from kp_dynamo.lowering.pending import run_pending
 
 WHOLE = "{replicated}"
 """XLA's name of the sharding of a tensor that every device has all of."""
@@ -94,7 +94,7 @@ def shardings(values: Sequence[Any]) -> tuple[str, ...]:
     """
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     on_xla = [t for t in tensors if t.device.type == "xla"]
-    settle(on_xla)
+    run_pending(on_xla)
     names = iter(xla.xlac()._get_xla_sharding_specs([_as_it_lies(t) for t in on_xla]))
     return tuple((next(names) or WHOLE) if t.device.type == "xla" else WHOLE for t in tensors)
 

@@ -1,6 +1,6 @@
 """`kp::attention`, `kp::attention_train` and its backward: attention without anything of S x T between programs.
 
-    attention(q, k, v, masks, fills, lead, scale, is_causal, zero_rows, block) -> result
+    attention(q, k, v, masks, fills, batch_dims, scale, is_causal, zero_rows, block) -> result
     attention_train(the same) -> (result, statistics)
     attention_backward(grad, q, k, v, result, statistics, masks, ..., block, q_factor, k_factor) -> (d_q, d_k, d_v)
 
@@ -23,7 +23,7 @@ from kp_dynamo.ops import attention_forms as forms
 from kp_dynamo.ops.attention_forms import Saved, Scoring, compute_dtype
 
 _library = torch.library.Library("kp", "FRAGMENT")
-_SCORING = "Tensor[] masks, float[] fills, SymInt[] lead, float scale, bool is_causal, bool zero_rows, int block"
+_SCORING = "Tensor[] masks, float[] fills, SymInt[] batch_dims, float scale, bool is_causal, bool zero_rows, int block"
 _OPERANDS = f"(Tensor q, Tensor k, Tensor v, {_SCORING})"
 _library.define(f"attention{_OPERANDS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.define(f"attention_train{_OPERANDS} -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
@@ -56,13 +56,13 @@ def _attention_backward(
 def _scoring(
     masks: Sequence[Tensor],
     fills: Sequence[float],
-    lead: Sequence[int],
+    batch_dims: Sequence[int],
     scale: float,
     is_causal: bool,
     zero_rows: bool,
     block: int,
 ) -> Scoring:
-    return Scoring(scale, masks, fills, lead, is_causal, zero_rows, block)
+    return Scoring(scale, masks, fills, batch_dims, is_causal, zero_rows, block)
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:

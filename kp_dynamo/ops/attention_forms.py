@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kp_dynamo.ops.wait_for import held
+from kp_dynamo.ops.optimization_barrier import held
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Scoring:
         scale: Factor of the products.
         masks: Booleans choose between a score and a number, others are added; [B|1, H|1, S|1, T|1] or fewer.
         fills: What takes the place of a score where a mask is False; one number a mask.
-        lead: Sizes (B, H) that N is the product of; empty where no mask needs them.
+        batch_dims: Sizes (B, H) that N is the product of; empty where no mask needs them.
         is_causal: Whether query i reads keys 0 to i.
         zero_rows: Whether a row without keys is 0; NaN otherwise.
         block: Queries that are computed at a time: their scores should stay in the chip's vector memory.
@@ -40,7 +40,7 @@ class Scoring:
     scale: float
     masks: Sequence[Tensor]
     fills: Sequence[float]
-    lead: Sequence[int]
+    batch_dims: Sequence[int]
     is_causal: bool
     zero_rows: bool
     block: int
@@ -80,7 +80,7 @@ class Scoring:
             mask = mask[..., :columns]
         if all(size == 1 for size in mask.shape[:-2]):
             return mask.reshape([1] * (2 - mask.dim()) + [*mask.shape[-2:]])
-        return mask.expand(*self.lead, rows, columns).reshape(-1, rows, columns)
+        return mask.expand(*self.batch_dims, rows, columns).reshape(-1, rows, columns)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:

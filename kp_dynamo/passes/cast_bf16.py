@@ -106,7 +106,7 @@ class _Casting:
 
     def visit(self, node: fx.Node) -> None:
         if is_widening(node) or is_narrowing(node):
-            self.casts.meet(node)
+            self.casts.register_cast(node)
         elif node in self.is_wide:
             self._cast_product(node)
         elif self.scope == "all" and _may_follow(node, self.casts):
@@ -165,7 +165,7 @@ def _may_follow(node: fx.Node, casts: Casts) -> bool:
     floats = [source for source in sources if is_float32(source)]
     if not floats or not may_follow(node.target) or "dtype" in node.kwargs or not _gives_float32(node):
         return False
-    if not all(casts.is_born(source) for source in floats) or not _fits(node, sources):
+    if not all(casts.produced_in_bf16(source) for source in floats) or not _fits(node, sources):
         return False
     return not any(user.op == "output" for user in users_through(node, VIEWS + PARTS))
 

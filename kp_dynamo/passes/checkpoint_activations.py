@@ -33,10 +33,10 @@ from kp_dynamo.passes.recompute.policies import (
     Step,
     attention_scores,
     cheapest_first,
-    comes_of_chance,
+    depends_on_rng,
     residual_sums,
 )
-from kp_dynamo.passes.recompute.tags import tag, tag_again, tag_all
+from kp_dynamo.passes.recompute.tags import tag, tag_all, tag_recompute
 
 _MIB = 2**20
 
@@ -69,7 +69,7 @@ class CheckpointBlocks:
         if not ends:
             reason = "no sum x + f(x) ends a block; give a share of 0 to 1 of the activations to keep"
             return PassReport(self.name, 0, (("output", reason),))
-        part.saved = dict.fromkeys([*ends, *(n for n in part.nodes if comes_of_chance(n))])
+        part.saved = dict.fromkeys([*ends, *(n for n in part.nodes if depends_on_rng(n))])
         note = f"saves the sums at the ends of {len(ends)} blocks, {sum(map(node_bytes, ends)) / _MIB:.1f} MiB"
         return PassReport(self.name, tag_all(part), notes=(note,))
 
@@ -96,7 +96,7 @@ class CheckpointShare:
         if not steps:
             return PassReport(self.name, 0)
         note = f"saves {after / _MIB:.1f} of {before / _MIB:.1f} MiB and computes {_gflop(steps)} GFLOP again"
-        return PassReport(self.name, sum(len(s.again) for s in steps), notes=(note,))
+        return PassReport(self.name, sum(len(s.recomputed_nodes) for s in steps), notes=(note,))
 
     def _give_up(self, gm: fx.GraphModule, part: ForwardPart, order: Iterator[Step]) -> tuple[list[Step], int]:
         """Tag until the partitioner saves no more than the share; the steps taken, and the bytes that it saves."""
@@ -107,7 +107,7 @@ class CheckpointShare:
             new = list(_until(order, part, wanted))
             if not new:
                 break
-            tag_again(new)
+            tag_recompute(new)
             steps += new
             after = ForwardPart(gm.graph, saved_by_min_cut(gm)).saved_bytes()
         return steps, after

@@ -20,7 +20,8 @@ class GateRecomputation:
     """Let each segment that a backward computes again wait for its incoming gradient.
 
         before                                    after
-        h = f(saved)                              wait = kp.wait_for([saved], g);  saved_1, g_1 = wait[0], wait[1]
+        h = f(saved)                              wait = kp.optimization_barrier([saved], g)
+                                                  saved_1, g_1 = wait[0], wait[1]
         ...                                       h = f(saved_1)
         d = h_backward(g, h)                      d = h_backward(g_1, h)
 
@@ -70,7 +71,7 @@ class _Gate:
 
     def insert(self, graph: fx.Graph) -> None:
         with graph.inserting_before(self.reader):
-            gate = graph.call_function(torch.ops.kp.wait_for.default, (list(self.inputs), self.gradient))
+            gate = graph.call_function(torch.ops.kp.optimization_barrier.default, (list(self.inputs), self.gradient))
             passed = (*self.inputs, self.gradient)
             gate.meta = {"val": [n.meta["val"] for n in passed]}
             behind = [graph.call_function(operator.getitem, (gate, i)) for i in range(len(passed))]

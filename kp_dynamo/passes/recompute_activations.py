@@ -62,7 +62,7 @@ class RecomputeActivations:
             parts = {user.args[1]: user for user in product.users}
             if len(parts) < 2 or "multiplier" in product.kwargs or parts[1].meta["val"].dtype == torch.float64:
                 continue
-            again = _Again(product, parts[0], parts[1], runs)
+            again = _Recomputed(product, parts[0], parts[1], runs)
             readers = sorted(_read_by(again.result, backward), key=lambda pair: order[pair[1]])
             if not readers or _is_kept(again.result) or "recompute" in product.meta:
                 continue
@@ -87,7 +87,7 @@ def _is_kept(value: fx.Node) -> bool:
     return any(user.op == "output" or (user.target in VIEWS and _is_kept(user)) for user in value.users)
 
 
-class _Again:
+class _Recomputed:
     """The result of a kp::linear_act_train, from its pre-activation."""
 
     def __init__(self, product: fx.Node, result: fx.Node, pre: fx.Node, runs: FakeRuns) -> None:

@@ -154,8 +154,8 @@ class _Rewriting:
         masks, causal = self._masks()
         nodes = [self._as_kept(mask) for mask in masks]
         can_be_empty = self.found.zeroes_rows and bool(masks)
-        lead = self.found.lead if masks else ()
-        return nodes, [self._fill(mask) for mask in masks], lead, scale, causal, can_be_empty, self.block
+        batch_dims = self.found.batch_dims if masks else ()
+        return nodes, [self._fill(mask) for mask in masks], batch_dims, scale, causal, can_be_empty, self.block
 
     def _masks(self) -> tuple[list[Mask], bool]:
         """The masks that are left, and whether the others are a causal one."""

@@ -14,7 +14,7 @@ from torch import fx
 from kp_dynamo.cache.key_diff import CompileKey, Parts, explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.compat import xla
-from kp_dynamo.error_boundary import only_our_errors
+from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.graph.nodes import EAGER_STRIDES
 from kp_dynamo.graph.symbol_values import SymbolReader
 from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, is_spmd, shardings
@@ -22,7 +22,7 @@ from kp_dynamo.lowering.host_layout import Strides, strides_of, to_host
 from kp_dynamo.runtime.events import Observe, ProgramReady, ignore
 from kp_dynamo.runtime.placement import Placement
 from kp_dynamo.telemetry.counters import TELEMETRY
-from kp_dynamo.telemetry.time_budget import foretell, time_budget
+from kp_dynamo.telemetry.time_budget import estimate_compile_s, time_budget
 
 logger = logging.getLogger(__name__)
 
@@ -159,8 +159,8 @@ class CompiledGraph:
 
     def _compile(self, args: Sequence[Any]) -> Executable:
         num_operators = sum(n.op == "call_function" for n in self._gm.graph.nodes)
-        foretell(num_operators, self._contract.label, self._contract.timeout_s)
-        with only_our_errors():
+        estimate_compile_s(num_operators, self._contract.label, self._contract.timeout_s)
+        with translate_errors():
             executable = self._lowering.compile(self._gm, args, self._spec)
         TELEMETRY.count("operators_compiled", num_operators)
         TELEMETRY.count("programs", executable.num_programs)

@@ -61,7 +61,7 @@ def time_budget(seconds: float | None, what: str) -> Iterator[None]:
         )
 
 
-def foretell(num_operators: int, what: str, seconds: float | None) -> float | None:
+def estimate_compile_s(num_operators: int, what: str, seconds: float | None) -> float | None:
     """Seconds that a graph will take by what this process has compiled so far; None before its first one.
 
     Warns where that is more than the budget: the wait can still be spared then.

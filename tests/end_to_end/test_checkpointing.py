@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kp_dynamo import explain
 from kp_dynamo.exceptions import TPUConfigurationError, TPUOutOfMemoryError
-from kp_dynamo.ops.wait_for import barriers
+from kp_dynamo.ops.optimization_barrier import barriers
 from tests.spine import compiled, counted
 from tests.transformer import TinyGpt
 
@@ -154,7 +154,9 @@ def on_device(*values):
 def test_the_form_for_the_cpu_is_a_dependency_and_keeps_every_value():
     values = torch.tensor([1.0, -0.0, torch.nan, torch.inf])
     for signal in (torch.tensor([2.0]), torch.tensor([torch.nan]), torch.tensor([torch.inf]), torch.tensor([[-1.0]])):
-        first, second, passed = torch.ops.kp.wait_for(on_device(values, torch.tensor([3, 4])), on_device(signal)[0])
+        first, second, passed = torch.ops.kp.optimization_barrier(
+            on_device(values, torch.tensor([3, 4])), on_device(signal)[0]
+        )
         torch.testing.assert_close(first.cpu(), values, rtol=0, atol=0, equal_nan=True)
         assert first.cpu().signbit().tolist() == values.signbit().tolist()
         assert second.cpu().tolist() == [3, 4]
@@ -163,19 +165,19 @@ def test_the_form_for_the_cpu_is_a_dependency_and_keeps_every_value():
 
 def test_the_forms_in_the_program():
     values, signal = on_device(torch.ones(4), torch.ones(2))
-    dependency = torch.ops.kp.wait_for([values.sin()], signal)
+    dependency = torch.ops.kp.optimization_barrier([values.sin()], signal)
     text = torch_xla._XLAC._get_xla_tensors_hlo(dependency)
     assert "select" in text
     assert "opt-barrier" not in text
     from kp_dynamo.compat import xla
 
     with barriers(xla.optimization_barrier):
-        text = torch_xla._XLAC._get_xla_tensors_hlo(torch.ops.kp.wait_for([values.sin()], signal))
+        text = torch_xla._XLAC._get_xla_tensors_hlo(torch.ops.kp.optimization_barrier([values.sin()], signal))
     assert "opt-barrier" in text
     assert "select" not in text
 
 
 def test_eager_is_the_identity():
     values = [torch.ones(2), torch.zeros(3, dtype=torch.int64)]
-    found = torch.ops.kp.wait_for(values, torch.ones(()))
+    found = torch.ops.kp.optimization_barrier(values, torch.ones(()))
     assert [t.tolist() for t in found] == [[1.0, 1.0], [0, 0, 0], 1.0]

@@ -10,7 +10,7 @@ from torch import nn
 from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.graph.saved_values import ForwardPart, flops_of, saved_by_min_cut
 from kp_dynamo.passes.checkpoint_activations import CheckpointAttention, CheckpointBlocks, CheckpointShare
-from kp_dynamo.passes.recompute.policies import attention_scores, cheapest_first, comes_of_chance, residual_sums
+from kp_dynamo.passes.recompute.policies import attention_scores, cheapest_first, depends_on_rng, residual_sums
 from tests.graphs import trace_inference, trace_joint
 from tests.transformer import TinyGpt
 
@@ -64,8 +64,8 @@ def test_dropout_of_the_probabilities_is_drawn_once():
     nodes = forward_nodes(joint_of(dropped, *qkv()))
     scores = attention_scores(nodes)
     assert scores
-    assert any(comes_of_chance(n) for n in nodes)
-    assert not any(comes_of_chance(n) for n in scores)
+    assert any(depends_on_rng(n) for n in nodes)
+    assert not any(depends_on_rng(n) for n in scores)
 
 
 def test_blocks_end_at_the_sums_with_what_products_made():
@@ -115,8 +115,8 @@ def test_what_stays_is_never_given_up():
     given_up = {s.node for s in cheapest_first(part, lambda n: n in ends)}
     assert given_up
     assert not given_up & ends
-    assert not any(comes_of_chance(n) for n in given_up)
-    assert any(comes_of_chance(n) for n in part.saved)
+    assert not any(depends_on_rng(n) for n in given_up)
+    assert any(depends_on_rng(n) for n in part.saved)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.7, 0.4, 0.1, 0.0])

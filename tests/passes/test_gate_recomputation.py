@@ -17,7 +17,7 @@ from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from tests.graphs import graph_text, trace_joint
 from tests.passes.test_checkpoint_policies import attend, gpt_joint, joint_of, qkv
 
-WAIT = torch.ops.kp.wait_for.default
+WAIT = torch.ops.kp.optimization_barrier.default
 
 
 def backward_of(joint, checkpoint):
@@ -46,11 +46,11 @@ primals_2: f32[64, 64] = input
 primals_3: f32[64, 64] = input
 tangents_1: f32[] = input
 expand: f32[64, 64] = aten.expand.default(tangents_1, [64, 64])
-wait_for_default = kp.wait_for.default([primals_1, primals_2, primals_3], expand)
-getitem: f32[64, 64] = <built-in function getitem>(wait_for_default, 0)
-getitem_1: f32[64, 64] = <built-in function getitem>(wait_for_default, 1)
-getitem_2: f32[64, 64] = <built-in function getitem>(wait_for_default, 2)
-getitem_3: f32[64, 64] = <built-in function getitem>(wait_for_default, 3)
+optimization_barrier_default = kp.optimization_barrier.default([primals_1, primals_2, primals_3], expand)
+getitem: f32[64, 64] = <built-in function getitem>(optimization_barrier_default, 0)
+getitem_1: f32[64, 64] = <built-in function getitem>(optimization_barrier_default, 1)
+getitem_2: f32[64, 64] = <built-in function getitem>(optimization_barrier_default, 2)
+getitem_3: f32[64, 64] = <built-in function getitem>(optimization_barrier_default, 3)
 mm: f32[64, 64] = aten.mm.default(getitem, getitem_1)
 sin: f32[64, 64] = aten.sin.default(mm)
 mm_1: f32[64, 64] = aten.mm.default(sin, getitem_2)

@@ -10,7 +10,7 @@ import torch
 from kp_dynamo import XLACompilationTimeoutError, clear_cache
 from kp_dynamo.lowering.openxla import OpenXla
 from kp_dynamo.telemetry import TELEMETRY
-from kp_dynamo.telemetry.time_budget import foretell, time_budget
+from kp_dynamo.telemetry.time_budget import estimate_compile_s, time_budget
 from tests.spine import compiled, counted
 
 
@@ -117,10 +117,10 @@ def history(monkeypatch):
 
 
 def test_the_time_of_a_graph_is_foretold_from_what_was_compiled(history, caplog):
-    assert foretell(100, "1.forward", 60) == pytest.approx(20)
-    assert foretell(100, "1.forward", None) == pytest.approx(20)
+    assert estimate_compile_s(100, "1.forward", 60) == pytest.approx(20)
+    assert estimate_compile_s(100, "1.forward", None) == pytest.approx(20)
     assert caplog.records == []
-    foretell(1000, "1.forward", 60)
+    estimate_compile_s(1000, "1.forward", 60)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith("compiling 1.forward, 1000 operators, is expected to take 200.0 s")
@@ -128,7 +128,7 @@ def test_the_time_of_a_graph_is_foretold_from_what_was_compiled(history, caplog)
 
 def test_the_first_graph_cannot_be_foretold(monkeypatch):
     monkeypatch.setitem(TELEMETRY.counts, "operators_compiled", 0)
-    assert foretell(1000, "1.forward", 1) is None
+    assert estimate_compile_s(1000, "1.forward", 1) is None
 
 
 def test_operators_are_counted():

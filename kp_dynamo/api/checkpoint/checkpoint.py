@@ -23,7 +23,7 @@ from kp_dynamo.api.checkpoint.optimizer import OptimizerWrite, describe, require
 from kp_dynamo.api.checkpoint.values import Encoder, decode
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUCheckpointError
-from kp_dynamo.lowering.pending import settle
+from kp_dynamo.lowering.pending import run_pending
 
 _PREFIX = "kp_tpu."
 _VERSIONS_OF = ("kp_dynamo", "torch", "torch_xla", "safetensors")
@@ -157,7 +157,7 @@ def _checked_step(step: object) -> int | None:
 def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same values on the CPU, without autograd; those on the XLA device come in one transfer."""
     there = [name for name, tensor in tensors.items() if tensor.device.type == "xla"]
-    settle([tensors[name] for name in there])
+    run_pending([tensors[name] for name in there])
     fetched = dict(zip(there, xla.fetch([tensors[name] for name in there]), strict=True)) if there else {}
     return {name: (fetched[name] if name in fetched else t.detach().cpu()) for name, t in tensors.items()}
 

@@ -51,7 +51,7 @@ class Attention:
         inside: The nodes from `first` on to `second`, without it.
         scale: What the scores are multiplied by behind `first`.
         masks: In the order in which they are applied.
-        lead: Sizes of the scores before [S, T], of which a mask may have some; numbers or nodes.
+        batch_dims: Sizes of the scores before [S, T], of which a mask may have some; numbers or nodes.
         zeroes_rows: Whether a row of which no score is above -inf becomes 0: torch's "safe" softmax.
     """
 
@@ -62,7 +62,7 @@ class Attention:
     inside: frozenset[fx.Node]
     scale: float
     masks: tuple[Mask, ...]
-    lead: tuple[Any, ...]
+    batch_dims: tuple[Any, ...]
     zeroes_rows: bool
 
 
@@ -76,8 +76,8 @@ def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | None:
     Raises:
         Refusal: It is an attention, and one that cannot be rewritten.
     """
-    above = _Above(forward)
-    above.climb(softmax.args[0])
+    above = _ScoreChain(forward)
+    above.walk_up(softmax.args[0])
     if above.first is None:
         return None
     below = _below(softmax, forward)
@@ -92,26 +92,26 @@ def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | None:
     inside = above.seen | below.seen
     found = Attention(
         above.first, below.second, softmax, below.weights, frozenset(inside), above.scale,
-        tuple(reversed(above.masks)), above.lead, below.zeroes_rows,
+        tuple(reversed(above.masks)), above.batch_dims, below.zeroes_rows,
     )  # fmt: skip
     _check(found, forward)
     return found
 
 
 @dataclass
-class _Above:
+class _ScoreChain:
     """The way up from the softmax to the product of queries and keys."""
 
     forward: set[fx.Node]
     first: fx.Node | None = None
     scale: float = 1.0
     masks: list[Mask] = field(default_factory=list)
-    lead: tuple[Any, ...] = ()
+    batch_dims: tuple[Any, ...] = ()
     seen: set[fx.Node] = field(default_factory=set)
     steps: list[tuple[fx.Node, fx.Node]] = field(default_factory=list)
     problem: str | None = None
 
-    def climb(self, node: Any) -> None:
+    def walk_up(self, node: Any) -> None:
         while isinstance(node, fx.Node) and node in self.forward and self.first is None:
             self.seen.add(node)
             if node.target is aten.bmm.default:
@@ -143,10 +143,10 @@ class _Above:
         return scores
 
     def _note_lead(self, node: fx.Node) -> None:
-        lead = _lead(node)
-        if lead is None or (self.lead and self.lead != lead):
+        batch_dims = _batch_dims(node)
+        if batch_dims is None or (self.batch_dims and self.batch_dims != batch_dims):
             self.problem = self.problem or f"{node.name} is masked in a shape of symbols, or one of several"
-        self.lead = lead or ()
+        self.batch_dims = batch_dims or ()
 
 
 def _masked(node: fx.Node, forward: set[fx.Node]) -> tuple[fx.Node, Mask] | None:
@@ -197,7 +197,7 @@ def _leads_to_product(node: object, forward: set[fx.Node]) -> bool:
     return False
 
 
-def _lead(node: fx.Node) -> tuple[Any, ...] | None:
+def _batch_dims(node: fx.Node) -> tuple[Any, ...] | None:
     """The sizes before the last two of a node; of symbols those that a view was given."""
     value = tensor_of(node)
     assert value is not None, "scores are a tensor"

@@ -47,16 +47,16 @@ def _attention_backward(call: Call) -> tuple[Padded, ...]:
 
 def _scoring(call: Call, first: int, q: Padded, k: Padded) -> list[Any]:
     """The arguments from the masks on, with one more mask where keys have a tail."""
-    masks, fills, lead, scale, is_causal, zero_rows, *rest = call.args[first:]
+    masks, fills, batch_dims, scale, is_causal, zero_rows, *rest = call.args[first:]
     queries, keys = q.dims[1], k.dims[2]
-    if masks and not same(q.dims[0], tuple(a for atoms in plain(lead) for a in atoms)):
+    if masks and not same(q.dims[0], tuple(a for atoms in plain(batch_dims) for a in atoms)):
         raise Refused("the heads of an attention are laid out unlike its masks")
-    masks = [aligned(call.masks, m, (*plain(lead), queries, keys)) for m in masks]
+    masks = [aligned(call.masks, m, (*plain(batch_dims), queries, keys)) for m in masks]
     if has_tail(keys):
         zero_rows = zero_rows or _is_zero_without_keys(keys, is_masked=bool(masks))
         masks.append(Padded(call.masks.is_true(keys).view([1, -1]), ((), keys)))
         fills = [*fills, -math.inf]
-    return [masks, fills, lead, scale, is_causal, zero_rows, *rest]
+    return [masks, fills, batch_dims, scale, is_causal, zero_rows, *rest]
 
 
 def _is_zero_without_keys(keys: Atoms, *, is_masked: bool) -> bool:

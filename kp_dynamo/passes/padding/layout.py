@@ -62,9 +62,9 @@ def viewed(masks: Masks, x: Padded, shape: Sequence[Size]) -> Padded:
         return Padded(x.tensor.reshape(list(shape)), dims)
     out = plain(shape)
     kept = _num_kept(x.dims, out)
-    lead, trail = x.dims[: len(x.dims) - kept], x.shape[len(x.dims) - kept :]
-    source = x.tensor.reshape([product(tuple(a for atoms in lead for a in atoms)), *trail])
-    moved = _in_true_order(masks, source, lead, list(shape)[: len(shape) - kept])
+    batch_dims, trail = x.dims[: len(x.dims) - kept], x.shape[len(x.dims) - kept :]
+    source = x.tensor.reshape([product(tuple(a for atoms in batch_dims for a in atoms)), *trail])
+    moved = _in_true_order(masks, source, batch_dims, list(shape)[: len(shape) - kept])
     return Padded(moved.reshape(list(shape)), out[: len(out) - kept] + x.dims[len(x.dims) - kept :])
 
 
@@ -76,14 +76,14 @@ def _num_kept(dims: Dims, out: Dims) -> int:
     return count
 
 
-def _in_true_order(masks: Masks, source: torch.Tensor, lead: Dims, shape: Sequence[Size]) -> torch.Tensor:
-    """Rows of `source`, laid out as the atoms of `lead` are, in the places where a tensor of `shape` has them."""
+def _in_true_order(masks: Masks, source: torch.Tensor, batch_dims: Dims, shape: Sequence[Size]) -> torch.Tensor:
+    """Rows of `source`, laid out as the atoms of `batch_dims` are, in the places where a tensor of `shape` has them."""
     index: Number = 0
     for place, size in enumerate(shape):
         at = masks.positions(size).view([-1 if i == place else 1 for i in range(len(shape))])
         index = index * masks.true_value(size) + at
     assert isinstance(index, torch.Tensor)
-    return gathered(source, 0, _place(masks, index, [a for atoms in lead for a in atoms]).reshape(-1))
+    return gathered(source, 0, _place(masks, index, [a for atoms in batch_dims for a in atoms]).reshape(-1))
 
 
 def _place(masks: Masks, index: torch.Tensor, atoms: list[Size]) -> torch.Tensor:

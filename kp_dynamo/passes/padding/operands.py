@@ -100,7 +100,7 @@ def _tensors(call: Call) -> Iterator[tuple[str, Padded]]:
 # Arguments that are sizes of tensors: a rule gets padded ones, as its tensors have them. Strides are those of memory.
 _SIZES = (
     "size", "shape", "input_sizes", "bias_sizes", "normalized_shape", "num_weights", "n", "m", "repeats", "split_size",
-    "split_sizes", "lead",
+    "split_sizes", "batch_dims",
 )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ class Casts:
         self._born: set[fx.Node] = set()  # those of them that this pass has added
         self._unscaled: dict[fx.Node, fx.Node] = {}  # view of a multiple -> view of what it is one of, in bfloat16
 
-    def meet(self, node: fx.Node) -> None:
+    def register_cast(self, node: fx.Node) -> None:
         """Take note of a cast of the graph, or let its users read the value that is there already.
 
         A result of the graph keeps its cast: it would become an alias of an input or of another result.
@@ -94,7 +94,7 @@ class Casts:
         """Whether bfloat16 holds the value of a float32 node: it is a widened one."""
         return all(origin in self._exact for origin in origins(node))
 
-    def is_born(self, node: fx.Node) -> bool:
+    def produced_in_bf16(self, node: fx.Node) -> bool:
         """Whether the value comes out of an op that this pass has put into bfloat16."""
         return all(origin in self._born for origin in origins(node))
 

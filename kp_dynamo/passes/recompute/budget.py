@@ -13,7 +13,7 @@ from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.recompute.policies import Step, cheapest_first, residual_sums
-from kp_dynamo.passes.recompute.tags import tag_again, untag
+from kp_dynamo.passes.recompute.tags import tag_recompute, untag
 
 # By how much the estimate of the peak may be short: see docs/checkpointing.md.
 MARGIN = 0.25
@@ -33,14 +33,14 @@ class Budget:
         optimizer_state_factor: Bytes of optimizer state, beside the programs, for each byte of a trainable parameter.
         vmem_bytes: Vector memory of the chip.
         narrow_products: Whether products read float32 operands as bfloat16.
-        must_do: Whether to raise where nothing fits, and not just do what can be done.
+        is_hard_limit: Whether to raise where nothing fits, and not just do what can be done.
     """
 
     num_bytes: float
     optimizer_state_factor: float
     vmem_bytes: int
     narrow_products: bool
-    must_do: bool
+    is_hard_limit: bool
 
 
 def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
@@ -59,7 +59,7 @@ def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
         return PassReport(name, 0, notes=(f"nothing is computed again: {before / _MIB:.1f} MiB by estimate, {given}",))
     attempt = _Attempt(gm, budget)
     least = attempt.find(before, room)
-    if least > room and budget.must_do:
+    if least > room and budget.is_hard_limit:
         raise BudgetError(
             f"the smallest programs that computing activations again gives take {least / _MIB:.1f} MiB by estimate, "
             f"and {given}. The smallest budget that does is {_rounded_up_gb(least / (1 - MARGIN) + state):.3f} GB"
@@ -128,7 +128,7 @@ class _Attempt:
         """Tag for the first steps, in the place of what was tagged before; the estimate."""
         untag(self._tagged)
         self._taken = self._steps[:count]
-        self._tagged = tag_again(self._taken)
+        self._tagged = tag_recompute(self._taken)
         return _peak(self._gm, self._budget)
 
 

@@ -35,7 +35,7 @@ def attention_scores(nodes: list[fx.Node]) -> list[fx.Node]:
         readers = {u for n in behind for u in n.users} | behind
         if any(n.target in MATMULS for n in before) and any(u.target in MATMULS for u in readers & forward):
             found |= before | {n for n in behind if n.target not in MATMULS}
-    return [n for n in nodes if n in found and not comes_of_chance(n)]
+    return [n for n in nodes if n in found and not depends_on_rng(n)]
 
 
 def _of_one_size(start: fx.Node, neighbours: Callable[[fx.Node], list[fx.Node]]) -> set[fx.Node]:
@@ -89,7 +89,7 @@ def _shape(node: fx.Node) -> tuple[str, ...] | None:
     return None if tensor is None else tuple(map(str, tensor.shape))
 
 
-def comes_of_chance(node: fx.Node) -> bool:
+def depends_on_rng(node: fx.Node) -> bool:
     """Whether a node is random, or a mask made of random numbers: computed again it is another one."""
     return is_random(node) or any(is_random(s) and node_bytes(node) < node_bytes(s) for s in node.all_input_nodes)
 
@@ -101,17 +101,17 @@ class Step:
     Attributes:
         node: The value.
         freed_bytes: Its size.
-        again: What runs again for it, and has not for those before; itself among them.
+        recomputed_nodes: What runs again for it, and has not for those before; itself among them.
     """
 
     node: fx.Node
     freed_bytes: int
-    again: tuple[fx.Node, ...]
+    recomputed_nodes: tuple[fx.Node, ...]
 
     @property
     def flops(self) -> int:
         """Operations of the products among what runs again."""
-        return flops_of(self.again)
+        return flops_of(self.recomputed_nodes)
 
 
 def cheapest_first(part: ForwardPart, keep: Callable[[fx.Node], bool]) -> Iterator[Step]:
@@ -121,7 +121,7 @@ def cheapest_first(part: ForwardPart, keep: Callable[[fx.Node], bool]) -> Iterat
     go before all others: they are many times as large as what they are made of, and the TPU's compiler is faster where
     they do not cross from one program to the next.
     """
-    greedy = _Greedy(part, [n for n in part.saved if not keep(n) and not comes_of_chance(n)])
+    greedy = _Greedy(part, [n for n in part.saved if not keep(n) and not depends_on_rng(n)])
     while (step := greedy.take()) is not None:
         yield step
 
@@ -131,7 +131,7 @@ class _Greedy:
 
     def __init__(self, part: ForwardPart, candidates: list[fx.Node]) -> None:
         self._part = part
-        self._again: set[fx.Node] = set()  # computed again already
+        self._recomputed: set[fx.Node] = set()  # computed again already
         self._near: defaultdict[fx.Node, set[fx.Node]] = defaultdict(set)  # node -> candidates that it is a price of
         self._version: dict[fx.Node, int] = dict.fromkeys(candidates, 0)
         self._heap: list[tuple[tuple[bool, float], int, int, fx.Node]] = []
@@ -148,11 +148,11 @@ class _Greedy:
         return None
 
     def _drop(self, node: fx.Node) -> Step:
-        new = [n for n in self._part.to_recompute(node) if n not in self._again]
+        new = [n for n in self._part.to_recompute(node) if n not in self._recomputed]
         step = Step(node, node_bytes(node), tuple(new))
         del self._version[node]
         self._part.drop(node)
-        self._again.update(new)
+        self._recomputed.update(new)
         for other in set().union(*(self._near[n] for n in new)) & self._version.keys():
             self._version[other] += 1
             self._price(other)
@@ -162,7 +162,7 @@ class _Greedy:
         cone = self._part.to_recompute(node)
         for near in {*cone, *(s for n in cone for s in n.all_input_nodes)}:
             self._near[near].add(node)
-        new = [n for n in cone if n not in self._again]
+        new = [n for n in cone if n not in self._recomputed]
         # Elements count as operations, so that pointwise work is not free, and short chains go before long ones.
         cost = 1 + flops_of(new) + sum(map(node_bytes, new))
         if not any(is_random(n) for n in cone):

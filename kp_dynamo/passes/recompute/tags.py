@@ -33,8 +33,8 @@ def untag(nodes: Iterable[fx.Node]) -> None:
         del node.meta["recompute"], node.meta["ac_graph_id"]
 
 
-def tag_again(steps: Iterable[Step]) -> list[fx.Node]:
+def tag_recompute(steps: Iterable[Step]) -> list[fx.Node]:
     """Compute again what steps say, and leave all else to the partitioner; the nodes that got a tag."""
-    new = [node for step in steps for node in step.again if "recompute" not in node.meta]
+    new = [node for step in steps for node in step.recomputed_nodes if "recompute" not in node.meta]
     tag(new, CheckpointPolicy.MUST_RECOMPUTE)
     return new

@@ -1,10 +1,10 @@
-"""`kp::wait_for`: values that nothing may read before a signal is there; the identity otherwise.
+"""`kp::optimization_barrier`: values that nothing may read before a signal is there; the identity otherwise.
 
-    wait_for(values, signal) -> [*values, signal]
+    optimization_barrier(values, signal) -> [*values, signal]
 
-XLA schedules what a backward computes again as early as its operands allow, all segments at once, and the memory that
-gradient checkpointing should free is never free. Behind `wait_for(saved values, incoming gradient)` a segment cannot
-run before its gradient has arrived. Two forms, both without effect on the values:
+XLA schedules what a backward recomputes as early as its operands allow, all segments at once, and the memory that
+gradient checkpointing should free is never free. A segment that reads `optimization_barrier(saved values, incoming
+gradient)` cannot run before its gradient has arrived. Two forms, neither of which changes a value:
 
 TPU  an optimization barrier over values and signal: the scheduler keeps the order, and no byte moves. XLA prunes a
      barrier's results that nobody reads, and what they waited for: somebody must read the signal that comes out;
@@ -26,7 +26,7 @@ Barrier = Callable[[list[Tensor]], None]
 _BARRIER: ContextVar[Barrier | None] = ContextVar("barrier of the platform that is traced for", default=None)
 
 _library = torch.library.Library("kp", "FRAGMENT")
-_library.define("wait_for(Tensor[] values, Tensor signal) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
+_library.define("optimization_barrier(Tensor[] values, Tensor signal) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def _depending(values: list[Tensor], signal: Tensor) -> list[Tensor]:
 
 def held(value: Tensor) -> Tensor:
     """A value that the TPU's compiler computes once, as it stands, and fuses into no reader; elsewhere the value."""
-    kept: Tensor = value if not keeps_barriers() else torch.ops.kp.wait_for([], value)[0]
+    kept: Tensor = value if not keeps_barriers() else torch.ops.kp.optimization_barrier([], value)[0]
     return kept
 
 
@@ -64,15 +64,15 @@ def _on_cpu(values: list[Tensor], signal: Tensor) -> list[Tensor]:
     return [tensor.clone() for tensor in (*values, signal)]
 
 
-_library.impl("wait_for", _on_cpu, "CPU")
-_library.impl("wait_for", _on_xla, "XLA")
+_library.impl("optimization_barrier", _on_cpu, "CPU")
+_library.impl("optimization_barrier", _on_xla, "XLA")
 
 
 def _fake(values: list[Tensor], signal: Tensor) -> list[Tensor]:
     return [torch.empty_like(tensor) for tensor in (*values, signal)]
 
 
-torch.library.register_fake("kp::wait_for", _fake, lib=_library)
+torch.library.register_fake("kp::optimization_barrier", _fake, lib=_library)
 
 
 def keeps_barriers() -> bool:

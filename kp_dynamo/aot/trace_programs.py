@@ -14,7 +14,7 @@ from kp_dynamo.aot.plan import Plan
 from kp_dynamo.backend import compile_in
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUBackendError, TPUModelPreparationError, XLACompilationError
-from kp_dynamo.explanation.one_run import run_backward, uncompiled
+from kp_dynamo.explanation.run_once import run_backward, uncompiled
 from kp_dynamo.lowering.export import Export, ExportedProgram
 from kp_dynamo.lowering.watch import watch_programs
 from kp_dynamo.runtime.events import Observe
