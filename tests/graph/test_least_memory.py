@@ -49,7 +49,7 @@ def test_equal_tensors_are_named_once():
 
 
 def test_the_users_line_is_named():
-    with pytest.raises(Exception, match=r"test_memory_bound\.py:\d+ in product"):
+    with pytest.raises(Exception, match=r"test_least_memory\.py:\d+ in product"):
         compiled(product, memory_budget_gb=1e-6)(torch.ones(64, 64), torch.ones(64, 64))
 
 
