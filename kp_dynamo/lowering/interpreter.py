@@ -7,6 +7,7 @@ XLA device and tensor attributes become buffers on it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -97,6 +98,8 @@ class XlaInterpreter(fx.Interpreter):
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self._higher_order(node, args, kwargs)
         args, kwargs = fx.node.map_aggregate((args, kwargs), self._on_device)
+        if _creates_on_default_device(node.target):
+            kwargs = {"device": self._device, **kwargs}
         args = with_common_dtype(node, args)
         form = self._exact_forms.form_of(node) or form_of(node.target, self.is_sharded)
         if form is None and _is_opaque(node.target):
@@ -174,6 +177,16 @@ def _as_indices(result: Any) -> Any:
     if not isinstance(result, (tuple, list)):
         return result
     return tuple(r + 0 if isinstance(r, torch.Tensor) and r.dim() < 2 and is_integer(r.dtype) else r for r in result)
+
+
+@functools.cache
+def _creates_on_default_device(target: Any) -> bool:
+    """Whether an op makes a tensor of numbers alone: a decomposition may leave out the device."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    arguments = target._schema.arguments
+    has_tensor = any("Tensor" in str(argument.type) for argument in arguments)
+    return not has_tensor and any(argument.name == "device" for argument in arguments)
 
 
 def _is_opaque(target: Any) -> bool:

@@ -250,3 +250,16 @@ def test_the_arguments_of_a_call_stay_with_the_caller():
         arguments = on(device, [RAMP, RAMP * 2])
         compiled(lambda pair: pair[0] + pair[1])(arguments)
         assert [a.shape for a in arguments] == [RAMP.shape, RAMP.shape]
+
+
+def test_a_tensor_of_numbers_is_made_on_the_device_without_being_told():
+    """A decomposition leaves the device out. On the CPU, the tensor took what reads it along."""
+    aten = torch.ops.aten
+
+    def halves(n):
+        two = aten.scalar_tensor(2, dtype=torch.int64)
+        return aten.div.Tensor_mode(n - 1, two, rounding_mode="floor") + aten.full([3], 1.5) + aten.arange.start(0, 3)
+
+    n = torch.tensor(7.0)
+    found = compiled(halves, precision="float32", strict=True)(n)
+    torch.testing.assert_close(found, halves(n))
