@@ -112,7 +112,7 @@ def test_optimizer_state_takes_its_room():
     assert rewritten[0] < rewritten[2.0]
 
 
-@pytest.mark.parametrize("mode", ["off", "attention", "blocks"])
+@pytest.mark.parametrize("mode", ["off", pytest.param("attention", marks=pytest.mark.slow), "blocks"])
 def test_checkpoints_of_the_user_keep_working(mode):
     """Their dropout too: it is drawn once, where eager draws the same mask again."""
     model, expected = model_and_reference(0.1)
