@@ -134,7 +134,7 @@ def estimated_mib(num_blocks: int, options: dict[str, Any]) -> float:
     torch._dynamo.reset()
     call_on_fakes(plan_of(made.model, made.inputs, "v5e", options, "kp_tpu", True), programs.append, ignore)
     vmem = CHIPS["v5e"].vmem_bytes
-    return max(peak_memory(p.gm.graph, vmem, narrow_products=False).total for p in programs) / MIB
+    return max(peak_memory(p.gm.graph, vmem, narrow_matmuls=False).total for p in programs) / MIB
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def _export(model: str, size: str, options: dict[str, Any], receive: Callable[[E
 
 def _estimates(programs: list[ExportedProgram], options: dict[str, Any]) -> list[int]:
     is_narrow = _is_narrow(options)
-    return [peak_memory(p.gm.graph, CHIP.vmem_bytes, narrow_products=is_narrow).total for p in programs]
+    return [peak_memory(p.gm.graph, CHIP.vmem_bytes, narrow_matmuls=is_narrow).total for p in programs]
 
 
 def _is_narrow(options: dict[str, Any]) -> bool:

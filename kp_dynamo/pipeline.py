@@ -1,4 +1,4 @@
-"""Which passes run on a graph, in what order, and what happens around each of them."""
+"""Select and order the passes of a graph, and run them with checks, timing and dumps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kp_dynamo.passes.layout.memory_places import refuse_places_of_inputs, resol
 from kp_dynamo.passes.layout.strides import keep_strides, result_values
 from kp_dynamo.passes.mask_padding import MaskPadding
 from kp_dynamo.passes.precision.keep_float32 import unknown_op_names
-from kp_dynamo.passes.precision.matmul_rules import has_float32_product
+from kp_dynamo.passes.precision.matmul_rules import has_float32_matmul
 from kp_dynamo.passes.recompute.budget import Budget, BudgetError
 from kp_dynamo.passes.recompute_activations import RecomputeActivations
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
@@ -44,38 +44,39 @@ Pipeline = tuple[GraphPass, ...]
 
 _OUR_NAMES = tuple(p.name for p in PASSES)
 
-# Chips of two cores that are one device. With heads as products of x and a weight a v5p takes 0.502 ms for a GPT in
-# inference, and 0.456 with the weight first; a v4 1.868 and 1.774. v5e and v6e: no difference, and a T5 slower by 10%.
+# Chips whose two cores are one device. For a GPT in inference a v5p takes 0.502 ms with x as the first operand of the
+# matmuls that produce heads, and 0.456 ms with the weight first; a v4 1.868 and 1.774. On v5e and v6e it makes no
+# difference, and a T5 is 10% slower.
 _WEIGHT_FIRST = ("v4", "v5p")
 
 
 def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = ()) -> Pipeline:
-    """The passes for these options, top to bottom; `lengths` are the symbolic sizes that will be padded.
+    """The passes for these options, in running order; `lengths` are the symbolic sizes that will be padded.
 
     Raises:
-        TPUConfigurationError: `disable_passes` or `keep_float32` names what there is not.
+        TPUConfigurationError: `disable_passes` or `keep_float32` names an unknown pass or op.
     """
     ours: list[GraphPass] = [
-        # First, so that the others see numbers and not tensors that hold one.
+        # First: the other passes then see Python numbers, not tensors that hold one.
         FoldConstants(),
-        # Before the casts, which would stand between what it matches; before the masks, for the same reason.
+        # Before the casts and the masks, which would insert nodes into the pattern that it matches.
         *([RewriteAttention()] if options.fuse else []),
-        # Before all that changes a graph's operators further: it knows ATen's, and kp::attention.
+        # Before the passes that introduce other operators: it has rules for ATen and kp::attention.
         *([MaskPadding(lengths)] if lengths else []),
-        # Before the casts: it matches a product next to its activation.
+        # Before the casts: it matches a matmul followed by its activation.
         *([FuseLinearActivation()] if options.fuse else []),
         *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),
-        # After the casts, which stand before the views of a value; before what tags views.
+        # After the casts, which are placed before the views of a value; before the passes that tag views.
         *([FoldViews(weight_first=options.chip.name in _WEIGHT_FIRST)] if options.fuse else []),
-        # After what decides how products are written.
+        # After the passes that rewrite matmuls.
         *([FoldCasts()] if options.precision == "bfloat16" else []),
-        # After what decides which views and casts of an activation are read.
+        # After the passes that change which views and casts of an activation are read.
         *([RecomputeActivations()] if options.fuse else []),
-        # After the casts, which it tags; also those of a model that is in bfloat16 by itself.
+        # After the casts, which it tags. Always on: a bfloat16 model has casts of its own.
         RecomputeCasts(),
-        # After the casts, whose results are what would be saved.
+        # After the casts: their results are what would be saved.
         *_checkpoints(options),
-        # The user's see what will be lowered.
+        # Last: the user's passes see the graph that will be lowered.
         *options.extra_passes,
     ]
     _check_names(options)
@@ -83,7 +84,7 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = ()) -> Pi
 
 
 def build_backward_pipeline(options: CompileOptions) -> Pipeline:
-    """The passes for a backward graph behind the partitioner, which has decided what is computed again."""
+    """The passes for a backward graph after the partitioner, which has decided what to recompute."""
     return tuple(p for p in (GateRecomputation(),) if p.name not in options.disable_passes)
 
 
@@ -108,7 +109,7 @@ def _budget(options: CompileOptions) -> Budget:
         num_bytes=memory_budget_bytes(chip, options.memory_fraction, options.memory_budget_gb),
         optimizer_state_factor=options.optimizer_state_factor,
         vmem_bytes=chip.vmem_bytes,
-        narrow_products=resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
+        narrow_matmuls=resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
         == "default",
         is_hard_limit=options.is_memory_bounded,
     )
@@ -118,36 +119,36 @@ def _check_names(options: CompileOptions) -> None:
     no_ops = unknown_op_names(options.keep_float32)
     if no_ops:
         raise TPUConfigurationError(
-            f"keep_float32: {no_ops[0]!r} is no ATen op; allowed: op names such as 'aten.mm', and "
-            "globs of module paths such as 'model.layers.*.mlp'"
+            f"keep_float32={list(no_ops)} is invalid: not an ATen op. Allowed: op names such as 'aten.mm', and "
+            "globs of module paths such as 'model.layers.*.mlp'."
         )
     names = {*_OUR_NAMES, *(p.name for p in options.extra_passes)}
     unknown = sorted(set(options.disable_passes) - names)
     if unknown:
         raise TPUConfigurationError(
-            f"disable_passes: there is no pass {unknown[0]!r}; allowed: {', '.join(sorted(names))}"
+            f"disable_passes={unknown} is invalid: unknown pass. Allowed: {', '.join(sorted(names))}."
         )
 
 
 def check_captured(graph: fx.Graph) -> None:
-    """Refuse what is wrong behind the program already: in Dynamo's graph, whose inputs are XLA tensors.
+    """Check Dynamo's graph, whose inputs are XLA tensors, for what AOTAutograd's graph no longer shows.
 
     Raises:
-        XLACompilationError: A view of an input begins at an offset in its memory that the graph names.
+        XLACompilationError: The graph names the storage offset at which a view of an input begins.
     """
     refuse_places_of_inputs(graph)
 
 
 def prepare_graph(graph: fx.Graph, *, writes_to_inputs: bool, on_device: bool) -> None:
-    """What comes before all passes, once for a graph as AOTAutograd has traced it.
+    """Prepare a graph that AOTAutograd has traced, once, before all passes.
 
     Args:
         graph: Edited in place.
-        writes_to_inputs: It writes to an argument in place.
-        on_device: Its arguments are XLA tensors.
+        writes_to_inputs: Whether it writes to an argument in place.
+        on_device: Whether its arguments are XLA tensors.
 
     Raises:
-        XLACompilationError: An operator takes places in memory that no tensor of the graph holds.
+        XLACompilationError: An operator reads or writes memory that no tensor of the graph holds.
     """
     resolve_memory_places(graph, writes_to_inputs=writes_to_inputs, on_device=on_device)
 
@@ -156,8 +157,10 @@ def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions
     """Run the passes on `gm` in place; lint, recompile, time, count, trace and dump around each.
 
     Raises:
-        TPUOptimizationError: A pass raised, or left a graph that is not well formed; names it and those before it.
-        XLACompilationError: A pass refused something and `strict` is set.
+        TPUOptimizationError: A pass raised or left an ill-formed graph, or it refused a match and `strict` is set. The
+            message names the pass and those that ran before it.
+        TPUOutOfMemoryError: `checkpoint="auto"` cannot fit the budget.
+        TPUConfigurationError: `dump_dir` cannot be written.
     """
     reports: list[PassReport] = []
     start = time.perf_counter()
@@ -182,9 +185,9 @@ def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> P
     try:
         report = graph_pass(gm)
         if not isinstance(report, PassReport):
-            raise TypeError(f"it returned {type(report).__name__}, not a PassReport")
+            raise TypeError(f"the pass returned {type(report).__name__}, expected a PassReport")
         is_ours = graph_pass.name in _OUR_NAMES
-        if report.rewritten or not is_ours:  # ours say 0 of a graph that is as it was; a user's may do so by mistake
+        if report.rewritten or not is_ours:  # our passes report 0 only for an unchanged graph; a user's may be wrong
             _check_edited(gm.graph, signature)
             if not is_ours:
                 check_values(gm.graph)
@@ -195,7 +198,7 @@ def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> P
         ran = f"after {', '.join(before)}" if before else "as the first pass"
         raise TPUOptimizationError(
             f"pass {graph_pass.name!r} failed, run {ran}: {type(cause).__name__}: {cause}. "
-            f'Take it out with options={{"disable_passes": ["{graph_pass.name}"]}}.'
+            f'Disable it with options={{"disable_passes": ["{graph_pass.name}"]}}.'
         ) from cause
     return report
 
@@ -203,19 +206,19 @@ def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> P
 def _check_edited(graph: fx.Graph, signature: tuple[list[str], int]) -> None:
     graph.lint()
     if _signature(graph) != signature:
-        raise ValueError("it changed the inputs of the graph, or the number of its results")
+        raise ValueError("the pass changed the inputs of the graph or the number of its results")
 
 
-def product_precision(graph: fx.Graph, asked: str) -> str:
-    """The precision to lower a graph at: the one asked for, or "default" where no float32 product could tell.
+def required_precision(graph: fx.Graph, asked: str) -> str:
+    """The matmul precision to lower a graph with: `asked`, or "default" if the graph has no float32 matmul.
 
-    libtpu 0.0.21 cannot compile some bfloat16 products at "highest" (T5's attention: "Bad lhs type").
+    libtpu 0.0.21 cannot compile some bfloat16 matmuls at "highest" (T5's attention: "Bad lhs type").
     """
-    return asked if has_float32_product(graph) else "default"
+    return asked if has_float32_matmul(graph) else "default"
 
 
 def _signature(graph: fx.Graph) -> tuple[list[str], int]:
-    """Names of the inputs, and the number of results."""
+    """The names of the inputs and the number of results."""
     results = next(n for n in graph.nodes if n.op == "output").args[0]
     inputs = [str(n.target) for n in graph.nodes if n.op == "placeholder"]
     return inputs, len(results) if isinstance(results, (list, tuple)) else 1
@@ -225,7 +228,7 @@ def _raise_on_refusal(reports: list[PassReport]) -> None:
     refused = [f"{r.name} refused {node}: {reason}" for r in reports for node, reason in r.refused]
     if refused:
         raise TPUOptimizationError(
-            f"strict=True and {len(refused)} place(s) were refused. {'; '.join(refused[:5])}. "
+            f"strict=True and passes refused {len(refused)} match(es). {'; '.join(refused[:5])}. "
             "Change these lines, disable the pass, or allow refusals with strict=False."
         )
 
@@ -250,5 +253,5 @@ def _write(folder: Path, name: str, text: str) -> None:
         (folder / name).write_text(text)
     except OSError as cause:
         raise TPUConfigurationError(
-            f"dump_dir={str(folder)!r} cannot be written: {cause.strerror}. Name a folder that this user may write to."
+            f"dump_dir={str(folder)!r} is invalid: {cause.strerror}. Allowed: a folder that this user can write to."
         ) from cause

@@ -36,7 +36,7 @@ from kp_dynamo.pipeline import (
     build_pipeline,
     check_captured,
     prepare_graph,
-    product_precision,
+    required_precision,
     run_pipeline,
 )
 from kp_dynamo.runtime.compiled_graph import CompiledGraph, GraphContract, Program, Runtime
@@ -173,7 +173,7 @@ class Session:
             if budget is not None:
                 require_room(gm.graph, name, budget)
             text = _graph_text(gm)
-            needed = product_precision(gm.graph, precision)
+            needed = required_precision(gm.graph, precision)
             donate = options.donate == "mutated"
             identity = self._salt + _identity(text)
             spec = LoweringSpec(

@@ -1,1 +1,1 @@
-"""What is known of a graph without compiling it: reads graphs, and at most tags their nodes."""
+"""Graph analysis without compiling: reads graphs, and at most tags or inserts nodes."""

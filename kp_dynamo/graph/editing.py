@@ -1,4 +1,4 @@
-"""How a pass puts a node into a graph: with a true value, and with the origin of what it replaces."""
+"""Inserts nodes into a graph, with a correct fake value and the origin of the node they replace."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def insert_call(
 ) -> fx.Node:
     """Add a call at the graph's insertion point.
 
-    Its origin (stack trace, module stack, partitioner tag) is that of `like`, its `meta["val"]` what `target` makes
-    of the fake tensors of its arguments; `runs` knows what equal calls made. A call without tensor arguments has no
-    fake mode to run in: whoever inserts one sets its value.
+    The node takes its origin (stack trace, module stack, partitioner tag) from `like`. Its `meta["val"]` is the result
+    of running `target` on the fake tensors of its arguments; `runs` caches the results of equal calls. A call without
+    tensor arguments has no fake mode to run in: its caller sets the value.
     """
     node = insert_untyped(graph, target, args, kwargs, like=like)
     if node.all_input_nodes:
@@ -37,7 +37,7 @@ def insert_call(
 
 
 def cast_to(node: fx.Node, dtype: torch.dtype, *, like: fx.Node | None, runs: FakeRuns | None = None) -> fx.Node:
-    """`node` where it has that dtype, else a cast of it at the graph's insertion point."""
+    """`node` if it has that dtype already, else a cast of it at the graph's insertion point."""
     if node.meta["val"].dtype == dtype:
         return node
     return insert_call(node.graph, torch.ops.aten._to_copy.default, (node,), {"dtype": dtype}, like=like, runs=runs)
@@ -46,7 +46,7 @@ def cast_to(node: fx.Node, dtype: torch.dtype, *, like: fx.Node | None, runs: Fa
 def insert_untyped(
     graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, like: fx.Node | None
 ) -> fx.Node:
-    """`insert_call` of a node whose value the caller sets."""
+    """Like `insert_call`, but the caller sets the value."""
     node = graph.call_function(target, args, dict(kwargs))
     if like is not None:
         node.meta = {key: value for key, value in like.meta.items() if key not in _OF_ONE_NODE}
@@ -54,9 +54,9 @@ def insert_untyped(
 
 
 def run_on_fakes(node: fx.Node) -> Any:
-    """What a call makes of the fake tensors of its arguments."""
+    """The result of a call on the fake tensors of its arguments."""
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda source: source.meta["val"])
-    # C++ kernels ask symbolic sizes for their values, which would fix them for good; the Python ones do not.
+    # C++ kernels specialize symbolic sizes to their hints; the Python ones do not.
     symbolic = enable_python_dispatcher() if _has_symbolic_size((args, kwargs)) else contextlib.nullcontext()
     with torch.no_grad(), symbolic:
         return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target is a function
@@ -69,27 +69,27 @@ def _has_symbolic_size(arguments: Any) -> bool:
 
 
 class FakeRuns:
-    """Runs calls on fake tensors, equal ones of static shapes once: a model's blocks are alike, and a run is slow.
+    """Runs calls on fake tensors and caches those of static shapes: a model's blocks repeat the same slow runs.
 
-    Nodes of equal calls share one fake tensor, and its metadata.
+    Nodes of equal calls share one fake tensor and its metadata.
     """
 
     def __init__(self) -> None:
         self._values: dict[Any, dict[str, Any]] = {}
 
     def set_value(self, node: fx.Node) -> None:
-        """Make the value of `node` what its call makes of its arguments."""
+        """Set the value of `node` to the result of its call."""
         node.meta.update(self._meta_of(node))
 
     def value_of(self, node: fx.Node) -> Any:
-        """What the call of `node` makes of its arguments."""
+        """The result of the call of `node`."""
         return self._meta_of(node)["val"]
 
     def _meta_of(self, node: fx.Node) -> dict[str, Any]:
         call = (node.target, _described(node.args), _described(node.kwargs))
         try:
             known = call in self._values
-        except TypeError:  # symbolic sizes have no hash
+        except TypeError:  # symbolic sizes are unhashable
             return _meta(run_on_fakes(node))
         if not known:
             self._values[call] = _meta(run_on_fakes(node))
@@ -97,7 +97,7 @@ class FakeRuns:
 
 
 def _described(argument: Any) -> Any:
-    """What tells an argument of a call from others, in hashable form."""
+    """A hashable key that distinguishes the arguments of calls."""
     if isinstance(argument, fx.Node):
         value = argument.meta["val"]
         if isinstance(value, torch.Tensor):
@@ -111,7 +111,7 @@ def _described(argument: Any) -> Any:
 
 
 def set_value(node: fx.Node, value: Any) -> None:
-    """Make `value` the value of a node, in both places that torch's partitioners read."""
+    """Set the value of a node, in both places that torch's partitioners read."""
     node.meta.update(_meta(value))
 
 
@@ -123,7 +123,7 @@ def check_values(graph: fx.Graph) -> None:
     """Run every operator of a graph on fake tensors.
 
     Raises:
-        ValueError: An operator does not take its arguments, or `meta["val"]` is not what it gives.
+        ValueError: An operator rejects its arguments, or its result does not match `meta["val"]`.
     """
     runs = FakeRuns()
     for node in graph.nodes:
@@ -132,10 +132,10 @@ def check_values(graph: fx.Graph) -> None:
         try:
             value = runs.value_of(node)
         except Exception as cause:
-            raise ValueError(f"{node.name} cannot be computed: {str(cause).splitlines()[0]}") from cause
+            raise ValueError(f"running {node.name} on fake tensors failed: {str(cause).splitlines()[0]}") from cause
         kept = node.meta.get("val")
         if isinstance(value, torch.Tensor) and not _is_alike(value, kept):
-            raise ValueError(f"{node.name} gives {_kind(value)}, and its meta['val'] says {_kind(kept)}")
+            raise ValueError(f"{node.name} returns {_kind(value)}, but its meta['val'] is {_kind(kept)}")
 
 
 def _is_alike(value: torch.Tensor, kept: Any) -> bool:
@@ -147,15 +147,15 @@ def _kind(value: Any) -> str:
 
 
 def replace_node(node: fx.Node, by: fx.Node) -> None:
-    """Let the users of `node` read `by`, and erase `node` and what only it needed (constants aside from inputs)."""
+    """Make the users of `node` read `by`, then erase `node` and the sources that become unused, except inputs."""
     node.replace_all_uses_with(by)
     erase_unused(node)
 
 
 def erase_unused(node: fx.Node) -> None:
-    """Erase a node without users, then its sources that have none left; inputs and what has effects stay."""
+    """Erase a node without users, then the sources that become unused; keep inputs and nodes with side effects."""
     sources = node.all_input_nodes
-    if node._erased or node.users or node.is_impure():  # a source of two erased nodes is met twice
+    if node._erased or node.users or node.is_impure():  # a source of two erased nodes is visited twice
         return
     node.graph.erase_node(node)
     for source in sources:

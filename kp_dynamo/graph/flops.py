@@ -1,4 +1,4 @@
-"""Floating point operations that a model asks for: its products, by torch's own formulas."""
+"""The floating point operations of a model's matmuls, counted by torch's own formulas."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch.utils.flop_counter import flop_registry
 
 
 def model_flops(graph: fx.Graph) -> int:
-    """Operations of the matrix products, convolutions and attention of an ATen graph; symbolic sizes by their hints.
+    """The operations of the matmuls, convolutions and attention of an ATen graph; symbolic sizes count by their hints.
 
-    Counted as `torch.utils.flop_counter.FlopCounterMode` does: a multiplication and an addition are two, and
+    Counts as `torch.utils.flop_counter.FlopCounterMode` does: a multiplication and an addition are two operations, and
     pointwise work is free.
     """
     return sum(map(node_flops, graph.nodes))
 
 
 def node_flops(node: fx.Node) -> int:
-    """The same of one node; 0 for what is no product."""
+    """The operations of one node; 0 if it is not a matmul."""
     formula = flop_registry.get(node.target.overloadpacket) if isinstance(node.target, torch._ops.OpOverload) else None
     if formula is None:
         return 0
@@ -29,7 +29,7 @@ def node_flops(node: fx.Node) -> int:
 
 
 def _at_hint(value: object) -> object:
-    """A tensor or size of symbols as the number it was traced with: asking a symbol would fix it for good."""
+    """A symbolic size, or a tensor of such sizes, at its hint: reading the symbol itself would specialize it."""
     if isinstance(value, torch.SymInt):
         return hint_int(value, fallback=1)
     if isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):

@@ -1,4 +1,4 @@
-"""The memory a graph takes at the very least, known before XLA has seen it."""
+"""A lower bound of the memory that a graph takes, known before XLA compiles it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUM_SHOWN = 5
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """What a program may use of a chip's memory."""
+    """How much of a chip's memory a program may use."""
 
     chip: Chip
     num_bytes: float
@@ -26,13 +26,13 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class IoTensor:
-    """A tensor that a program holds from its start or to its end.
+    """A tensor that a program holds from its start, or until its end.
 
     Attributes:
         role: "argument" or "result".
         text: Dtype and shape.
-        num_bytes: Its size, unpadded.
-        line: The user's line that first reads or makes it.
+        num_bytes: Its size, without padding.
+        line: The user's line that first reads or produces it.
     """
 
     role: str
@@ -46,9 +46,9 @@ class IoTensor:
 
 
 def held_by(graph: fx.Graph) -> list[IoTensor]:
-    """Arguments and results of a graph, the largest first: a program has memory for all of them when it ends.
+    """The arguments and results of a graph, largest first: at its end a program holds all of them in memory.
 
-    Padding to the chip's tiles and temporaries come on top. Sizes that are not known yet count as none.
+    Padding to the chip's tiles and temporaries come on top. Tensors of symbolic sizes are left out.
     """
     arguments = [n for n in graph.nodes if n.op == "placeholder"]
     returned = next(n for n in graph.nodes if n.op == "output").all_input_nodes
@@ -66,10 +66,10 @@ def _held(role: str, nodes: Iterator[fx.Node] | list[fx.Node]) -> Iterator[IoTen
 
 
 def require_room(graph: fx.Graph, name: str, budget: MemoryBudget) -> int:
-    """Bytes that a graph holds at least.
+    """The least number of bytes that a graph holds.
 
     Raises:
-        TPUOutOfMemoryError: They are more than the budget: no compiler can make it fit.
+        TPUOutOfMemoryError: It exceeds the budget, so no compiler can make the graph fit.
     """
     held = held_by(graph)
     needed = sum(h.num_bytes for h in held)
@@ -77,19 +77,19 @@ def require_room(graph: fx.Graph, name: str, budget: MemoryBudget) -> int:
         return needed
     largest = "; ".join(_counted(held)[:_NUM_SHOWN])
     raise TPUOutOfMemoryError(
-        f"the {name} program takes at least {needed / GB:.2f} GB, in {len(held)} arguments and results alone; allowed "
-        f"are {budget.num_bytes / GB:.2f} GB of the {budget.chip.hbm_bytes / GB:.2f} GB of a {budget.chip.name}. "
+        f"the {name} program takes at least {needed / GB:.2f} GB for its {len(held)} arguments and results. Allowed: "
+        f"{budget.num_bytes / GB:.2f} GB of the {budget.chip.hbm_bytes / GB:.2f} GB of a {budget.chip.name}. "
         f"The largest: {largest}. {REMEDIES}"
     )
 
 
 def _counted(held: list[IoTensor]) -> list[str]:
-    """Each kind of tensor once, with its number: a model's blocks are alike."""
+    """Each kind of tensor once, with its count: a model's blocks are alike."""
     counts = Counter(map(str, held))
     return [text if count == 1 else f"{count} x {text}" for text, count in counts.items()]
 
 
 REMEDIES = (
-    'Remedies: a smaller batch or sequence; in training, activations computed again (checkpoint="blocks" or "auto"); '
+    'Try: a smaller batch or sequence; in training, recompute activations (checkpoint="blocks" or "auto"); '
     'parameters in bfloat16 (model.bfloat16()); a chip with more memory (target="v5p").'
 )

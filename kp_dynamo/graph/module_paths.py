@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from torch import fx
 
-# Parts of Dynamo's source expressions that are no part of a module's path.
+# Parts of Dynamo's source expressions that do not belong to a module's path.
 _NOT_IN_PATHS = ("_modules", "_orig_mod")
 
 
@@ -19,7 +19,7 @@ def module_paths(node: fx.Node) -> Iterator[str]:
 
 
 def innermost_module(node: fx.Node) -> tuple[str, str] | None:
-    """Path and class of the innermost module: ("layers.0", "Linear"), the path "" where it is the model itself."""
+    """Path and class of the innermost module, such as ("layers.0", "Linear"); the path of the model itself is ""."""
     stack = _stack(node)
     if not stack:
         return None
@@ -28,16 +28,16 @@ def innermost_module(node: fx.Node) -> tuple[str, str] | None:
 
 
 def _stack(node: fx.Node) -> list[tuple[str, object]]:
-    """Source and class of each module, outermost first; of a node of a backward those of its forward."""
+    """Source and class of each module, outermost first; a backward node has those of its forward node."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     return list(stack.values())
 
 
 @lru_cache(maxsize=4096)
 def _paths(source: str) -> tuple[str, ...]:
-    """Of Dynamo's `L['self']._modules['model'].layers[0]`: "model.layers.0".
+    """The paths that a Dynamo source may have: `L['self']._modules['model'].layers[0]` is "model.layers.0".
 
-    With a local name other than self, both without and with it: the user may think of either as the root.
+    A local name other than self gives two paths, without and with the name: the user may see either as the root.
     """
     parts = re.sub(r"""\[['"]?([^\]'"]*)['"]?\]""", r".\1", source).split(".")
     parts = [part for part in parts if part not in _NOT_IN_PATHS]

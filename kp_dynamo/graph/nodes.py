@@ -1,4 +1,4 @@
-"""Questions that every room asks of a node, and the keys under which one room leaves something for another."""
+"""Node queries that several packages share, and the keys in `meta` through which they exchange data."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import fx
 
 PADDED_SIZES = "kp_padded_sizes"
-"""In the meta of a graph that `mask_padding` has padded: the expressions of its sizes."""
+"""Key in the meta of a graph that `mask_padding` has padded: the expressions of its padded sizes."""
 EAGER_STRIDES = "eager_strides"
-"""In the meta of the output node: position of a result -> the strides that eager gives it."""
+"""Key in the meta of the output node: position of a result -> its strides in eager."""
 
 
 def tensor_of(node: object) -> torch.Tensor | None:
-    """The fake tensor a node stands for, or None where it is not a single tensor."""
+    """The fake tensor a node stands for, or None if its value is not a single tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
@@ -30,7 +30,7 @@ def backward_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 
 def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that an output of the forward needs: the others, in a joint graph, only feed gradients."""
+    """Nodes that an output of the forward needs; in a joint graph the others only feed gradients."""
     backward = backward_nodes(graph)
     results = graph.output_node().all_input_nodes
     found: set[fx.Node] = set()
@@ -44,5 +44,5 @@ def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 
 def calls(graph: fx.Graph, *targets: object) -> Iterator[fx.Node]:
-    """Call nodes of `targets`, in graph order, of a snapshot that edits do not disturb."""
+    """The call nodes of `targets` in graph order, from a snapshot: the graph may be edited meanwhile."""
     return (n for n in list(graph.nodes) if n.op == "call_function" and n.target in targets)

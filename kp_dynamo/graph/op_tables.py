@@ -1,4 +1,4 @@
-"""Which ATen and kp ops are matmuls, views, parts and moves. Each table says what its ops have in common."""
+"""Tables of the ATen and kp ops that are matmuls, views, parts and moves; each says what its ops have in common."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import kp_dynamo.ops  # noqa: F401  # registers the operators
 aten = torch.ops.aten
 kp = torch.ops.kp
 
-# Positions of the operands that are multiplied. The addend of addmm and baddbmm and the bias of a convolution are not
-# among them: they are accumulated, in float32.
+# Positions of the operands that are multiplied. This excludes the addend of addmm and baddbmm and the bias of a
+# convolution: they are accumulated in float32.
 MATMULS: dict[Any, tuple[int, ...]] = {
     aten.mm.default: (0, 1),
     aten.bmm.default: (0, 1),
@@ -25,7 +25,7 @@ MATMULS: dict[Any, tuple[int, ...]] = {
     kp.linear_act.default: (0, 1),
     kp.linear_act_train.default: (0, 1),
     kp.contract.default: (0, 1),
-    # Queries, keys and values; and before them the gradient, behind them the result.
+    # Queries, keys and values; the backward ops take the gradient before and the result after them.
     kp.attention.default: (0, 1, 2),
     kp.attention_train.default: (0, 1, 2),
     kp.attention_backward.default: (0, 1, 2, 3, 4),
@@ -34,23 +34,23 @@ MATMULS: dict[Any, tuple[int, ...]] = {
     kp.flash_attention_backward.default: (0, 1, 2, 3, 4),
 }
 LINEAR_ACTS = (kp.linear_act.default, kp.linear_act_train.default)
-# Multiples of their operands are multiples of their result.
+# Matmuls without addend: scaling an operand scales the result.
 UNBIASED = (aten.mm.default, aten.bmm.default)
-# Where the addend is, for those that want it in the dtype of the operands.
+# Position of the addend, for ops that require it in the dtype of the operands.
 BIASES: dict[Any, int] = {aten.addmm.default: 0, aten.convolution.default: 2}
 
-# Views and copies of all elements: a cast may come before or after, it is the same.
+# Views and copies of all elements: a cast commutes with them.
 VIEWS = (
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default, aten.transpose.int,
     aten.permute.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
     aten.expand.default, aten.clone.default, aten.alias.default, aten.detach.default,
 )  # fmt: skip
-# Parts and joints: the same, but a cast before a part is of more elements.
+# Slices and concatenations: a cast commutes with them too, but before a slice it casts more elements.
 PARTS = (
     aten.slice.Tensor, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int,
     aten.cat.default, operator.getitem,
 )  # fmt: skip
-# Rearrange values by integer operands, or fill in others: exact in any dtype.
+# Ops that rearrange values by integer operands, or fill in constants: exact in any dtype.
 MOVES = (
     aten.index.Tensor, aten.index_select.default, aten.gather.default, aten.constant_pad_nd.default, aten.flip.default,
     aten.roll.default, aten.repeat.default, aten.stack.default, aten.slice_scatter.default,
@@ -60,13 +60,13 @@ MOVES = (
 
 
 def op_name(target: object) -> str:
-    """Of aten.mm.default: "mm"; empty for what is no ATen op."""
+    """The name of an ATen op: "mm" for aten.mm.default; "" for any other target."""
     is_aten = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
     return target._schema.name.removeprefix("aten::") if is_aten else ""  # type: ignore[attr-defined]
 
 
 def users_through(node: fx.Node, through: tuple[Any, ...]) -> list[fx.Node]:
-    """Who reads `node`, looking through the ops of `through`."""
+    """The users of `node`, looking through the ops of `through`."""
     found: list[fx.Node] = []
     for user in node.users:
         found += users_through(user, through) if user.target in through else [user]

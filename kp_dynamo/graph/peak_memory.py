@@ -1,19 +1,18 @@
-"""The memory that a program takes, estimated from its graph in milliseconds, without a compiler.
+"""The peak memory of a program, estimated from its graph in milliseconds, without a compiler.
 
-    peak = arguments + results + the most that temporaries hold at once, less what stays in the vector memory + code
+    peak = arguments + results + most temporaries held at once, less those kept in vector memory + code
 
-Arguments and results are exact. Code is that of the products: 0.7 to 0.8 MiB each where they are large (widths of 512
-and more, 2048 tokens and more, by the v5e's compiler), a quarter of what they read and write where they are small.
-Temporaries are those of the graph's order, in which only what nobody reads (a weight's gradient) runs as soon as it
-can. What XLA does to a graph is taken into account by rules:
-1. A view has no memory of its own, and a constant none at all.
-2. A pointwise result with one reader, or with none but pointwise readers and reductions, is fused away;
-   so is a small one.
-3. A softmax or norm needs its operands in memory, and is made again where it is read, but not in a product's operand.
-4. A product is fused with the pointwise work that alone reads it. More than six operands are too many for a fusion.
-   Where that work is reduced as well (a bias' gradient), what stays is the product, as wide as it was reduced.
-5. A float32 value that products alone read is kept in bfloat16 where products take one pass over the matrix unit.
-6. What waits for a gradient (`kp::optimization_barrier`) does not run before it is there.
+Arguments and results are exact. Code size follows from the matmuls: 0.7 to 0.8 MiB each if they are large (widths of
+512 and more, 2048 tokens and more, by the v5e's compiler), a quarter of the bytes they read and write if small.
+Temporaries follow the graph's order, except that a node without readers (a weight's gradient) runs as soon as it can.
+These rules approximate what XLA does to a graph:
+1. A view has no memory of its own, and a constant takes none.
+2. A pointwise result is fused away if it is small, has one reader, or has only pointwise ops and reductions as readers.
+3. A softmax or norm needs its operands in memory. Its readers recompute its result; only matmuls read it from memory.
+4. A matmul is fused with the pointwise work that is its only reader. A fusion takes at most six operands. If that work
+   is also reduced (the gradient of a bias), the matmul is materialized, at the width at which it was reduced.
+5. A float32 value that only matmuls read is kept in bfloat16 if matmuls take one pass over the matrix unit.
+6. What waits for a gradient (`kp::optimization_barrier`) does not run before that gradient exists.
 
 docs/checkpointing.md has the error against the TPU's compiler.
 """
@@ -34,23 +33,23 @@ from kp_dynamo.graph.sizes import node_bytes
 aten, kp = torch.ops.aten, torch.ops.kp
 
 _SMALL = 1 << 14
-_MAX_OPERANDS = 6  # of a fusion that is made again in each of its readers
-_PRODUCTS = (
+_MAX_OPERANDS = 6  # of a fusion that each of its readers recomputes
+_MATMULS = (
     aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, kp.linear_act, kp.linear_act_train, kp.contract,
 )  # fmt: skip
-_PRODUCTS_OF_ATTENTION = {
+_ATTENTION_MATMULS = {
     kp.attention: 2, kp.attention_train: 2, kp.attention_backward: 5,
     kp.flash_attention: 1, kp.flash_attention_train: 1, kp.flash_attention_backward: 2,  # kernels
 }  # fmt: skip
-_MOST_CODE = 3 << 18  # of a product
+_MOST_CODE = 3 << 18  # bytes of code for one matmul
 _REDUCTIONS = (
     aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean, aten.argmax, aten.any, aten.all, aten.prod,
     aten.logsumexp,
 )  # fmt: skip
 _OF_PROBABILITIES = (aten._softmax_backward_data, aten._log_softmax_backward_data)
-# Made of nothing but a shape.
+# These ops read only the shape of their operand.
 _CREATIONS = (aten.full_like, aten.zeros_like, aten.ones_like, aten.empty_like, aten.new_zeros, aten.new_full)
-# A reduction and pointwise work on the same operands, which are thus in memory; the result is made where it is read.
+# A reduction and pointwise work on the same operands, which must be in memory; readers recompute the result.
 _READ_TWICE = (
     aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data,
     aten.native_layer_norm,
@@ -59,12 +58,12 @@ _READ_TWICE = (
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """Bytes of a program, by estimate.
+    """Estimated bytes of a program.
 
     Attributes:
         arguments: Inputs that are used.
-        results: Outputs that are no inputs.
-        temporaries: The most that others hold at once.
+        results: Outputs that are not inputs.
+        temporaries: The most that other values hold at once.
         code: The program itself.
     """
 
@@ -78,49 +77,49 @@ class PeakMemory:
         return self.arguments + self.results + self.temporaries + self.code
 
 
-def peak_memory(graph: fx.Graph, vmem_bytes: int, *, narrow_products: bool = True) -> PeakMemory:
-    """The estimate for a forward, backward or inference graph.
+def peak_memory(graph: fx.Graph, vmem_bytes: int, *, narrow_matmuls: bool = True) -> PeakMemory:
+    """Estimate the peak memory of a forward, backward or inference graph.
 
     Args:
         graph: An ATen graph of static shapes, or of symbolic ones with hints.
-        vmem_bytes: Vector memory of the chip. Half of it holds temporaries, the rest is the fusions'.
-        narrow_products: Whether products read their float32 operands as bfloat16: at matmul precision "default".
+        vmem_bytes: Vector memory of the chip. Half of it holds temporaries, fusions use the rest.
+        narrow_matmuls: Whether matmuls read their float32 operands as bfloat16: at matmul precision "default".
     """
-    buffers = _Buffers(graph, narrow_products)
+    buffers = _Buffers(graph, narrow_matmuls)
     arguments = sum(node_bytes(n) for n in graph.nodes if n.op == "placeholder" and n.users)
     held = max(0, buffers.most_held() - vmem_bytes // 2)
     return PeakMemory(arguments, buffers.result_bytes, held, code_bytes(graph))
 
 
 def code_bytes(graph: fx.Graph) -> int:
-    """What the code of a program takes, by its products."""
-    return sum(_code_bytes(n) for n in graph.nodes if _num_products(n))
+    """The size of the code of a program, estimated from its matmuls."""
+    return sum(_code_bytes(n) for n in graph.nodes if _num_matmuls(n))
 
 
-def _num_products(node: fx.Node) -> int:
-    if _is_one_of(node, _PRODUCTS):
+def _num_matmuls(node: fx.Node) -> int:
+    if _is_one_of(node, _MATMULS):
         return 1
-    return next((num for op, num in _PRODUCTS_OF_ATTENTION.items() if _is_one_of(node, (op,))), 0)
+    return next((num for op, num in _ATTENTION_MATMULS.items() if _is_one_of(node, (op,))), 0)
 
 
 def _code_bytes(node: fx.Node) -> int:
     touched = node_bytes(node) + sum(map(node_bytes, node.all_input_nodes))
-    return min(_MOST_CODE * _num_products(node), touched // 4)
+    return min(_MOST_CODE * _num_matmuls(node), touched // 4)
 
 
 class _Buffers:
-    """What of a graph has memory, and from when to when."""
+    """The values of a graph that have memory, and their lifetimes."""
 
-    def __init__(self, graph: fx.Graph, narrow_products: bool) -> None:
+    def __init__(self, graph: fx.Graph, narrow_matmuls: bool) -> None:
         self._owner: dict[fx.Node, fx.Node] = {}
-        self._waits: dict[fx.Node, fx.Node] = {}  # a value behind a gate -> the gradient it waits for
+        self._waits: dict[fx.Node, fx.Node] = {}  # output of a gate -> the gradient it waits for
         for node in graph.nodes:
             self._owner[node] = self._owner_of(node)
         self._readers = self._all_readers(graph)
         output = next(n for n in graph.nodes if n.op == "output")
         self._results = {self._owner[n] for n in output.all_input_nodes if n.op != "placeholder"}
         self.result_bytes = sum(node_bytes(n) for n in output.all_input_nodes if n.op != "placeholder")
-        self._narrow = narrow_products
+        self._narrow = narrow_matmuls
         self._needs: dict[fx.Node, set[fx.Node]] = {}
         self._sizes: dict[fx.Node, int] = {}
         for node in graph.nodes:
@@ -128,7 +127,7 @@ class _Buffers:
                 self._sizes[node] = self._size(node)
 
     def most_held(self) -> int:
-        """Bytes of temporaries at the worst moment."""
+        """Bytes of temporaries at the peak."""
         needs = {n: self._buffers_read_by(n) for n in self._sizes}
         left = Counter(source for sources in needs.values() for source in sources)
         now = most = 0
@@ -143,7 +142,7 @@ class _Buffers:
         return most
 
     def _schedule(self, needs: dict[fx.Node, set[fx.Node]]) -> Iterator[fx.Node]:
-        """The order of the graph, but what nobody reads (a weight's gradient) runs as soon as it can."""
+        """The order of the graph, except that a node without readers (a weight's gradient) runs as soon as it can."""
         readers: dict[fx.Node, list[fx.Node]] = {n: [] for n in needs}
         for node, sources in needs.items():
             for source in sources:
@@ -161,7 +160,7 @@ class _Buffers:
                     ready += [reader for reader in readers[node] if not readers[reader] and not waiting[reader]]
 
     def _owner_of(self, node: fx.Node) -> fx.Node:
-        """The node whose memory a node's value is in."""
+        """The node whose memory holds a node's value."""
         if node.op != "call_function" or not node.all_input_nodes:
             return node
         source = node.all_input_nodes[0]
@@ -201,25 +200,25 @@ class _Buffers:
         readers = self._readers[node]
         if any(self._reads_twice(r, node) for r in readers):
             return False
-        if _is_one_of(node, _PRODUCTS):
+        if _is_one_of(node, _MATMULS):
             return len(readers) == 1 and is_pointwise(readers[0])
         made_by = node.args[0] if node.target is operator.getitem else node
         assert isinstance(made_by, fx.Node)
         if not is_pointwise(made_by) and not _is_one_of(made_by, _READ_TWICE):
             return False
-        if all(_is_one_of(r, _PRODUCTS) for r in readers) and self._is_normed(node):
+        if all(_is_one_of(r, _MATMULS) for r in readers) and self._is_normed(node):
             return False
         return len(readers) == 1 or all(is_pointwise(r) or _is_one_of(r, _REDUCTIONS) for r in readers)
 
     def _reads_twice(self, reader: fx.Node, node: fx.Node) -> bool:
-        """Whether a reader reduces a value and reads it again; probabilities it makes again from their scores."""
+        """Whether a reader reduces a value and reads it again; probabilities are recomputed from their scores."""
         if not _is_one_of(reader, _READ_TWICE):
             return False
         is_probabilities = _is_one_of(reader, _OF_PROBABILITIES) and self._owner[reader.all_input_nodes[0]] is not node
         return not is_probabilities
 
     def _is_normed(self, node: fx.Node) -> bool:
-        """Whether a value comes of a softmax or a norm by pointwise work: too dear to make in a product."""
+        """Whether a value is pointwise work on a softmax or norm: too expensive to recompute in a matmul."""
         while is_pointwise(node) or self._owner[node] is not node:
             source = next(
                 (self._owner[s] for s in node.all_input_nodes if node_bytes(s) >= node_bytes(node) // 2), None
@@ -232,17 +231,17 @@ class _Buffers:
 
     def _size(self, node: fx.Node) -> int:
         readers = self._readers[node]
-        is_narrow = self._narrow and readers and all(_is_one_of(r, _PRODUCTS) for r in readers)
+        is_narrow = self._narrow and readers and all(_is_one_of(r, _MATMULS) for r in readers)
         is_wide = isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].dtype == torch.float32
         own = node_bytes(node) // (2 if is_narrow and is_wide and node not in self._results else 1)
         return max(own, self._reduced_on_the_way(node, own, is_reduced=False))
 
     def _reduced_on_the_way(self, node: fx.Node, widest: int, *, is_reduced: bool) -> int:
-        """Bytes of the widest value between a product and a node that it is fused with, if one of them is reduced.
+        """Bytes of the widest value between a matmul and a node that it is fused with, if one of them is reduced.
 
-        0 where none is, or where the node comes of no product.
+        0 if none is reduced, or if no matmul leads to the node.
         """
-        if _is_one_of(node, _PRODUCTS):
+        if _is_one_of(node, _MATMULS):
             return widest if is_reduced else 0
         if not is_pointwise(node) or (widest and node in self._sizes):
             return 0
@@ -252,7 +251,7 @@ class _Buffers:
         return max((self._reduced_on_the_way(s, widest, is_reduced=is_reduced) for s in sources), default=0)
 
     def _buffers_read_by(self, node: fx.Node) -> set[fx.Node]:
-        """Buffers that must be there when a node runs: through what is fused into it."""
+        """Buffers that must exist when a node runs, including those that its fused operands read."""
         return set().union(*(self._reached(s) for s in _with_waits(node, self._waits)))
 
     def _reached(self, node: fx.Node) -> set[fx.Node]:
@@ -274,7 +273,7 @@ def _with_waits(node: fx.Node, waits: dict[fx.Node, fx.Node]) -> Iterator[fx.Nod
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """Whether a node computes each element from the elements at its place."""
+    """Whether a node computes each element from the operands' elements at the same position."""
     return isinstance(node.target, torch._ops.OpOverload) and (
         torch.Tag.pointwise in node.target.tags or node.target is aten._to_copy.default
     )

@@ -1,4 +1,4 @@
-"""Random numbers are drawn once: a backward that draws them again gets others."""
+"""Random numbers are drawn once: drawing them again in the backward would give different values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kp_dynamo.graph.sizes import node_bytes
 
 
 def save_random_results(graph: fx.Graph) -> bool:
-    """Tag the random nodes of a joint graph, and the smaller masks made of them, as saved and never recomputed.
+    """Tag the random nodes of a joint graph, and the smaller masks computed from them, as always saved.
 
     The partitioner would recompute them under `activation_memory_budget` < 1 and inside `torch.utils.checkpoint`.
 

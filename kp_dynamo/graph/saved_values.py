@@ -1,8 +1,8 @@
-"""What a joint graph saves for its backward, and what computing a saved value again would take.
+"""What a joint graph saves for its backward, and the cost of recomputing a saved value.
 
-The forward part of a joint graph is cut by the values that are saved: a value that is needed behind the cut and not
-saved is computed again from saved ones. Moving the cut is all that gradient checkpointing does (Chen et al., Training
-Deep Nets with Sublinear Memory Cost, arXiv:1604.06174).
+The saved values form a cut through the forward part of a joint graph. A value that is needed after the cut and not
+saved is recomputed from saved ones. Gradient checkpointing only moves the cut (Chen et al., Training Deep Nets with
+Sublinear Memory Cost, arXiv:1604.06174).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kp_dynamo.graph.sizes import node_bytes
 
 
 def partitioned(joint: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward of a joint graph, by the min-cut partitioner and the tags that are there; on a copy."""
+    """Forward and backward of a copy of a joint graph, by the min-cut partitioner and the graph's tags."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(joint.graph, {}))
     copy = fx.GraphModule(joint, graph)
@@ -29,7 +29,7 @@ def partitioned(joint: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
 
 
 def num_forward_results(joint: fx.Graph) -> int:
-    """A joint graph returns what its forward does, and then a gradient for each of its inputs."""
+    """The number of forward results: a joint graph returns those, then a gradient for each input."""
     results = next(n for n in joint.nodes if n.op == "output").args[0]
     inputs = [n for n in joint.nodes if n.op == "placeholder" and not str(n.target).startswith("tangents_")]
     assert isinstance(results, (list, tuple))
@@ -37,9 +37,9 @@ def num_forward_results(joint: fx.Graph) -> int:
 
 
 def saved_by_min_cut(joint: fx.GraphModule) -> list[fx.Node]:
-    """The values, none of them inputs, that the partitioner would save, in the order of the graph.
+    """The values that the partitioner would save, without inputs, in graph order.
 
-    In the place of a view is what it is a view of: the partitioner may save either, and always recomputes views.
+    A view is replaced by its base: the partitioner may save either, and always recomputes views.
     """
     forward, _ = partitioned(joint)
     names = saved_names(forward, num_forward_results(joint.graph))
@@ -57,18 +57,18 @@ def _viewed(node: fx.Node) -> fx.Node:
 
 
 def saved_names(forward: fx.GraphModule, num_returned: int) -> set[str]:
-    """Names of what a forward graph returns for its backward."""
+    """Names of the values that a forward graph returns for its backward."""
     results = next(n for n in forward.graph.nodes if n.op == "output").args[0]
     assert isinstance(results, (list, tuple))
     return {n.name for n in results[num_returned:] if isinstance(n, fx.Node)}
 
 
 class ForwardPart:
-    """The forward part of a joint graph, and what of it is available to the backward.
+    """The forward part of a joint graph, and the values of it that the backward can read.
 
     Args:
         joint: The graph.
-        saved: What is saved; inputs are always available.
+        saved: The saved values; inputs are always available.
     """
 
     def __init__(self, joint: fx.Graph, saved: Iterable[fx.Node]) -> None:
@@ -81,7 +81,7 @@ class ForwardPart:
         return sum(map(node_bytes, self.saved))
 
     def to_recompute(self, node: fx.Node) -> list[fx.Node]:
-        """What must run to have a saved node without saving it, itself included, in the order of the graph."""
+        """The nodes that must run to recompute a saved node, including itself, in graph order."""
         found, stack = {node}, list(_sources(node))
         while stack:
             source = stack.pop()
@@ -91,7 +91,7 @@ class ForwardPart:
         return sorted(found, key=self._order.__getitem__)
 
     def drop(self, node: fx.Node) -> None:
-        """Save a node no longer."""
+        """Stop saving a node."""
         del self.saved[node]
 
 
@@ -100,5 +100,5 @@ def _sources(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def flops_of(nodes: Iterable[fx.Node]) -> int:
-    """Floating point operations of the products among nodes."""
+    """Floating point operations of the matmuls among nodes."""
     return sum(map(node_flops, nodes))

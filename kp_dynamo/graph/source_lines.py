@@ -1,4 +1,4 @@
-"""Where in the user's code a node came from."""
+"""The location in the user's code that a node was traced from."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kp_dynamo.graph.module_paths import innermost_module
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-# Dynamo compiles what follows a graph break as a function of its own.
+# Dynamo compiles the code after a graph break as a separate function.
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 
 
 def source_line(node: fx.Node) -> str:
     """ "model.py:12 in forward" for the innermost frame outside torch of a node's stack trace.
 
-    Where all code is torch's, as of an nn.Sequential, "module layers.0 (Linear)"; "" where there is nothing to tell.
+    If all code is torch's, as in an nn.Sequential, "module layers.0 (Linear)"; "" if the origin is unknown.
     """
     frames = _FRAME.findall(node.stack_trace or "")
     of_user = [frame for frame in frames if not frame[0].startswith(_TORCH)]
@@ -37,11 +37,11 @@ def _module(node: fx.Node) -> str:
 
 
 def frame_line(filename: str, line: object, function: str) -> str:
-    """ "model.py:12 in forward", under the name that the user gave the function."""
+    """ "model.py:12 in forward", with the name of the function in the user's code."""
     return "{}:{} in {}".format(filename, line, _RESUMED.sub(r"\1", function))
 
 
 def user_line(node: fx.Node) -> str:
-    """ " (at model.py:12 in forward)" to append to a message; "" where the line is not known."""
+    """ " (at model.py:12 in forward)" to append to a message; "" if the line is unknown."""
     line = source_line(node)
     return f" (at {line})" if line else ""

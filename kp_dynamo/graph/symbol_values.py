@@ -1,4 +1,4 @@
-"""The values that the symbols of a graph's sizes have in a call, read from the call's arguments."""
+"""The values of a graph's size symbols in one call, read from the call's arguments."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Size = int | torch.SymInt
 
 
 class SymbolReader:
-    """Reads the symbols of a graph from its arguments.
+    """Reads the values of a graph's symbols from its arguments.
 
     Args:
-        inputs: What the graph's placeholders stand for: fake tensors and symbolic numbers, in order.
-        has_strides: Whether the arguments have the strides that these have. XLA tensors are contiguous, whatever they
-            stand for. Where a size says what a symbol is, no stride is read all the same.
+        inputs: The values of the graph's placeholders, in order: fake tensors and symbolic numbers.
+        has_strides: Whether the arguments have the strides of `inputs`. XLA tensors do not: they are always contiguous.
+            A symbol that is a size is always read from the size.
     """
 
     def __init__(self, inputs: Sequence[Any], *, has_strides: bool = True) -> None:
@@ -59,14 +59,14 @@ def _step(dim: int, tensor: torch.Tensor) -> int:
 
 
 def evaluated(size: Any, values: Values) -> Any:
-    """A symbolic size as a number; whatever else is given as it is.
+    """A symbolic size as a number; any other value unchanged.
 
     Raises:
-        KeyError: No argument says what one of its symbols is.
+        KeyError: No argument determines one of its symbols.
     """
     if not isinstance(size, torch.SymInt):
         return size
-    # torch's own Max and Min take no Python numbers.
+    # torch's own Max and Min do not accept Python numbers.
     number = size.node.expr.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()})
     if number.free_symbols:
         raise KeyError(str(number))

@@ -1,4 +1,4 @@
-"""Views as a graph makes them: the operators between a tensor and a view of it, to be applied to another tensor."""
+"""Chains of view operators between a tensor and a view of it, which can be applied to another tensor."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kp_dynamo.graph.symbol_values import Values, evaluated
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One view: its operator, the arguments behind the tensor, and the fake tensor (or tensors) that it gives.
+    """One view: its operator, its arguments after the tensor, and its fake result (a tensor or several).
 
-    It holds no node: those of results that are taken out of a graph lose their arguments.
+    It holds no node: nodes of results that are removed from a graph lose their arguments.
     """
 
     target: Any
@@ -33,14 +33,14 @@ class Step:
         return Step(node.target, args, kwargs, node.meta.get("val"))
 
     def applied(self, tensor: Any, values: Values) -> Any:
-        """The view, of `tensor`."""
+        """This view of `tensor`."""
         args, kwargs = pytree.tree_map(lambda size: evaluated(size, values), (self.args, self.kwargs))
         return self.target(tensor, *args, **kwargs)
 
 
 @dataclass(frozen=True, eq=False)
 class ViewChain:
-    """Views of `base`, one of the other, in the order in which they are taken."""
+    """Successive views of `base`, in order."""
 
     base: fx.Node
     base_value: Any
@@ -49,7 +49,7 @@ class ViewChain:
 
     @staticmethod
     def of(node: fx.Node, stop: fx.Node | None = None) -> ViewChain:
-        """The longest chain of views that ends in `node`; it begins at `stop` where that is on the way."""
+        """The longest chain of views that ends in `node`; it begins at `stop` if it passes through it."""
         nodes: list[fx.Node] = []
         while node is not stop and _is_view(node):
             nodes.insert(0, node)
@@ -63,12 +63,12 @@ class ViewChain:
 
     @property
     def is_symbolic(self) -> bool:
-        """Whether a size of the call decides where a view lies."""
+        """Whether the position of a view in memory depends on a size of the call."""
         values = [self.base_value, *(step.value for step in self.steps)]
         return any(_is_symbolic(value) for value in pytree.tree_leaves(values))
 
     def applied(self, tensor: torch.Tensor, values: Values) -> torch.Tensor:
-        """The last view, of `tensor` in the place of the base."""
+        """The last view, with `tensor` in the place of the base."""
         result: Any = tensor
         for step in self.steps:
             result = step.applied(result, values)
@@ -76,7 +76,7 @@ class ViewChain:
 
 
 def base_of(node: Any) -> Any:
-    """The node whose memory a node has in eager; what is no node is its own."""
+    """The node whose memory a node shares in eager; anything that is not a view is its own base."""
     while isinstance(node, fx.Node) and _is_view(node):
         node = node.args[0]
     return node
@@ -87,7 +87,7 @@ def _is_view(node: fx.Node) -> bool:
         return False
     if node.target is operator.getitem:
         return _is_view(node.args[0])
-    # What an operator that copies is taken apart into may be views alone (channel_shuffle).
+    # An operator that copies may decompose into views alone (channel_shuffle).
     original = node.meta.get("original_aten", node.target)
     return all(isinstance(op, torch._ops.OpOverload) and op.is_view for op in (node.target, original))
 
@@ -102,9 +102,9 @@ _MAY_OVERLAP = (torch.ops.aten.unfold.default, torch.ops.aten.as_strided.default
 
 
 def are_disjoint(chains: Sequence[ViewChain]) -> bool:
-    """Whether no two views of one base share an element, as far as a graph says it without the sizes of a call."""
+    """Whether no two views of one base share an element, as far as the graph shows without the sizes of a call."""
     if any(step.target in _MAY_OVERLAP for chain in chains for step in chain.steps):
-        return False  # one view alone may hold an element twice
+        return False  # a single view may hold an element twice
     if len(chains) == 1:
         return True
     first = {chain.nodes[:1] for chain in chains}
@@ -116,7 +116,7 @@ def are_disjoint(chains: Sequence[ViewChain]) -> bool:
 
 
 def _span(chain: ViewChain) -> tuple[int, int] | None:
-    """The first place in memory that a view takes, and the first one after it; None where a call decides."""
+    """The first position in memory that a view covers, and the first one after it; None if it depends on a call."""
     value = chain.value
     if chain.is_symbolic or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None

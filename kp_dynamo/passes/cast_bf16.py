@@ -15,7 +15,7 @@ from kp_dynamo.graph.op_tables import BIASES, LINEAR_ACTS, MATMULS, MOVES, PARTS
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.precision.casts import Casts, is_float32, is_narrowing, is_widening
 from kp_dynamo.passes.precision.keep_float32 import KeepFloat32
-from kp_dynamo.passes.precision.matmul_rules import PrecisionRules, float32_products, keeps_result, linear_products
+from kp_dynamo.passes.precision.matmul_rules import PrecisionRules, float32_matmuls, keeps_result, linear_matmuls
 from kp_dynamo.passes.precision.sensitive_ops import may_follow
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ Scope = Literal["linear", "matmul", "all"]
 
 @dataclass(frozen=True)
 class CastBf16:
-    """Compute products in bfloat16: changes numerics, by rounding their operands and some of their results.
+    """Compute matmuls in bfloat16: changes numerics, by rounding their operands and some of their results.
 
         before                                               after
         addmm: f32[6, 8] = aten.addmm.default(b, x, w)       _to_copy: bf16[6, 4] = aten._to_copy.default(x, dtype=bf16)
@@ -34,29 +34,29 @@ class CastBf16:
                                                              _to_copy_3: f32[6, 8] = aten._to_copy.default(addmm, ...)
 
     Inputs of the graph (master weights), results and gradients keep their dtype, and so does every value that is not
-    float32. A product, forward or backward, is in scope
+    float32. A matmul, forward or backward, is in scope
 
-    1. "linear": if it belongs to a Linear (see `linear_products`);
+    1. "linear": if it belongs to a Linear (see `linear_matmuls`);
     2. "matmul": if it is mm, bmm, addmm, baddbmm, a convolution or its backward, or kp::linear_act. Attention is among
-       them: it reaches a pass as its products and a softmax;
+       them: it reaches a pass as its matmuls and a softmax;
     3. "all": the same, and what follows. A pointwise op or a move off the sensitive list (`sensitive_ops.py`) runs in
-       bfloat16 if all of its float32 operands come out of products in bfloat16. So bfloat16 spreads from products:
+       bfloat16 if all of its float32 operands come out of matmuls in bfloat16. So bfloat16 spreads from matmuls:
        masks, positions, tables and residual streams never get it, and a number that bfloat16 does not hold exactly
        (1.702, a mask's -3.4e38) keeps its op in float32. An op whose result the graph returns stays as well.
 
-    A product in scope takes one of two forms. Narrow: bfloat16 operands and result, which is widened for those who read
+    A matmul in scope takes one of two forms. Narrow: bfloat16 operands and result, which is widened for those who read
     it in float32. Wide: rounded operands, widened again, with the float32 result that the MXU accumulates; where
     rounding the result would cost accuracy and save no memory (see `keeps_result`). kp::linear_act always has a float32
     result.
 
-    In mm and bmm a number that an operand in bfloat16 is multiplied by moves behind the product, unless it is a power
+    In mm and bmm a number that an operand in bfloat16 is multiplied by moves behind the matmul, unless it is a power
     of two: attention scales queries and keys, and they would be rounded once more.
 
     Casts are written once a value, before its views (`casts.py`), where a widening is followed by the same cast both
     go, those of the user's included.
 
-    Refuses, with the reason: what `keep_float32` names; a product of positions and other values made of integers; a
-    product that is read as an angle. These stay in float32, as do products that a user has widened already.
+    Refuses, with the reason: what `keep_float32` names; a matmul of positions and other values made of integers; a
+    matmul that is read as an angle. These stay in float32, as do matmuls that a user has widened already.
 
     Error, over 15 models of transformers and timm, outputs and all gradients: 0.84 to 1.09 times that of
     torch.autocast("cpu", torch.bfloat16) against float64.
@@ -95,24 +95,24 @@ class _Casting:
 
     def _plan(self, graph: fx.Graph) -> None:
         rules = PrecisionRules.of(graph)
-        in_scope = linear_products(graph) if self.scope == "linear" else None
-        for product in float32_products(graph):
-            if in_scope is not None and product not in in_scope:
+        in_scope = linear_matmuls(graph) if self.scope == "linear" else None
+        for matmul in float32_matmuls(graph):
+            if in_scope is not None and matmul not in in_scope:
                 continue
-            if problem := self.keep.reason(product) or rules.problem(product):
-                self.refused[product.name] = problem
+            if problem := self.keep.reason(matmul) or rules.problem(matmul):
+                self.refused[matmul.name] = problem
             else:
-                self.is_wide[product] = keeps_result(product)
+                self.is_wide[matmul] = keeps_result(matmul)
 
     def visit(self, node: fx.Node) -> None:
         if is_widening(node) or is_narrowing(node):
             self.casts.register_cast(node)
         elif node in self.is_wide:
-            self._cast_product(node)
+            self._cast_matmul(node)
         elif self.scope == "all" and _may_follow(node, self.casts):
             self._follow(node)
 
-    def _cast_product(self, node: fx.Node) -> None:
+    def _cast_matmul(self, node: fx.Node) -> None:
         is_wide, args, factor = self.is_wide[node], list(node.args), 1.0
         for position in MATMULS[node.target]:
             operand: Any = args[position]

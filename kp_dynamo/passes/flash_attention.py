@@ -54,7 +54,7 @@ class FlashAttention:
     7. a scale of 0, by which the kernel's gradients could not be divided again.
 
     The gradients of queries and keys come multiplied by the scale and rounded, and are multiplied to what the graph
-    asks for behind that: one rounding more, in bfloat16. Float32 products are one bfloat16 pass at matmul precision
+    asks for behind that: one rounding more, in bfloat16. Float32 matmuls are one bfloat16 pass at matmul precision
     "default", as those outside are, and float32 at the two others. Programs that several devices share take
     `kp::attention`'s form.
 
@@ -84,7 +84,7 @@ class FlashAttention:
         return PassReport(self.name, rewritten, tuple(refused))
 
     def _put(self, graph: fx.Graph, node: fx.Node) -> None:
-        operands, (scale, is_causal), factors = _taken_apart(node)
+        operands, (scale, is_causal), factors = _unpack(node)
         num_queries, num_keys = _sizes(node)[:2]
         block = next(b for b in range(self.block, 0, -_LANES) if num_queries % b == 0 and num_keys % b == 0)
         with graph.inserting_before(node):
@@ -94,7 +94,7 @@ class FlashAttention:
         replace_node(node, made)
 
 
-def _taken_apart(node: fx.Node) -> tuple[tuple[Any, ...], tuple[float, bool], tuple[Any, ...]]:
+def _unpack(node: fx.Node) -> tuple[tuple[Any, ...], tuple[float, bool], tuple[Any, ...]]:
     """Operands, scale and whether it is causal, and the factors of a backward."""
     first = _first_of_scoring(node)
     _, _, _, scale, is_causal, _, _, *factors = node.args[first:]

@@ -15,7 +15,7 @@ from kp_dynamo.graph.nodes import calls
 from kp_dynamo.graph.op_tables import BIASES, LINEAR_ACTS, MATMULS, VIEWS
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.precision.casts import ADDED, is_bfloat16, is_narrowing, is_widening
-from kp_dynamo.passes.precision.matmul_rules import ONE_PASS, has_float32_product
+from kp_dynamo.passes.precision.matmul_rules import ONE_PASS, has_float32_matmul
 
 aten, kp = torch.ops.aten, torch.ops.kp
 
@@ -34,34 +34,34 @@ class FoldCasts:
         mm: bf16[8, 4] = aten.mm(_to_copy, t)                     mm: f32[8, 4] = aten.mm(x, t)
                                                                   _to_copy: bf16[8, 4] = aten._to_copy(mm, dtype=bf16)
 
-    A float32 product at XLA's precision "default" rounds its operands to bfloat16 on their way into the unit, and sums
+    A float32 matmul at XLA's precision "default" rounds its operands to bfloat16 on their way into the unit, and sums
     in float32. A cast before it is the same to the bit, and dear where the operand is an argument of the program: the
-    v5e's compiler makes it part of the product, and casts anew for each tile. Its figures for an MLP (2048 x 1024 ->
-    4096 -> 1024, cycles ms): inference 0.317 with the casts, 0.199 without those of the first product, 0.188 without
+    v5e's compiler makes it part of the matmul, and casts anew for each tile. Its figures for an MLP (2048 x 1024 ->
+    4096 -> 1024, cycles ms): inference 0.317 with the casts, 0.199 without those of the first matmul, 0.188 without
     any, as by openxla; training 0.820, 0.680 and 0.78.
 
     Fires on mm, addmm, kp::linear_act and kp::contract whose operands are float32 arguments of the graph, cast and
     viewed; one of them may be what an ungated kp::linear_act gives in float32. Results keep their dtypes. Behind a norm
-    or another product casts stay: any one operand alone without its cast makes a GPT slower (0.681 -> 0.702), a gated
+    or another matmul casts stay: any one operand alone without its cast makes a GPT slower (0.681 -> 0.702), a gated
     activation without it a T5 (2.066 -> 2.118), and a convolution without its two casts too (0.196 -> 0.269).
 
-    Leaves alone what the user has cast, and a graph that has another float32 product: its precision, which is the
+    Leaves alone what the user has cast, and a graph that has another float32 matmul: its precision, which is the
     program's, may be higher.
     """
 
     name: ClassVar[str] = "fold_casts"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
-        if has_float32_product(gm.graph):
+        if has_float32_matmul(gm.graph):
             return PassReport(self.name, 0)
         found = [n for n in calls(gm.graph, *_FOLDED) if _is_foldable(_operands(n))]
-        for product in found:
-            _fold(product)
+        for matmul in found:
+            _fold(matmul)
         return PassReport(self.name, len(found))
 
 
-def _operands(product: fx.Node) -> list[Any]:
-    return [product.args[position] for position in MATMULS[product.target]]
+def _operands(matmul: fx.Node) -> list[Any]:
+    return [matmul.args[position] for position in MATMULS[matmul.target]]
 
 
 def _is_foldable(operands: list[Any]) -> bool:
@@ -86,20 +86,20 @@ def _is_activation(source: fx.Node | None) -> bool:
     return source is not None and source.target in LINEAR_ACTS and "multiplier" not in source.kwargs
 
 
-def _fold(product: fx.Node) -> None:
-    """Put a product of the arguments in the place of `product`."""
-    graph, args, kwargs = product.graph, list(product.args), dict(product.kwargs)
-    with graph.inserting_before(product):
-        for position in MATMULS[product.target]:
-            args[position] = _uncast(args[position], like=product)
-        bias = BIASES.get(product.target, 2 if product.target in _OURS else None)
+def _fold(matmul: fx.Node) -> None:
+    """Put a matmul of the arguments in the place of `matmul`."""
+    graph, args, kwargs = matmul.graph, list(matmul.args), dict(matmul.kwargs)
+    with graph.inserting_before(matmul):
+        for position in MATMULS[matmul.target]:
+            args[position] = _uncast(args[position], like=matmul)
+        bias = BIASES.get(matmul.target, 2 if matmul.target in _OURS else None)
         if bias is not None and args[bias] is not None:
-            args[bias] = _wide(args[bias], like=product)
-        if product.target in _OURS:
-            kwargs.setdefault("out_dtype", _first(product.meta["val"]).dtype)
-        made = insert_call(graph, product.target, tuple(args), kwargs, like=product)
+            args[bias] = _wide(args[bias], like=matmul)
+        if matmul.target in _OURS:
+            kwargs.setdefault("out_dtype", _first(matmul.meta["val"]).dtype)
+        made = insert_call(graph, matmul.target, tuple(args), kwargs, like=matmul)
         made.meta[ONE_PASS] = True
-        _replace(product, made)
+        _replace(matmul, made)
 
 
 def _uncast(node: Any, like: fx.Node) -> fx.Node:
@@ -126,13 +126,13 @@ def _first(value: Any) -> torch.Tensor:
     return first
 
 
-def _replace(product: fx.Node, made: fx.Node) -> None:
-    """Let the readers of `product` read `made`, each result in the dtype it had."""
-    parts = [user for user in product.users if user.target is operator.getitem]
+def _replace(matmul: fx.Node, made: fx.Node) -> None:
+    """Let the readers of `matmul` read `made`, each result in the dtype it had."""
+    parts = [user for user in matmul.users if user.target is operator.getitem]
     pairs = [(part, insert_call(made.graph, operator.getitem, (made, part.args[1]), {}, like=part)) for part in parts]
-    for old, new in pairs or [(product, made)]:
+    for old, new in pairs or [(matmul, made)]:
         if is_bfloat16(old) and not is_bfloat16(new):
             new = cast_to(new, torch.bfloat16, like=old)
         old.replace_all_uses_with(new)
         erase_unused(old)
-    erase_unused(product)
+    erase_unused(matmul)

@@ -27,7 +27,7 @@ _CASTS = (aten._to_copy.default,)
 
 @dataclass(frozen=True)
 class FoldViews:
-    """Let products read and write values as they are, and not as matrices: changes no numerics but the order of sums.
+    """Let matmuls read and write values as they are, and not as matrices: changes no numerics but the order of sums.
 
         before                                                         after
         view: bf16[8, 6] = aten.view(x, [8, 6])                        contract: bf16[2, 6, 4] = kp.contract(
@@ -37,9 +37,9 @@ class FoldViews:
         transpose: bf16[2, 2, 4, 3] = aten.transpose(view_2, 1, 2)
 
     ATen makes one matrix [B * S, K] of the rows of a Linear, and so does what XLA makes of it: heads behind it lie with
-    B and S as one innermost dimension, and every reader of [B, H, S, D] pays for a copy. A product over [B, S, K]
+    B and S as one innermost dimension, and every reader of [B, H, S, D] pays for a copy. A matmul over [B, S, K]
     writes them as [B, H, D, S], S innermost, where narrow heads leave no lane empty, and a residual sum and the norm
-    behind it become part of the product.
+    behind it become part of the matmul.
 
     Fires on
 
@@ -53,7 +53,7 @@ class FoldViews:
 
     Leaves alone
 
-    3. a product that reads an incoming gradient of the graph: a v5e's compiler then multiplies [4, 512, 8192] by its
+    3. a matmul that reads an incoming gradient of the graph: a v5e's compiler then multiplies [4, 512, 8192] by its
        head's weight in 0.49 ms, and in 0.19 with the cast to bfloat16 before it, as a matrix;
     4. the result's views where its new strides would be those of a result of the graph, which lies as its caller sees
        it;
@@ -63,7 +63,7 @@ class FoldViews:
     What it is worth: docs/passes.md.
 
     Attributes:
-        weight_first: Whether heads are the product of a weight and x, not of x and a weight. By the compiler of a v5p
+        weight_first: Whether heads are the matmul of a weight and x, not of x and a weight. By the compiler of a v5p
             a GPT takes 0.456 / 0.412 ms in inference then, and 0.502 / 0.428 otherwise; XLA:CPU copies x for it.
     """
 
@@ -74,7 +74,7 @@ class FoldViews:
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         rewritten, strides = 0, Strides()
         for node in list(gm.graph.nodes):
-            if node._erased:  # with a product before it
+            if node._erased:  # with a matmul before it
                 continue
             strides.update(node)
             found = _contraction_of(node) if node.target in _MATRICES else None
@@ -86,20 +86,20 @@ class FoldViews:
 
 @dataclass(frozen=True)
 class Contraction:
-    """A product of matrices, as one of what these are views of.
+    """A matmul of matrices, as one of what these are views of.
 
     Attributes:
-        product: The node that goes.
+        matmul: The node that goes.
         operands: What it multiplies.
         bias: What it adds, [N], or None.
         result: What its result becomes.
-        terms: Axes of the operands and of the result, in groups that are dimensions of the new product.
+        terms: Axes of the operands and of the result, in groups that are dimensions of the new matmul.
         columns: The groups that the bias has.
         axes: What they are axes of.
-        is_turned: Whether the last two dimensions of the new product change places before they are the result's.
+        is_turned: Whether the last two dimensions of the new matmul change places before they are the result's.
     """
 
-    product: fx.Node
+    matmul: fx.Node
     operands: tuple[End, End]
     bias: fx.Node | None
     result: End
@@ -119,31 +119,31 @@ class Contraction:
         return [self.axes.size_of(group) for group in self.terms[term]]
 
 
-def _contraction_of(product: fx.Node) -> Contraction | None:
-    """What a product of matrices can be, or None where it should stay one."""
-    *addend, a, b = product.args
+def _contraction_of(matmul: fx.Node) -> Contraction | None:
+    """What a matmul of matrices can be, or None where it should stay one."""
+    *addend, a, b = matmul.args
     bias: Any = addend[0] if addend else None
-    is_plain = not product.kwargs and all(map(has_static_size, (a, b, product)))
-    if not is_plain or not product.meta["val"].is_floating_point() or any(map(_is_incoming, (a, b))):
+    is_plain = not matmul.kwargs and all(map(has_static_size, (a, b, matmul)))
+    if not is_plain or not matmul.meta["val"].is_floating_point() or any(map(_is_incoming, (a, b))):
         return None
     if bias is not None and bias.meta["val"].dim() != 1:
         return None
     for behind in (True, False):
-        found = _found(product, (a, b), bias, behind)  # type: ignore[arg-type]  # tensors, as is_plain says
+        found = _found(matmul, (a, b), bias, behind)  # type: ignore[arg-type]  # tensors, as is_plain says
         if found is None or _may_change(found):
             return found
     return None
 
 
 def _found(
-    product: fx.Node, operands: tuple[fx.Node, fx.Node], bias: fx.Node | None, behind: bool
+    matmul: fx.Node, operands: tuple[fx.Node, fx.Node], bias: fx.Node | None, behind: bool
 ) -> Contraction | None:
     axes = Axes()
     (rows, inner), columns = map(axes.new, operands[0].meta["val"].shape), axes.new(operands[1].meta["val"].shape[1])
     sources = source_of(operands[0], (rows, inner), axes), source_of(operands[1], (inner, columns), axes)
-    result = End(product, (rows, columns))
+    result = End(matmul, (rows, columns))
     if behind:
-        result = destination_of(product, result.dims, axes)
+        result = destination_of(matmul, result.dims, axes)
     first, second, last = (axes.flat(end.dims) for end in (*sources, result))
     is_turned = _is_narrow([axes.of(dim) for dim in result.dims], axes)
     if is_turned:
@@ -154,7 +154,7 @@ def _found(
     of_bias = tuple(group for group in terms[2] if {*group} & {*axes.of(columns)})
     if bias is not None and tuple(axis for group in of_bias for axis in group) != axes.of(columns):
         return None
-    return Contraction(product, sources, bias, result, tuple(terms), of_bias, axes, is_turned)
+    return Contraction(matmul, sources, bias, result, tuple(terms), of_bias, axes, is_turned)
 
 
 def _is_narrow(dims: list[Dim], axes: Axes) -> bool:
@@ -177,11 +177,11 @@ def _may_change(found: Contraction) -> bool:
 
 
 def _put(found: Contraction, strides: Strides, weight_first: bool) -> None:
-    """Put the new product and its views in the place of the old one and its own."""
-    end, insert = found.result.node, _Insertion(found.product.graph, strides.runs)
+    """Put the new matmul and its views in the place of the old one and its own."""
+    end, insert = found.result.node, _Insertion(found.matmul.graph, strides.runs)
     before = end.meta["val"]
-    with found.product.graph.inserting_before(found.product):
-        made = insert.product(found, weight_first and found.is_turned)
+    with found.matmul.graph.inserting_before(found.matmul):
+        made = insert.matmul(found, weight_first and found.is_turned)
         for widening in found.result.widenings:
             made = insert.call(widening.target, (made,), widening.kwargs, like=widening)
         shape = list(before.shape)
@@ -201,8 +201,8 @@ class _Insertion:
         self._runs = runs
         self.call = partial(insert_call, graph, runs=runs)
 
-    def product(self, found: Contraction, is_swapped: bool) -> fx.Node:
-        like = found.product
+    def matmul(self, found: Contraction, is_swapped: bool) -> fx.Node:
+        like = found.matmul
         dtype = like.meta["val"].dtype
         a, b = (self.view(o.node, found.shape_of(number), like) for number, o in enumerate(found.operands))
         if not all(operand.widenings for operand in found.operands):

@@ -15,7 +15,7 @@ from kp_dynamo.graph.nodes import calls, forward_nodes
 from kp_dynamo.ops.linear_act import fits
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.linear.activations import activations_of, is_cast
-from kp_dynamo.passes.linear.pattern import PRODUCTS, VIEWS, Linear, fake, has_shape, linear_at, only_user
+from kp_dynamo.passes.linear.pattern import LINEAR_MATMULS, VIEWS, Linear, fake, has_shape, linear_at, only_user
 
 aten = torch.ops.aten
 kp = torch.ops.kp
@@ -34,7 +34,7 @@ class FuseLinearActivation:
 
     1. aten.mm and aten.addmm (beta = alpha = 1), with a bias [N] in the addmm or added after views;
     2. followed by ReLU, GELU (erf or tanh), SiLU, Tanh or Sigmoid, as one op or spelled out (see `activations.py`);
-    3. followed by a product with a value of the same shape (SiLU(gate) * up): the multiplier of the op. The multiplier
+    3. followed by a matmul with a value of the same shape (SiLU(gate) * up): the multiplier of the op. The multiplier
        must be [M, N] before its view; otherwise the gate stays where it is and only the activation is fused;
     4. casts in between, and one after when nothing else reads the uncast result, become the `out_dtype`, if the compute
        dtype of the op (float32; float64 for float64) holds every value of the cast's: never less accurate.
@@ -46,22 +46,22 @@ class FuseLinearActivation:
     computed, and saves no more than without the pass. The backward of ReLU, Tanh and Sigmoid reads their result, and
     nothing is added.
 
-    Refuses, with the reason, an activation of a product where
+    Refuses, with the reason, an activation of a matmul where
 
     5. the forward reads the pre-activation, or a value on the way, somewhere else, or it is an output of the graph: the
-       op would be computed beside the product, not instead of it;
-    6. the backward reads the product without its bias, which the op does not return;
-    7. dtypes are integer or complex, or the bias has another dtype than the product (the pre-activation would be saved
+       op would be computed beside the matmul, not instead of it;
+    6. the backward reads the matmul without its bias, which the op does not return;
+    7. dtypes are integer or complex, or the bias has another dtype than the matmul (the pre-activation would be saved
        in fewer bits than the backward had);
     8. addmm scales, or adds something that is no bias.
 
-    A convolution is never a match, nor a batched product: the op is a matrix product.
+    A convolution is never a match, nor a batched matmul: the op is a matmul.
 
     What it is worth is measured in `ops/linear_act.py`: rounding error, no time. A bfloat16 training step of
     1024-4096-1024 on 2048 rows, v5e compiler, cycles without and with: GELU 991,684 and 993,518 (a bfloat16 bias is
     widened), gated SiLU 1,004,675 both; SiLU 957,876 and 993,518, because the partitioner then saves another value of
     the same size, in three dimensions, which the compiler schedules less well. The new nodes carry the metadata of the
-    product: whoever keeps a Linear in float32 by its module path keeps its op.
+    matmul: whoever keeps a Linear in float32 by its module path keeps its op.
     """
 
     name: ClassVar[str] = "fuse_linear_activation"
@@ -69,13 +69,13 @@ class FuseLinearActivation:
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         forward = forward_nodes(gm.graph)
         rewritten, refused = 0, []
-        for product in calls(gm.graph, *PRODUCTS):
-            found = _match(linear_at(product, forward), forward) if product in forward else None
+        for matmul in calls(gm.graph, *LINEAR_MATMULS):
+            found = _match(linear_at(matmul, forward), forward) if matmul in forward else None
             if isinstance(found, Match):
                 forward |= _rewrite(gm.graph, found)
                 rewritten += 1
             elif found is not None:
-                refused.append((product.name, found))
+                refused.append((matmul.name, found))
         return PassReport(self.name, rewritten, tuple(refused))
 
 
@@ -86,7 +86,7 @@ class Match:
     Attributes:
         activation: Its name in `kp::linear_act`.
         root: The node that the op's result replaces.
-        inside: The nodes from the product to `root`, without `root`.
+        inside: The nodes from the matmul to `root`, without `root`.
         multiplier: The gate, [M, N], or None.
     """
 
@@ -125,7 +125,7 @@ def _conflict(match: Match, forward: set[fx.Node]) -> str | None:
             if user in forward:
                 return f"{node.name}, before the activation, is also read by {user.name}"
             if node in match.linear.unbiased:
-                return f"the backward reads {node.name}, the product without its bias"
+                return f"the backward reads {node.name}, the matmul without its bias"
     return None
 
 
@@ -141,7 +141,7 @@ def _extended(match: Match, forward: set[fx.Node]) -> Match:
 
 
 def _gate(user: fx.Node, match: Match) -> fx.Node | None:
-    """The other operand of a product with the activation, as [M, N]."""
+    """The other operand of a matmul with the activation, as [M, N]."""
     others = [other for other in user.args if other is not match.root]
     shape = fake(match.root).shape
     if user.target != aten.mul.Tensor or len(others) != 1 or not has_shape(others[0], tuple(shape)):
@@ -201,7 +201,7 @@ def _move_readers(node: fx.Node, pre: fx.Node, last: fx.Node) -> None:
 
 @dataclass(frozen=True)
 class _Adder:
-    """Adds nodes before the root of a match, with their fake values and the metadata of the product."""
+    """Adds nodes before the root of a match, with their fake values and the metadata of the matmul."""
 
     graph: fx.Graph
     match: Match

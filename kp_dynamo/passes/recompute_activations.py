@@ -34,7 +34,7 @@ class RecomputeActivations:
                                                                 mm_1 = aten.mm(grad_t, narrow)
 
     The gradient of the weights behind an activation reads its result; the gradient of the activation reads its
-    pre-activation. Both are saved as long as the result comes out of a product. It is elementwise work on what is
+    pre-activation. Both are saved as long as the result comes out of a matmul. It is elementwise work on what is
     there, and shares the exponentials of the activation's own gradient.
 
     Fires on the result of a kp::linear_act_train, and on views and casts of it, where a backward reads them. The
@@ -58,18 +58,18 @@ class RecomputeActivations:
         backward, runs = backward_nodes(gm.graph), FakeRuns()
         order = {node: i for i, node in enumerate(gm.graph.nodes)}
         rewritten = 0
-        for product in calls(gm.graph, kp.linear_act_train.default):
-            parts = {user.args[1]: user for user in product.users}
-            if len(parts) < 2 or "multiplier" in product.kwargs or parts[1].meta["val"].dtype == torch.float64:
+        for matmul in calls(gm.graph, kp.linear_act_train.default):
+            parts = {user.args[1]: user for user in matmul.users}
+            if len(parts) < 2 or "multiplier" in matmul.kwargs or parts[1].meta["val"].dtype == torch.float64:
                 continue
-            again = _Recomputed(product, parts[0], parts[1], runs)
-            readers = sorted(_read_by(again.result, backward), key=lambda pair: order[pair[1]])
-            if not readers or _is_kept(again.result) or "recompute" in product.meta:
+            recomputed = _Recomputed(matmul, parts[0], parts[1], runs)
+            readers = sorted(_read_by(recomputed.result, backward), key=lambda pair: order[pair[1]])
+            if not readers or _is_kept(recomputed.result) or "recompute" in matmul.meta:
                 continue
             with gm.graph.inserting_before(readers[0][1]):
                 for value, reader in readers:
-                    reader.replace_input_with(value, again.of(value))
-            tag(again.made, CheckpointPolicy.MUST_RECOMPUTE)
+                    reader.replace_input_with(value, recomputed.of(value))
+            tag(recomputed.made, CheckpointPolicy.MUST_RECOMPUTE)
             rewritten += 1
         return PassReport(self.name, rewritten)
 
@@ -90,8 +90,8 @@ def _is_kept(value: fx.Node) -> bool:
 class _Recomputed:
     """The result of a kp::linear_act_train, from its pre-activation."""
 
-    def __init__(self, product: fx.Node, result: fx.Node, pre: fx.Node, runs: FakeRuns) -> None:
-        self._product, self.result, self._pre, self._runs = product, result, pre, runs
+    def __init__(self, matmul: fx.Node, result: fx.Node, pre: fx.Node, runs: FakeRuns) -> None:
+        self._matmul, self.result, self._pre, self._runs = matmul, result, pre, runs
         self.made: list[fx.Node] = []
         self._values: dict[fx.Node, fx.Node] = {}
 
@@ -103,7 +103,7 @@ class _Recomputed:
 
     def _activated(self) -> fx.Node:
         wide = compute_dtype(self._pre.meta["val"].dtype)
-        activation = ACTIVATIONS[str(self._product.args[3])]
+        activation = ACTIVATIONS[str(self._matmul.args[3])]
         value = self._call(activation.op, (self._cast(self._pre, wide),), activation.options)
         return self._cast(value, self.result.meta["val"].dtype)
 
@@ -116,6 +116,6 @@ class _Recomputed:
         return made
 
     def _call(self, target: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> fx.Node:
-        node = insert_call(self._product.graph, target, args, options, like=self._pre, runs=self._runs)
+        node = insert_call(self._matmul.graph, target, args, options, like=self._pre, runs=self._runs)
         self.made.append(node)
         return node

@@ -31,7 +31,7 @@ class RecomputeCasts:
         weight_bf16: bf16[8, 4] = aten._to_copy(weight, ..)  weight_bf16                        nothing: weight is there
 
     The graph itself stays as it is: the tag is what `torch.utils.checkpoint` writes, `node.meta["recompute"]`, and the
-    min-cut partitioner acts on it. torch's own rule never recomputes what a product of the backward reads, because a
+    min-cut partitioner acts on it. torch's own rule never recomputes what a matmul of the backward reads, because a
     kernel of a GPU's library would need it in memory; XLA reads operands through casts and views.
 
     Tagged are, in the forward part of a joint graph,

@@ -59,14 +59,14 @@ class RewriteAttention:
 
     Refuses, with the reason
 
-    5. dropout of the probabilities, and whatever else comes between the softmax and its product;
+    5. dropout of the probabilities, and whatever else comes between the softmax and its matmul;
     6. scores, or probabilities, that something else reads: returned attention weights, a soft cap, sinks;
     7. a mask that learns: its gradient is the size of the scores;
     8. operands of several dtypes;
     9. scores that are transposed, regrouped, repeated, rounded to integers or widened to float64 on their way
-       (`score_layout.py`): a softmax over queries, groups of heads in the rows of a product.
+       (`score_layout.py`): a softmax over queries, groups of heads in the rows of a matmul.
 
-    Keys stay [N, D, T], as the product has them. A mask that is not computed away is an operand of both operators, and
+    Keys stay [N, D, T], as the matmul has them. A mask that is not computed away is an operand of both operators, and
     may be saved in its own size. What all this is worth: docs/passes.md.
 
     Attributes:
@@ -123,7 +123,7 @@ class _Rewriting:
 
     def _put_gradients(self, gradients: Gradients, arguments: tuple[Any, ...]) -> None:
         replaced = [node for node in gradients.results if node is not None]
-        # The first product behind the gradient; d_w is one of them, where nobody asks for d_v.
+        # The first matmul behind the gradient; d_w is one of them, where nobody asks for d_v.
         first = min(n for n in (*replaced, *gradients.inside) if gradients.grad in n.all_input_nodes)
         with self.graph.inserting_before(first):
             all_three = self.insert(kp.attention_backward.default, arguments, {}, like=first)

@@ -87,4 +87,4 @@ def test_a_pass_is_added_in_the_places_that_are_named_and_deleted_again(tmp_path
     new.unlink()
     index.write_text(before[0])
     pipeline.write_text(before[1])
-    assert "there is no pass 'drop_doubles'" in _used(tmp_path)
+    assert "disable_passes=['drop_doubles'] is invalid" in _used(tmp_path)

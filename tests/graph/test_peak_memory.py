@@ -44,18 +44,18 @@ def test_arguments_and_results_are_exact():
     ],
 )
 def test_temporaries_are_what_is_held_at_once(fn, buffers):
-    found = estimate(fn, square(), square(), narrow_products=False)
+    found = estimate(fn, square(), square(), narrow_matmuls=False)
     assert found.temporaries == buffers * SIZE
 
 
 def test_products_alone_read_bfloat16():
-    wide = estimate(lambda a, b: (a @ b @ b).sum(), square(), square(), narrow_products=False)
+    wide = estimate(lambda a, b: (a @ b @ b).sum(), square(), square(), narrow_matmuls=False)
     narrow = estimate(lambda a, b: (a @ b @ b).sum(), square(), square())
     assert narrow.temporaries == wide.temporaries - SIZE // 2
 
 
 def test_half_of_the_vector_memory_holds_temporaries():
-    found = estimate(lambda a, b: (a @ b @ b).sum(), square(), square(), vmem_bytes=2 * SIZE, narrow_products=False)
+    found = estimate(lambda a, b: (a @ b @ b).sum(), square(), square(), vmem_bytes=2 * SIZE, narrow_matmuls=False)
     assert found.temporaries == SIZE
 
 

@@ -12,7 +12,7 @@ from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_views import FoldViews
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
-from kp_dynamo.pipeline import build_pipeline, product_precision
+from kp_dynamo.pipeline import build_pipeline, required_precision
 from tests.graphs import applied, graph_text, trace_inference, trace_joint
 
 U = 2**-8
@@ -131,7 +131,7 @@ def test_the_program_needs_no_more_than_one_pass():
     fn, args = MODELS["addmm"]
     gm = cast(trace_inference(fn, *args))
     folded(gm)
-    assert product_precision(gm.graph, "highest") == "default"
+    assert required_precision(gm.graph, "highest") == "default"
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ class Gradients:
     """The backward of one attention.
 
     Attributes:
-        grad: The gradient of the result, as the products read it, [N, S, E].
-        d_q: The product that gives the gradient of q, or None where nobody asks for it.
+        grad: The gradient of the result, as the matmuls read it, [N, S, E].
+        d_q: The matmul that gives the gradient of q, or None where nobody asks for it.
         d_k: The same of k, [N, D, T].
         d_v: The same of v.
         inside: The nodes between `grad` and these.
@@ -82,7 +82,7 @@ class _Search:
 
     def run(self) -> Gradients:
         v = self.found.second.args[1]
-        d_v = self._product_of_transposed(self.found.weights, first=True)
+        d_v = self._matmul_of_transposed(self.found.weights, first=True)
         softmax_backward = self._softmax_backward()
         if softmax_backward is None:
             return self._of_values_alone(d_v)
@@ -91,12 +91,12 @@ class _Search:
             self.inside.add(d_w)
             d_w = d_w.args[0]
         if not isinstance(d_w, fx.Node) or d_w.target is not aten.bmm.default or not _is_transposed(d_w.args[1], v):
-            raise Refusal("the gradient of its probabilities is no product with its values")
+            raise Refusal("the gradient of its probabilities is no matmul with its values")
         grad = d_w.args[0]
         if d_v is not None and d_v.args[1] is not grad:
             raise Refusal("two gradients of its result are read")
         self.inside |= {softmax_backward, d_w}
-        d_q, d_k = self._score_products(softmax_backward)
+        d_q, d_k = self._score_matmuls(softmax_backward)
         return Gradients(grad, d_q, d_k, d_v, frozenset(self.inside))  # type: ignore[arg-type]
 
     def _of_values_alone(self, d_v: fx.Node | None) -> Gradients:
@@ -113,17 +113,17 @@ class _Search:
         ]  # fmt: skip
         return found[0] if len(found) == 1 else None
 
-    def _score_products(self, node: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
+    def _score_matmuls(self, node: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
         """d_q and d_k, behind the masks and factors that `node` goes through."""
         q, k = self.found.first.args
         while True:
             users = list(node.users)
-            products = [u for u in users if u.target is aten.bmm.default]
-            if products and len(products) == len(users):
-                d_q = next((u for u in products if u.args[0] is node and _is_transposed(u.args[1], k)), None)
-                d_k = next((u for u in products if u.args[1] is node and _is_transposed(u.args[0], q)), None)
-                if len(products) != len([d for d in (d_q, d_k) if d is not None]):
-                    raise Refusal("the gradient of its scores is read by another product")
+            matmuls = [u for u in users if u.target is aten.bmm.default]
+            if matmuls and len(matmuls) == len(users):
+                d_q = next((u for u in matmuls if u.args[0] is node and _is_transposed(u.args[1], k)), None)
+                d_k = next((u for u in matmuls if u.args[1] is node and _is_transposed(u.args[0], q)), None)
+                if len(matmuls) != len([d for d in (d_q, d_k) if d is not None]):
+                    raise Refusal("the gradient of its scores is read by another matmul")
                 return d_q, d_k
             if len(users) != 1:
                 names = ", ".join(u.name for u in users)
@@ -143,8 +143,8 @@ class _Search:
         self.inside.add(user)
         return user
 
-    def _product_of_transposed(self, node: fx.Node, first: bool) -> fx.Node | None:
-        """A backward product with `node` transposed as its first operand."""
+    def _matmul_of_transposed(self, node: fx.Node, first: bool) -> fx.Node | None:
+        """A backward matmul with `node` transposed as its first operand."""
         for transposed in _transposes(node):
             for user in transposed.users:
                 if user in self.backward and user.target is aten.bmm.default and user.args[0] is transposed:

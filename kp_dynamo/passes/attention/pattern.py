@@ -1,4 +1,4 @@
-"""Where a graph computes an attention: product, scale, mask, softmax, product. Reads, edits nothing.
+"""Where a graph computes an attention: matmul, scale, mask, softmax, matmul. Reads, edits nothing.
 
 Shapes: B batch, H heads, N = B x H, S queries, T keys, D and E widths of a head.
 """
@@ -26,7 +26,7 @@ _MOVES = (*VIEWS, *_CASTS)
 
 @dataclass(frozen=True)
 class Mask:
-    """A step between the product and the softmax.
+    """A step between the matmul and the softmax.
 
     Attributes:
         node: Booleans that choose, or what is added, of any dtype; broadcasts to the scores.
@@ -44,8 +44,8 @@ class Attention:
     """An attention of the forward.
 
     Attributes:
-        first: The product q @ k.
-        second: The product of the probabilities and v.
+        first: The matmul q @ k.
+        second: The matmul of the probabilities and v.
         softmax: The node between them.
         weights: What `second` reads.
         inside: The nodes from `first` on to `second`, without it.
@@ -67,11 +67,11 @@ class Attention:
 
 
 class Refusal(Exception):
-    """Why a softmax between two products is left alone; never leaves the pass."""
+    """Why a softmax between two matmuls is left alone; never leaves the pass."""
 
 
 def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | None:
-    """The attention that a softmax of the forward is part of, or None where it is between no two products.
+    """The attention that a softmax of the forward is part of, or None where it is between no two matmuls.
 
     Raises:
         Refusal: It is an attention, and one that cannot be rewritten.
@@ -100,7 +100,7 @@ def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | None:
 
 @dataclass
 class _ScoreChain:
-    """The way up from the softmax to the product of queries and keys."""
+    """The way up from the softmax to the matmul of queries and keys."""
 
     forward: set[fx.Node]
     first: fx.Node | None = None
@@ -130,19 +130,19 @@ class _ScoreChain:
             return node.args[0]
         masked = _masked(node, self.forward)
         if masked is None:
-            # Something else may come of a product too: what it is counts once one is found.
+            # Something else may come of a matmul too: what it is counts once one is found.
             self.problem = self.problem or f"its scores pass through {node.target}"
-            return next((s for s in node.all_input_nodes if _leads_to_product(s, self.forward)), None)
+            return next((s for s in node.all_input_nodes if _leads_to_matmul(s, self.forward)), None)
         scores, mask = masked
         if mask.fill is not None and self.scale > 0:
             mask = replace(mask, fill=mask.fill * self.scale)
         elif self.scale != 1:
             self.problem = self.problem or f"{node.name} is masked before it is scaled"
-        self._note_lead(node)
+        self._note_batch_dims(node)
         self.masks.append(mask)
         return scores
 
-    def _note_lead(self, node: fx.Node) -> None:
+    def _note_batch_dims(self, node: fx.Node) -> None:
         batch_dims = _batch_dims(node)
         if batch_dims is None or (self.batch_dims and self.batch_dims != batch_dims):
             self.problem = self.problem or f"{node.name} is masked in a shape of symbols, or one of several"
@@ -164,7 +164,7 @@ def _masked(node: fx.Node, forward: set[fx.Node]) -> tuple[fx.Node, Mask] | None
             return scores, Mask(condition, fill, lets_through=False)  # type: ignore[arg-type, return-value]
     if node.target is aten.add.Tensor and not node.kwargs and all(isinstance(a, fx.Node) for a in node.args):
         for scores, mask in (node.args, reversed(node.args)):
-            if _leads_to_product(scores, forward) and not _leads_to_product(mask, forward):
+            if _leads_to_matmul(scores, forward) and not _leads_to_matmul(mask, forward):
                 return scores, Mask(mask)  # type: ignore[arg-type, return-value]
     return None
 
@@ -182,18 +182,18 @@ def _is_boolean(node: object) -> bool:
     return value is not None and value.dtype == torch.bool
 
 
-def _leads_to_product(node: object, forward: set[fx.Node]) -> bool:
-    """Whether a value is a batched product, moved, scaled and masked."""
+def _leads_to_matmul(node: object, forward: set[fx.Node]) -> bool:
+    """Whether a value is a batched matmul, moved, scaled and masked."""
     if not isinstance(node, fx.Node) or node not in forward:
         return False
     if node.target is aten.bmm.default:
         return True
     if node.target is aten.add.Tensor:
-        return any(_leads_to_product(source, forward) for source in node.args)
+        return any(_leads_to_matmul(source, forward) for source in node.args)
     if node.target is aten.where.self:
-        return any(_leads_to_product(source, forward) for source in node.args[1:])
+        return any(_leads_to_matmul(source, forward) for source in node.args[1:])
     if node.target in (*_MOVES, *_FACTORS, aten.masked_fill.Scalar):
-        return _leads_to_product(node.args[0], forward)
+        return _leads_to_matmul(node.args[0], forward)
     return False
 
 
@@ -222,7 +222,7 @@ class _Below:
 
 
 def _below(softmax: fx.Node, forward: set[fx.Node]) -> _Below | None:
-    """The way down from the softmax to the product with the values."""
+    """The way down from the softmax to the matmul with the values."""
     node, seen, zeroes_rows = softmax, {softmax}, softmax.target is aten._safe_softmax.default
     steps: list[tuple[fx.Node, fx.Node]] = []
     if rule := _zero_rule(softmax, forward):
@@ -230,20 +230,20 @@ def _below(softmax: fx.Node, forward: set[fx.Node]) -> _Below | None:
         node, zeroes_rows = rule[-1], True
     while True:
         readers = [user for user in node.users if user in forward or user.op == "output"]
-        products = [user for user in readers if user.target is aten.bmm.default and user.args[0] is node]
-        if products:
-            return _Below(products[0], node, steps, seen, zeroes_rows)
+        matmuls = [user for user in readers if user.target is aten.bmm.default and user.args[0] is node]
+        if matmuls:
+            return _Below(matmuls[0], node, steps, seen, zeroes_rows)
         moves = [user for user in readers if user.target in _MOVES]
         if not moves:
-            _refuse_products_behind(readers, forward)
+            _refuse_matmuls_after(readers, forward)
             return None
         steps.append((moves[0], node))
         node = moves[0]
         seen.add(node)
 
 
-def _refuse_products_behind(readers: list[fx.Node], forward: set[fx.Node]) -> None:
-    """Raise where probabilities are changed on their way to a product: that is an attention too."""
+def _refuse_matmuls_after(readers: list[fx.Node], forward: set[fx.Node]) -> None:
+    """Raise where probabilities are changed on their way to a matmul: that is an attention too."""
     for reader in readers:
         behind, steps = reader, 0
         while steps < 6 and behind in forward:
@@ -290,7 +290,7 @@ def _check(found: Attention, forward: set[fx.Node]) -> None:
     q, k = found.first.args
     dtypes = {tensor_of(x).dtype for x in (q, k, found.second.args[1], found.second)}  # type: ignore[union-attr]
     if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
-        raise Refusal("its products are not of one floating-point dtype")
+        raise Refusal("its matmuls are not of one floating-point dtype")
     scores = tensor_of(found.softmax)
     if scores is None or any(isinstance(size, int) and size == 0 for size in scores.shape):
         raise Refusal("it has no scores: a size of 0")

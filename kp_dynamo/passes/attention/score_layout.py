@@ -1,6 +1,6 @@
-"""Whether what is between the two products of an attention stays where the first has it. Reads, edits nothing.
+"""Whether what is between the two matmuls of an attention stays where the first has it. Reads, edits nothing.
 
-A batched product gives scores [N, S, T]. Models view them as [B, H, S, T] and back, and nothing else: then row s of
+A batched matmul gives scores [N, S, T]. Models view them as [B, H, S, T] and back, and nothing else: then row s of
 them is query s, and whatever broadcasts to them (masks, positions) means the same to `kp::attention`. Scores that are
 transposed, regrouped, repeated, rounded or widened on their way are another computation in the same operators.
 """
@@ -25,9 +25,9 @@ _PERMUTATIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
 _WIDE_ENOUGH = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def layout_problem(node: fx.Node, source: fx.Node, product: fx.Node) -> str | None:
-    """Why `node`, made of the scores `source`, is not the scores of `product` where they were, or None."""
-    value, before, scores = (tensor_of(n) for n in (node, source, product))
+def layout_problem(node: fx.Node, source: fx.Node, matmul: fx.Node) -> str | None:
+    """Why `node`, made of the scores `source`, is not the scores of `matmul` where they were, or None."""
+    value, before, scores = (tensor_of(n) for n in (node, source, matmul))
     if value is None or before is None or scores is None:
         return f"{node.name} is no tensor"
     if value.dtype not in _WIDE_ENOUGH:

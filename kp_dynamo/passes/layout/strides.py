@@ -59,7 +59,7 @@ class Strides:
     """Keeps strides true while a pass goes through a graph in its order and gives values other ones.
 
     In one sweep: from each changed value on its own, a model of many blocks would be walked through as often as it has
-    products.
+    matmuls.
     """
 
     def __init__(self) -> None:

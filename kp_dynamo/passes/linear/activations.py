@@ -62,7 +62,7 @@ def activations_of(
     Args:
         value: The pre-activation.
         within: Nodes that may be looked at.
-        operand: Dtype of the operands of the product that `value` comes from: decides which casts do not count.
+        operand: Dtype of the operands of the matmul that `value` comes from: decides which casts do not count.
 
     Yields:
         (node, name of the activation, the nodes between: `value` and what is computed on the way, without `node`).

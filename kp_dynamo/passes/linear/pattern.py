@@ -1,4 +1,4 @@
-"""Where an ATen graph computes a Linear: a matrix product, its bias, and the views and casts that follow."""
+"""Where an ATen graph computes a Linear: a matmul, its bias, and the views and casts that follow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kp_dynamo.passes.linear.activations import is_cast
 
 aten = torch.ops.aten
 
-PRODUCTS = (aten.mm.default, aten.addmm.default)
+LINEAR_MATMULS = (aten.mm.default, aten.addmm.default)
 VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
@@ -22,8 +22,8 @@ class Linear:
     """`input @ weight + bias`, [M, K] @ [K, N] + [N].
 
     Attributes:
-        biased: The node that has the bias in it (the product itself for addmm and for no bias).
-        chain: The product and what follows it one by one (views, the bias, casts), as far as the forward has no
+        biased: The node that has the bias in it (the matmul itself for addmm and for no bias).
+        chain: The matmul and what follows it one by one (views, the bias, casts), as far as the forward has no
             second user; the last is what an activation would read.
         problem: Why it cannot become one op of ours, or None.
     """
@@ -49,18 +49,18 @@ class Linear:
         return fake(self.input).dtype
 
 
-def linear_at(product: fx.Node, forward: set[fx.Node]) -> Linear:
+def linear_at(matmul: fx.Node, forward: set[fx.Node]) -> Linear:
     """The Linear that begins at an aten.mm or aten.addmm; users outside of `forward` do not count."""
-    *addend, first, second = product.args
+    *addend, first, second = matmul.args
     bias = addend[0] if addend else None
-    problem = _problem(product, bias)
-    chain, biased = [product], product
+    problem = _problem(matmul, bias)
+    chain, biased = [matmul], matmul
     while user := only_user(chain[-1], forward):
-        added = _bias_added(user, chain[-1], product) if bias is None else None
+        added = _bias_added(user, chain[-1], matmul) if bias is None else None
         if added is not None:
             bias, biased = added, user
-            problem = problem or _mixed(product, added)
-        elif user.target not in VIEWS and not is_cast(user, fake(product).dtype):
+            problem = problem or _mixed(matmul, added)
+        elif user.target not in VIEWS and not is_cast(user, fake(matmul).dtype):
             break
         chain.append(user)
     return Linear(first, second, bias, biased, tuple(chain), problem)  # type: ignore[arg-type]
@@ -86,9 +86,9 @@ def fake(node: fx.Node) -> torch.Tensor:
     return value
 
 
-def _bias_added(user: fx.Node, value: fx.Node, product: fx.Node) -> fx.Node | None:
-    columns = fake(product).shape[-1]
-    is_same_dtype = fake(value).dtype == fake(product).dtype  # a bias after a cast would be rounded with the product
+def _bias_added(user: fx.Node, value: fx.Node, matmul: fx.Node) -> fx.Node | None:
+    columns = fake(matmul).shape[-1]
+    is_same_dtype = fake(value).dtype == fake(matmul).dtype  # a bias after a cast would be rounded with the matmul
     if user.target != aten.add.Tensor or user.kwargs or not is_same_dtype:
         return None
     if not has_shape(value, (*fake(value).shape[:-1], columns)):
@@ -97,17 +97,17 @@ def _bias_added(user: fx.Node, value: fx.Node, product: fx.Node) -> fx.Node | No
     return others[0] if len(others) == 1 else None  # type: ignore[return-value]
 
 
-def _problem(product: fx.Node, addend: object) -> str | None:
-    value = fake(product)
+def _problem(matmul: fx.Node, addend: object) -> str | None:
+    value = fake(matmul)
     if not value.dtype.is_floating_point:
         return f"{value.dtype} is no real floating-point dtype"
-    if any(scale != 1 for scale in product.kwargs.values()):
+    if any(scale != 1 for scale in matmul.kwargs.values()):
         return "addmm with alpha or beta other than 1"
     if addend is not None and not has_shape(addend, (value.shape[-1],)):
         return "addmm with an addend that is no bias of shape [N]"
     return None
 
 
-def _mixed(product: fx.Node, bias: fx.Node) -> str | None:
-    dtypes = fake(product).dtype, fake(bias).dtype
-    return f"mixed dtypes: product {dtypes[0]}, bias {dtypes[1]}" if dtypes[0] != dtypes[1] else None
+def _mixed(matmul: fx.Node, bias: fx.Node) -> str | None:
+    dtypes = fake(matmul).dtype, fake(bias).dtype
+    return f"mixed dtypes: matmul {dtypes[0]}, bias {dtypes[1]}" if dtypes[0] != dtypes[1] else None

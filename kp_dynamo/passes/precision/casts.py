@@ -68,7 +68,7 @@ class Casts:
         self._narrow: dict[fx.Node, fx.Node] = {}  # float32 node -> its bfloat16 form
         self._wide: dict[fx.Node, fx.Node] = {}  # bfloat16 node -> its widening
         self._exact: set[fx.Node] = set()  # widenings
-        self._born: set[fx.Node] = set()  # those of them that this pass has added
+        self._produced: set[fx.Node] = set()  # those of them that this pass has added
         self._unscaled: dict[fx.Node, fx.Node] = {}  # view of a multiple -> view of what it is one of, in bfloat16
 
     def register_cast(self, node: fx.Node) -> None:
@@ -96,7 +96,7 @@ class Casts:
 
     def produced_in_bf16(self, node: fx.Node) -> bool:
         """Whether the value comes out of an op that this pass has put into bfloat16."""
-        return all(origin in self._born for origin in origins(node))
+        return all(origin in self._produced for origin in origins(node))
 
     def narrow(self, node: fx.Node, before: fx.Node) -> fx.Node:
         """The bfloat16 form of a float32 node; what it takes is added before `before`, a later node."""
@@ -137,7 +137,7 @@ class Casts:
                 wide = self._cast(node, torch.float32, like=node)
             node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
             self._note_widening(node, wide)
-            self._born.add(wide)
+            self._produced.add(wide)
             return wide
         if not isinstance(node.meta["val"], torch.Tensor):
             for user in [user for user in node.users if user.target is operator.getitem]:

@@ -1,4 +1,4 @@
-"""Which products of a graph may take bfloat16 operands, and which of these round their result: reads, edits nothing."""
+"""Which matmuls of a graph may take bfloat16 operands, and which of these round their result: reads, edits nothing."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ _CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 
 
 ONE_PASS = "one_pass"
-"""In the meta of a node: a float32 product whose operands the matrix unit may round to bfloat16, as casts would."""
+"""In the meta of a node: a float32 matmul whose operands the matrix unit may round to bfloat16, as casts would."""
 
 
-def float32_products(graph: fx.Graph) -> list[fx.Node]:
-    """Products of float32 operands, in graph order, but for those whose operands are widened bfloat16 already."""
+def float32_matmuls(graph: fx.Graph) -> list[fx.Node]:
+    """Matmuls of float32 operands, in graph order, but for those whose operands are widened bfloat16 already."""
     return [node for node in calls(graph, *MATMULS) if _may_gain(node)]
 
 
-# Other operators that XLA makes products of.
-_OTHER_PRODUCTS = (
+# Other operators that XLA makes matmuls of.
+_OTHER_MATMULS = (
     "dot", "vdot", "mv", "addmv", "addr", "matmul", "linear", "einsum", "_cdist_forward", "_trilinear", "lstm", "gru",
 )  # fmt: skip
-_FAMILIES_WITH_PRODUCTS = ("linalg_", "_linalg_", "cholesky", "triangular_solve", "upsample_", "_upsample_", "_fft_")
+_MATMUL_FAMILIES = ("linalg_", "_linalg_", "cholesky", "triangular_solve", "upsample_", "_upsample_", "_fft_")
 
 
-def has_float32_product(graph: fx.Graph) -> bool:
-    """Whether the precision of float32 products matters to a graph: not where all operands are, or were, bfloat16."""
-    others = (n for n in graph.nodes if n.op == "call_function" and _makes_product(op_name(n.target)))
-    return bool(float32_products(graph)) or any(not is_bfloat16(node) for node in others)
+def has_float32_matmul(graph: fx.Graph) -> bool:
+    """Whether the precision of float32 matmuls matters to a graph: not where all operands are, or were, bfloat16."""
+    others = (n for n in graph.nodes if n.op == "call_function" and _contains_matmul(op_name(n.target)))
+    return bool(float32_matmuls(graph)) or any(not is_bfloat16(node) for node in others)
 
 
-def _makes_product(name: str) -> bool:
-    return name in _OTHER_PRODUCTS or name.startswith(_FAMILIES_WITH_PRODUCTS)
+def _contains_matmul(name: str) -> bool:
+    return name in _OTHER_MATMULS or name.startswith(_MATMUL_FAMILIES)
 
 
-def linear_products(graph: fx.Graph) -> set[fx.Node]:
-    """The products of Linear layers, forward and backward.
+def linear_matmuls(graph: fx.Graph) -> set[fx.Node]:
+    """The matmuls of Linear layers, forward and backward.
 
-    ATen has no Linear. Forward, it is a product whose second operand is a transposed input of the graph (F.linear), or
-    that adds one input to a product with another (Conv1D of GPT-2), or what was fused from one. Backward, it is a
-    product of an incoming gradient and one of a forward's operands. A user's own `x @ y.t()` of two inputs looks
+    ATen has no Linear. Forward, it is a matmul whose second operand is a transposed input of the graph (F.linear), or
+    that adds one input to a matmul with another (Conv1D of GPT-2), or what was fused from one. Backward, it is a
+    matmul of an incoming gradient and one of a forward's operands. A user's own `x @ y.t()` of two inputs looks
     the same and is treated the same.
     """
     backward = backward_nodes(graph)
@@ -80,7 +80,7 @@ def linear_products(graph: fx.Graph) -> set[fx.Node]:
 
 @dataclass(frozen=True)
 class PrecisionRules:
-    """Why a product needs the precision of its operands, or of its result.
+    """Why a matmul needs the precision of its operands, or of its result.
 
     Attributes:
         counted: Float32 values made of integers by arithmetic, such as positions.
@@ -96,41 +96,41 @@ class PrecisionRules:
                 counted.add(node)
         return cls(frozenset(counted))
 
-    def problem(self, product: fx.Node) -> str | None:
-        """Why the operands of `product` must not be rounded, or None."""
-        for position in MATMULS[product.target]:
-            operand = product.args[position]
+    def problem(self, matmul: fx.Node) -> str | None:
+        """Why the operands of `matmul` must not be rounded, or None."""
+        for position in MATMULS[matmul.target]:
+            operand = matmul.args[position]
             if operand in self.counted:
                 return f"{operand} is made of integers (positions?), which bfloat16 holds up to 256 only"
-        angle = _reader(product, ANGLES, _MAX_SCALINGS)
+        angle = _reader(matmul, ANGLES, _MAX_SCALINGS)
         return f"{angle} reads it modulo a period: it is an angle" if angle else None
 
 
-def keeps_result(product: fx.Node) -> bool:
-    """Whether rounding the result of `product` would cost accuracy and save nothing, or too little.
+def keeps_result(matmul: fx.Node) -> bool:
+    """Whether rounding the result of `matmul` would cost accuracy and save nothing, or too little.
 
     1. The graph returns it, in float32 anyway: logits, the gradients of weights.
     2. An exponential reads it behind scales and masks: scores of attention.
-    3. It is added at once to a float32 value: a residual. The sum is computed where the product is.
+    3. It is added at once to a float32 value: a residual. The sum is computed where the matmul is.
     4. Its addend is no bias: a mask, which bfloat16 may not hold, or a residual.
     5. It is a convolution with a bias, which XLA adds to the rounded result, and rounds again: ConvNeXt's outputs err
        1.21 times as much as autocast's that way, 0.88 times with one rounding less.
     """
-    if product.target in LINEAR_ACTS or not isinstance(product.meta["val"], torch.Tensor):
+    if matmul.target in LINEAR_ACTS or not isinstance(matmul.meta["val"], torch.Tensor):
         return False
-    users = users_through(product, VIEWS + PARTS)
-    if any(user.op == "output" for user in users) or _reader(product, EXPONENTIALS, _MAX_SCALINGS):
+    users = users_through(matmul, VIEWS + PARTS)
+    if any(user.op == "output" for user in users) or _reader(matmul, EXPONENTIALS, _MAX_SCALINGS):
         return True
-    if product.target is aten.baddbmm.default or (product.target is aten.addmm.default and not _adds_bias(product)):
+    if matmul.target is aten.baddbmm.default or (matmul.target is aten.addmm.default and not _adds_bias(matmul)):
         return True
-    if product.target is aten.convolution.default and product.args[2] is not None:
+    if matmul.target is aten.convolution.default and matmul.args[2] is not None:
         return True
-    return bool(users) and all(_adds_to_float32(user, product) for user in users)
+    return bool(users) and all(_adds_to_float32(user, matmul) for user in users)
 
 
-def _may_gain(product: fx.Node) -> bool:
-    operands = [product.args[position] for position in MATMULS[product.target]]
-    if product.meta.get(ONE_PASS):
+def _may_gain(matmul: fx.Node) -> bool:
+    operands = [matmul.args[position] for position in MATMULS[matmul.target]]
+    if matmul.meta.get(ONE_PASS):
         return False
     return all(is_float32(operand) for operand in operands) and not all(
         is_widening(origin)
@@ -139,18 +139,18 @@ def _may_gain(product: fx.Node) -> bool:
     )
 
 
-def _is_linear(product: fx.Node) -> bool:
-    if product.target in LINEAR_ACTS:
+def _is_linear(matmul: fx.Node) -> bool:
+    if matmul.target in LINEAR_ACTS:
         return True
-    weight = product.args[MATMULS[product.target][1]]
-    assert isinstance(weight, fx.Node), "a product of tensors"
+    weight = matmul.args[MATMULS[matmul.target][1]]
+    assert isinstance(weight, fx.Node), "a matmul of tensors"
     origin = next(origins(weight))
     is_transposed = weight.target in (aten.t.default, aten.transpose.int, aten.permute.default)
-    return _is_input(origin) and (is_transposed or _adds_bias(product))
+    return _is_input(origin) and (is_transposed or _adds_bias(matmul))
 
 
-def _adds_bias(product: fx.Node) -> bool:
-    bias = tensor_of(product.args[0]) if product.target is aten.addmm.default else None
+def _adds_bias(matmul: fx.Node) -> bool:
+    bias = tensor_of(matmul.args[0]) if matmul.target is aten.addmm.default else None
     return bias is not None and bias.dim() == 1
 
 
@@ -181,12 +181,12 @@ def _reader(node: fx.Node, names: tuple[str, ...], max_scalings: int) -> fx.Node
     return None
 
 
-def _adds_to_float32(user: fx.Node, product: fx.Node) -> bool:
-    others = [other for other in user.all_input_nodes if product not in origins(other)]
+def _adds_to_float32(user: fx.Node, matmul: fx.Node) -> bool:
+    others = [other for other in user.all_input_nodes if matmul not in origins(other)]
     if user.target not in _ADDITIONS or len(others) != 1 or not is_float32(others[0]):
         return False
-    is_product = any(origin.target in MATMULS for origin in origins(others[0]))
-    return not is_product and _dim(others[0]) == _dim(user)
+    is_matmul = any(origin.target in MATMULS for origin in origins(others[0]))
+    return not is_matmul and _dim(others[0]) == _dim(user)
 
 
 def _dim(node: fx.Node) -> int:

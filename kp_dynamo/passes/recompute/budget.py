@@ -32,14 +32,14 @@ class Budget:
         num_bytes: Memory of the chip that may be used.
         optimizer_state_factor: Bytes of optimizer state, beside the programs, for each byte of a trainable parameter.
         vmem_bytes: Vector memory of the chip.
-        narrow_products: Whether products read float32 operands as bfloat16.
+        narrow_matmuls: Whether matmuls read float32 operands as bfloat16.
         is_hard_limit: Whether to raise where nothing fits, and not just do what can be done.
     """
 
     num_bytes: float
     optimizer_state_factor: float
     vmem_bytes: int
-    narrow_products: bool
+    narrow_matmuls: bool
     is_hard_limit: bool
 
 
@@ -142,8 +142,7 @@ def _peak(gm: fx.GraphModule, budget: Budget) -> int:
     forward, backward = partitioned(gm)
     GateRecomputation()(backward)
     return max(
-        peak_memory(g.graph, budget.vmem_bytes, narrow_products=budget.narrow_products).total
-        for g in (forward, backward)
+        peak_memory(g.graph, budget.vmem_bytes, narrow_matmuls=budget.narrow_matmuls).total for g in (forward, backward)
     )
 
 

@@ -22,16 +22,16 @@ _SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
 
 
 def attention_scores(nodes: list[fx.Node]) -> list[fx.Node]:
-    """Scores, probabilities and what is between the two products of an attention, [B, H, S, S] each.
+    """Scores, probabilities and what is between the two matmuls of an attention, [B, H, S, S] each.
 
-    All of the size of a softmax that leads from a product to it, the product among it, and on to the next product.
+    All of the size of a softmax that leads from a matmul to it, the matmul among it, and on to the next matmul.
     Random values, and the masks made of them, are left out.
     """
     forward, found = set(nodes), set[fx.Node]()
     for softmax in (n for n in nodes if n.target in _SOFTMAXES):
         before = _of_one_size(softmax, lambda n: [s for s in n.all_input_nodes if s in forward])
         behind = _of_one_size(softmax, lambda n: [u for u in n.users if u in forward])
-        # The second product gives another size, unless S is the width of a head.
+        # The second matmul gives another size, unless S is the width of a head.
         readers = {u for n in behind for u in n.users} | behind
         if any(n.target in MATMULS for n in before) and any(u.target in MATMULS for u in readers & forward):
             found |= before | {n for n in behind if n.target not in MATMULS}
@@ -39,7 +39,7 @@ def attention_scores(nodes: list[fx.Node]) -> list[fx.Node]:
 
 
 def _of_one_size(start: fx.Node, neighbours: Callable[[fx.Node], list[fx.Node]]) -> set[fx.Node]:
-    """What is reached from a node through values of its size, and no further than products."""
+    """What is reached from a node through values of its size, and no further than matmuls."""
     size, found, stack = _numel(start), {start}, [start]
     while stack:
         for node in neighbours(stack.pop()):
@@ -56,7 +56,7 @@ def _numel(node: fx.Node) -> str | None:
 
 
 def residual_sums(nodes: list[fx.Node]) -> list[fx.Node]:
-    """Sums of a value and of what products have made of it, x + f(x): where the blocks of a model end."""
+    """Sums of a value and of what matmuls have made of it, x + f(x): where the blocks of a model end."""
     forward, found = set(nodes), dict[fx.Node, None]()
     for node in nodes:
         if node.target is aten.add.Tensor and any(_is_skip(x, fx_, forward, found) for x, fx_ in _both_ways(node)):
@@ -72,7 +72,7 @@ def _both_ways(add: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
 
 
 def _is_skip(x: fx.Node, made: fx.Node, forward: set[fx.Node], ends: dict[fx.Node, None]) -> bool:
-    """Whether `made` comes of `x` by way of a product, both within one block: not past the sums at its ends."""
+    """Whether `made` comes of `x` by way of a matmul, both within one block: not past the sums at its ends."""
     while x.target in (*VIEWS, aten._to_copy.default) and isinstance(x.args[0], fx.Node) and x.args[0] in forward:
         x = x.args[0]
     seen, stack = {made}, [made]
@@ -110,7 +110,7 @@ class Step:
 
     @property
     def flops(self) -> int:
-        """Operations of the products among what runs again."""
+        """Operations of the matmuls among what runs again."""
         return flops_of(self.recomputed_nodes)
 
 

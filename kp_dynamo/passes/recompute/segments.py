@@ -8,7 +8,7 @@ Recomputed are the nodes that no incoming gradient leads to. Among them are
 
 A light or free node belongs to the segment of its readers where that is one segment. What several segments read (a
 mask) belongs to none, and connects none. Free nodes that hold memory and that no segment reads make segments of their
-own. A light node that one place of the backward reads (the transposed weight of a product) belongs to the segment of
+own. A light node that one place of the backward reads (the transposed weight of a matmul) belongs to the segment of
 its source, if that has one: else the source, the weight's cast, would be there from the start, and with it the casts
 of all weights.
 """
