@@ -1,6 +1,6 @@
-"""The passes, in the order in which they run. A file here is a pass; a folder is what passes are made of.
+"""The passes, in running order. A file here is a pass; a folder holds what passes share.
 
-`kp_dynamo/pipeline.py` chooses among them by the options and makes them; `passes/base.py` says what a pass is.
+`kp_dynamo/pipeline.py` selects and constructs them from the options; `passes/base.py` defines what a pass is.
 """
 
 from kp_dynamo.passes.base import GraphPass
@@ -22,15 +22,15 @@ from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
 
 PASSES: tuple[type[GraphPass], ...] = (
-    FoldConstants,  # tensors that hold a known number become that number
+    FoldConstants,  # constant tensors become numbers
     RewriteAttention,  # scores, mask, softmax and values become one kp::attention
-    MaskPadding,  # what mixes along a padded dimension sees no padding
+    MaskPadding,  # ops that mix along a padded dimension see no padding
     FuseLinearActivation,  # a matmul and its activation become one kp::linear_act
-    CastBf16,  # matmuls in bfloat16, what is sensitive in float32
+    CastBf16,  # matmuls run in bfloat16, sensitive ops in float32
     FoldViews,  # a matmul between views becomes one kp::contract
-    FoldCasts,  # the matrix unit rounds the arguments of a program by itself
-    RecomputeActivations,  # the derivative of an activation is made of what is saved anyway
-    RecomputeCasts,  # the backward casts again what it need not save
+    FoldCasts,  # the matrix unit rounds the arguments of a program itself
+    RecomputeActivations,  # the backward recomputes activations from their saved pre-activation
+    RecomputeCasts,  # the backward recomputes casts instead of saving their results
     CheckpointAttention,  # the backward recomputes the scores of attention
     CheckpointBlocks,  # the backward recomputes the insides of residual blocks
     CheckpointShare,  # the backward recomputes until a share of the bytes is saved

@@ -1,4 +1,4 @@
-"""What a pass is: a frozen value that edits an ATen graph in place and reports what it did."""
+"""The interface of a pass: a frozen value that edits an ATen graph in place and reports what it did."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class PassReport:
 
     Attributes:
         name: Name of the pass, in snake case ("cast_bf16").
-        rewritten: Number of places rewritten; 0 means that the graph is untouched.
-        refused: Pairs (node name, reason) of places that look like a match and were left alone.
-        notes: What else a user should know of it: decisions, and the figures behind them.
+        rewritten: Number of matches rewritten; 0 means that the graph is unchanged.
+        refused: Pairs (node name, reason) for matches that the pass left alone.
+        notes: Further facts for the user: decisions, and the figures behind them.
     """
 
     name: str
@@ -25,7 +25,7 @@ class PassReport:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values fit for JSON."""
+        """The report as plain values for JSON."""
         return {
             "name": self.name,
             "rewritten": self.rewritten,
@@ -39,8 +39,8 @@ class GraphPass(Protocol):
     """A frozen dataclass whose fields are its options; its `repr` enters the compile key.
 
     Calling it edits `gm.graph` in place (functional ATen, static or symbolic shapes, every tensor
-    node with a fake CPU tensor in `node.meta["val"]`). A joint graph (forward and backward in one,
-    see `backward_nodes`) and an inference graph are both given to the same pass.
+    node with a fake CPU tensor in `node.meta["val"]`). The same pass runs on joint graphs (forward and backward in one,
+    see `backward_nodes`) and on inference graphs.
     """
 
     @property

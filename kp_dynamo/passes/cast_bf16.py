@@ -33,37 +33,37 @@ class CastBf16:
                                                              addmm: bf16[6, 8] = aten.addmm.default(...)
                                                              _to_copy_3: f32[6, 8] = aten._to_copy.default(addmm, ...)
 
-    Inputs of the graph (master weights), results and gradients keep their dtype, and so does every value that is not
-    float32. A matmul, forward or backward, is in scope
+    Graph inputs (master weights), outputs and gradients keep their dtype, and so does every value that is not float32.
+    The scope decides which matmuls, forward or backward, are cast:
 
-    1. "linear": if it belongs to a Linear (see `linear_matmuls`);
-    2. "matmul": if it is mm, bmm, addmm, baddbmm, a convolution or its backward, or kp::linear_act. Attention is among
-       them: it reaches a pass as its matmuls and a softmax;
-    3. "all": the same, and what follows. A pointwise op or a move off the sensitive list (`sensitive_ops.py`) runs in
-       bfloat16 if all of its float32 operands come out of matmuls in bfloat16. So bfloat16 spreads from matmuls:
-       masks, positions, tables and residual streams never get it, and a number that bfloat16 does not hold exactly
-       (1.702, a mask's -3.4e38) keeps its op in float32. An op whose result the graph returns stays as well.
+    1. "linear": those of a Linear (see `linear_matmuls`);
+    2. "matmul": mm, bmm, addmm, baddbmm, convolutions and their backward, and kp::linear_act. This includes attention,
+       which a pass sees as matmuls and a softmax;
+    3. "all": the same, and the ops after them. A pointwise op or a move off the sensitive list (`sensitive_ops.py`)
+       runs in bfloat16 if matmuls in bfloat16 produce all of its float32 operands. So bfloat16 spreads from matmuls and
+       never reaches masks, positions, tables and residual streams. An op keeps float32 if it has a number that bfloat16
+       does not represent exactly (1.702, a mask's -3.4e38), or if the graph returns its result.
 
-    A matmul in scope takes one of two forms. Narrow: bfloat16 operands and result, which is widened for those who read
-    it in float32. Wide: rounded operands, widened again, with the float32 result that the MXU accumulates; where
-    rounding the result would cost accuracy and save no memory (see `keeps_result`). kp::linear_act always has a float32
-    result.
+    A matmul in scope takes one of two forms. Narrow: operands and result are bfloat16, and float32 readers read an
+    upcast of the result. Wide: operands are rounded and upcast again, and the result is the float32 value that the MXU
+    accumulates. The wide form is used if rounding the result would cost accuracy and save no memory (see
+    `keeps_result`). kp::linear_act always has a float32 result.
 
-    In mm and bmm a number that an operand in bfloat16 is multiplied by moves behind the matmul, unless it is a power
-    of two: attention scales queries and keys, and they would be rounded once more.
+    If a bfloat16 operand of mm or bmm is multiplied by a number, the multiplication moves after the matmul, unless the
+    number is a power of two: attention scales queries and keys, and scaling in bfloat16 would round them once more.
 
-    Casts are written once a value, before its views (`casts.py`), where a widening is followed by the same cast both
-    go, those of the user's included.
+    Each value is cast once, before its views (`casts.py`). An upcast followed by the same downcast cancels, including
+    the user's own casts.
 
-    Refuses, with the reason: what `keep_float32` names; a matmul of positions and other values made of integers; a
-    matmul that is read as an angle. These stay in float32, as do matmuls that a user has widened already.
+    Refuses, with the reason: nodes that `keep_float32` names; matmuls of positions and other values computed from
+    integers; matmuls whose result is an angle. These stay in float32, as do matmuls whose operands a user has upcast.
 
     Error, over 15 models of transformers and timm, outputs and all gradients: 0.84 to 1.09 times that of
     torch.autocast("cpu", torch.bfloat16) against float64.
 
     Attributes:
-        scope: What may run in bfloat16.
-        keep_float32: ATen op names and globs of module paths that may not, see `keep_float32.py`.
+        scope: Which ops may run in bfloat16.
+        keep_float32: ATen op names and globs of module paths that stay in float32, see `keep_float32.py`.
     """
 
     scope: Scope = "matmul"
@@ -83,7 +83,7 @@ class CastBf16:
 
 
 class _Casting:
-    """One walk over a graph, in order: whatever a node reads has its final dtype."""
+    """One walk over a graph, in order: the operands of a node have their final dtype when it is visited."""
 
     def __init__(self, graph: fx.Graph, scope: Scope, keep: KeepFloat32) -> None:
         self.scope, self.keep = scope, keep
@@ -133,7 +133,7 @@ class _Casting:
         self.num_cast += 1
 
     def _cast_multiplier(self, node: fx.Node) -> None:
-        """Keep the result in float32, and read the gate in bfloat16 where that is its value: the bias need not be."""
+        """Keep the result in float32, and read the gate in bfloat16 if that is exact; the bias may stay in float32."""
         gate = node.kwargs.get("multiplier")
         if isinstance(gate, fx.Node) and is_float32(gate) and self.casts.is_exact(gate):
             gate = self.casts.narrow(gate, before=node)
@@ -151,7 +151,7 @@ class _Casting:
 
 
 def _scale(node: fx.Node, factor: float) -> None:
-    """Let the users of a float32 node read a multiple of it."""
+    """Make the users of a float32 node read a multiple of it."""
     if factor == 1:
         return
     with node.graph.inserting_after(node):
@@ -160,7 +160,7 @@ def _scale(node: fx.Node, factor: float) -> None:
 
 
 def _may_follow(node: fx.Node, casts: Casts) -> bool:
-    """Whether an op gives in bfloat16 the rounded value of what it gives in float32, and somebody gains by it."""
+    """Whether running an op in bfloat16 only rounds its float32 result, and a reader benefits from it."""
     sources = [source for source in node.all_input_nodes if tensor_of(source) is not None]
     floats = [source for source in sources if is_float32(source)]
     if not floats or not may_follow(node.target) or "dtype" in node.kwargs or not _gives_float32(node):
@@ -177,7 +177,7 @@ def _gives_float32(node: fx.Node) -> bool:
 
 
 def _fits(node: fx.Node, sources: list[fx.Node]) -> bool:
-    """Whether bfloat16 holds all numbers of `node`, and its operands of another dtype are masks or indices."""
+    """Whether bfloat16 represents all numbers of `node`, and its operands of other dtypes are masks or indices."""
     is_move = node.target in MOVES
     allowed = (torch.float32, torch.bool, *((torch.int64, torch.int32) if is_move else ()))
     numbers = [n for n in (*node.args, *node.kwargs.values()) if isinstance(n, float if is_move else (int, float))]
@@ -185,7 +185,7 @@ def _fits(node: fx.Node, sources: list[fx.Node]) -> bool:
 
 
 def _is_bfloat16(number: float) -> bool:
-    """Whether bfloat16, with its 8 significant bits, holds a number exactly."""
+    """Whether bfloat16, with its 8 significant bits, represents a number exactly."""
     if not math.isfinite(number):
         return True
     mantissa, exponent = math.frexp(number)

@@ -1,16 +1,16 @@
-"""Compute activations again in the backward instead of saving them: gradient checkpointing.
+"""Recompute activations in the backward instead of saving them: gradient checkpointing.
 
-The graph stays as it is. Nodes of the forward part are tagged, with what `torch.utils.checkpoint` writes as well
-(`node.meta["recompute"]`), and the min-cut partitioner acts on the tags; without any it saves what is cheapest to
-read. Random values are always saved. What the user's own checkpoints have tagged is left alone.
+These passes leave the graph unchanged. They tag nodes of the forward part as `torch.utils.checkpoint` does
+(`node.meta["recompute"]`), and the min-cut partitioner acts on the tags. Without tags it saves what is cheapest to
+read. Random values are always saved. Nodes that the user's own checkpoints have tagged keep their tags.
 
-"attention"  scores and probabilities [B, H, S, S] are computed again, all else is the partitioner's.
-"blocks"     the sums x + f(x) are saved, all else is computed again.
-0..1         this share of the bytes that the partitioner would save stays saved: those that cost most to compute again.
-"auto"       as many as fit: nothing is computed again while the estimated peak is within the budget.
+"attention"  recomputes scores and probabilities [B, H, S, S]; the partitioner decides the rest.
+"blocks"     saves the sums x + f(x) and recomputes everything else.
+0..1         keeps this share of the bytes that the partitioner would save: the values most expensive to recompute.
+"auto"       recomputes as little as fits: nothing, if the estimated peak is within the budget.
 
-For a fraction and for "auto" values are given up one by one, the most bytes for an operation first; what one of them
-computes again, the next ones have for nothing. The sums at the ends of blocks go last: behind them a segment ends.
+A share and "auto" drop saved values one by one, the most bytes per operation first. A value that one of them
+recomputes is free for the next ones. The sums at the ends of blocks go last, because a segment ends after each.
 docs/checkpointing.md has the figures.
 """
 
@@ -67,7 +67,7 @@ class CheckpointBlocks:
         part = ForwardPart(gm.graph, ())
         ends = residual_sums(part.nodes)
         if not ends:
-            reason = "no sum x + f(x) ends a block; give a share of 0 to 1 of the activations to keep"
+            reason = "no sum x + f(x) ends a block. Try: a share of 0 to 1 of the activations to keep"
             return PassReport(self.name, 0, (("output", reason),))
         part.saved = dict.fromkeys([*ends, *(n for n in part.nodes if depends_on_rng(n))])
         note = f"saves the sums at the ends of {len(ends)} blocks, {sum(map(node_bytes, ends)) / _MIB:.1f} MiB"
@@ -76,7 +76,7 @@ class CheckpointBlocks:
 
 @dataclass(frozen=True)
 class CheckpointShare:
-    """`checkpoint=share`: recompute what is cheapest, until only a share of the activation bytes is saved.
+    """`checkpoint=share`: recompute the cheapest values, until only a share of the activation bytes is saved.
 
     Attributes:
         share: 0 to 1, of the bytes that the partitioner would save.
@@ -95,11 +95,11 @@ class CheckpointShare:
         steps, after = self._give_up(gm, part, order)
         if not steps:
             return PassReport(self.name, 0)
-        note = f"saves {after / _MIB:.1f} of {before / _MIB:.1f} MiB and computes {_gflop(steps)} GFLOP again"
+        note = f"saves {after / _MIB:.1f} of {before / _MIB:.1f} MiB and recomputes {_gflop(steps)} GFLOP"
         return PassReport(self.name, sum(len(s.recomputed_nodes) for s in steps), notes=(note,))
 
     def _give_up(self, gm: fx.GraphModule, part: ForwardPart, order: Iterator[Step]) -> tuple[list[Step], int]:
-        """Tag until the partitioner saves no more than the share; the steps taken, and the bytes that it saves."""
+        """Tag until the partitioner saves at most the share; return the steps taken and the bytes that it saves."""
         steps: list[Step] = []
         after = before = part.saved_bytes()
         while after > self.share * before:
@@ -124,10 +124,10 @@ def _gflop(steps: list[Step]) -> str:
 
 @dataclass(frozen=True)
 class CheckpointAuto:
-    """`checkpoint="auto"`: recompute what is cheapest, until the peak of memory fits a budget.
+    """`checkpoint="auto"`: recompute the cheapest values, until the peak of memory fits a budget.
 
     Attributes:
-        budget: What there is, and whether it must do.
+        budget: The available memory, and whether it is a hard limit.
     """
 
     budget: Budget

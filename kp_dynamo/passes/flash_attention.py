@@ -18,7 +18,7 @@ kp = torch.ops.kp
 
 _LANES = 128
 _WIDEST = 256
-"""A v5e has no vector memory for the backward at 512, in float32 and blocks of 512; what lies between is not tried."""
+"""A v5e runs out of vector memory for the backward at 512 (float32, blocks of 512); widths between are untested."""
 _DTYPES = (torch.bfloat16, torch.float32)
 _FLASH: dict[Any, Any] = {
     kp.attention.default: kp.flash_attention.default,
@@ -29,44 +29,46 @@ _FLASH: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class FlashAttention:
-    """Compute `kp::attention` by a TPU's flash attention kernel. Numerics change by the order of sums and one rounding.
+    """Compute `kp::attention` with a TPU's flash attention kernel: changes the order of sums, and rounds once more.
 
         before                                                 after
         attention: bf16[4, 256, 64] = kp.attention.default(    flash_attention: bf16[4, 256, 64] =
             q, k, v, [], [], [], 0.125, True, False, 512)          kp.flash_attention.default(q, k, v, 0.125, True, 256)
 
-    `kp::attention_train` and its `kp::attention_backward` change together, or not at all. On a TPU, and ahead of time
-    for one, the kernels are those of JAX (`jax.experimental.pallas.ops.tpu.flash_attention`, Dao et al.,
-    arXiv:2205.14135); on XLA:CPU the operators are `kp::attention` as it was. Never on by itself: no compiler has an
-    estimate for a kernel.
+    `kp::attention_train` and its `kp::attention_backward` are rewritten together, or not at all. On a TPU, and when
+    compiling ahead of time for one, the kernels are those of JAX (`jax.experimental.pallas.ops.tpu.flash_attention`,
+    Dao et al., arXiv:2205.14135). On XLA:CPU the operators compute the same as `kp::attention`. The pass is off by
+    default, because no compiler estimates the time of a kernel.
 
         options={"extra_passes": [FlashAttention()]}
 
-    1. Fires on attention without a mask, and on causal attention: query i reads keys 0 to i, whatever S and T are.
+    1. Fires on attention without a mask, and on causal attention: query i reads keys 0 to i, for any S and T.
 
     Refuses, with the reason
 
-    2. masks that are operands, and rows that may be left without a key;
-    3. sizes that are symbols: a kernel is made for sizes;
-    4. a number of queries or keys that is no multiple of 128;
-    5. values of another width than keys, and widths that the kernel has no layout for;
-    6. operands of another dtype than bfloat16 or float32;
-    7. a scale of 0, by which the kernel's gradients could not be divided again.
+    2. masks that are operands, and rows that may have no key;
+    3. symbolic sizes: a kernel is built for fixed sizes;
+    4. a number of queries or keys that is not a multiple of 128;
+    5. values whose width differs from that of the keys, and widths that the kernel has no layout for;
+    6. operands that are neither bfloat16 nor float32;
+    7. a scale of 0: the kernel's gradients could not be divided by it.
 
-    The gradients of queries and keys come multiplied by the scale and rounded, and are multiplied to what the graph
-    asks for behind that: one rounding more, in bfloat16. Float32 matmuls are one bfloat16 pass at matmul precision
-    "default", as those outside are, and float32 at the two others. Programs that several devices share take
-    `kp::attention`'s form.
+    The kernel returns the gradients of queries and keys multiplied by the scale and rounded. They are rescaled
+    afterwards to what the graph expects: one more rounding, in bfloat16. Float32 matmuls are one bfloat16 pass at
+    matmul precision "default", like those outside the kernel, and float32 at the two others. Programs that several
+    devices share use `kp::attention`'s form.
 
     Attributes:
-        block: The most queries, and keys, that a kernel has in vector memory at a time: a multiple of 128.
+        block: The most queries, and keys, that a kernel holds in vector memory at a time: a multiple of 128.
     """
 
     block: int = 512
 
     def __post_init__(self) -> None:
         if self.block < _LANES or self.block % _LANES:
-            raise ValueError(f"FlashAttention: block={self.block!r} must be a multiple of {_LANES}, such as 512")
+            raise ValueError(
+                f"FlashAttention: block={self.block!r} is invalid. Allowed: multiples of {_LANES}, e.g. 512."
+            )
 
     name: ClassVar[str] = "flash_attention"
 
@@ -95,7 +97,7 @@ class FlashAttention:
 
 
 def _unpack(node: fx.Node) -> tuple[tuple[Any, ...], tuple[float, bool], tuple[Any, ...]]:
-    """Operands, scale and whether it is causal, and the factors of a backward."""
+    """Operands, scale and causality of an attention, and the factors of a backward."""
     first = _first_of_scoring(node)
     _, _, _, scale, is_causal, _, _, *factors = node.args[first:]
     return node.args[:first], (scale, is_causal), tuple(factors)  # type: ignore[return-value]
@@ -106,7 +108,7 @@ def _first_of_scoring(node: fx.Node) -> int:
 
 
 def _backwards_of(node: fx.Node) -> list[fx.Node]:
-    """Who computes gradients from the statistics of an attention."""
+    """The backward nodes that read the statistics of an attention."""
     if node.target is not kp.attention_train.default:
         return []
     statistics = [user for user in node.users if user.target is operator.getitem and user.args[1] == 1]
@@ -115,7 +117,7 @@ def _backwards_of(node: fx.Node) -> list[fx.Node]:
 
 
 def _sizes(node: fx.Node) -> tuple[Any, ...]:
-    """S, T, the width of queries and keys, and that of values; of an attention or of its backward."""
+    """S, T, the width of queries and keys, and the width of values, of an attention or its backward."""
     first = _first_of_scoring(node)
     q, _, v = (tensor_of(x) for x in (node.args[:3] if first == 3 else node.args[1:4]))
     assert q is not None, "queries are a tensor"
@@ -124,18 +126,18 @@ def _sizes(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _refusal(node: fx.Node) -> str | None:
-    """Why the kernel cannot compute an attention, or None."""
+    """The reason why the kernel cannot compute an attention, or None."""
     masks, _, _, scale, _, zero_rows = node.args[3:9]
     dtype = tensor_of(node.args[0]).dtype  # type: ignore[union-attr]
     sizes = (*_sizes(node), tensor_of(node.args[0]).shape[0])  # type: ignore[union-attr]
     if masks:
-        return f"{len(masks)} mask(s) among its operands; the kernel takes none, but for a causal one"  # type: ignore[arg-type]
+        return f"{len(masks)} mask(s) among its operands. Allowed: no mask, or causal attention"  # type: ignore[arg-type]
     if zero_rows:
-        return "rows that may be left without a key"
+        return "rows that may have no key"
     if any(isinstance(size, torch.SymInt) for size in sizes):
-        return f"sizes that are symbols: {', '.join(map(str, sizes))}"
+        return f"symbolic sizes: {', '.join(map(str, sizes))}"
     if dtype not in _DTYPES:
-        return f"operands of {dtype}; the kernel takes bfloat16 and float32"
+        return f"operands of {dtype}. Allowed: bfloat16, float32"
     if scale == 0:
         return "a scale of 0"
     return _refusal_of_sizes(*sizes[:4])
@@ -143,9 +145,9 @@ def _refusal(node: fx.Node) -> str | None:
 
 def _refusal_of_sizes(num_queries: int, num_keys: int, width: int, value_width: int) -> str | None:
     if num_queries % _LANES or num_keys % _LANES:
-        return f"{num_queries} queries and {num_keys} keys; the kernel takes multiples of {_LANES}"
+        return f"{num_queries} queries and {num_keys} keys. Allowed: multiples of {_LANES}"
     if width != value_width:
-        return f"queries of width {width} and values of width {value_width}; the kernel takes equal ones"
+        return f"queries of width {width} and values of width {value_width}. Allowed: equal widths"
     if width > _WIDEST or (width > _LANES and width % _LANES):
-        return f"a head of width {width}; the kernel takes {_LANES}, {_WIDEST}, and what is narrower than {_LANES}"
+        return f"a head of width {width}. Allowed: up to {_LANES}, and {_WIDEST}"
     return None

@@ -34,19 +34,19 @@ class FoldCasts:
         mm: bf16[8, 4] = aten.mm(_to_copy, t)                     mm: f32[8, 4] = aten.mm(x, t)
                                                                   _to_copy: bf16[8, 4] = aten._to_copy(mm, dtype=bf16)
 
-    A float32 matmul at XLA's precision "default" rounds its operands to bfloat16 on their way into the unit, and sums
-    in float32. A cast before it is the same to the bit, and dear where the operand is an argument of the program: the
-    v5e's compiler makes it part of the matmul, and casts anew for each tile. Its figures for an MLP (2048 x 1024 ->
-    4096 -> 1024, cycles ms): inference 0.317 with the casts, 0.199 without those of the first matmul, 0.188 without
-    any, as by openxla; training 0.820, 0.680 and 0.78.
+    A float32 matmul at XLA's precision "default" rounds its operands to bfloat16 as they enter the matrix unit, and
+    accumulates in float32. A cast before it gives the same bits, but is expensive if the operand is an argument of the
+    program: the v5e's compiler fuses the cast into the matmul and repeats it for each tile. Its figures for an MLP
+    (2048 x 1024 -> 4096 -> 1024, cycles ms): inference 0.317 with the casts, 0.199 without those of the first matmul,
+    0.188 without any, as by openxla; training 0.820, 0.680 and 0.78.
 
-    Fires on mm, addmm, kp::linear_act and kp::contract whose operands are float32 arguments of the graph, cast and
-    viewed; one of them may be what an ungated kp::linear_act gives in float32. Results keep their dtypes. Behind a norm
-    or another matmul casts stay: any one operand alone without its cast makes a GPT slower (0.681 -> 0.702), a gated
-    activation without it a T5 (2.066 -> 2.118), and a convolution without its two casts too (0.196 -> 0.269).
+    Fires on mm, addmm, kp::linear_act and kp::contract whose operands are casts and views of float32 graph inputs; one
+    operand may be the float32 result of an ungated kp::linear_act. Results keep their dtypes. Casts after a norm or
+    another matmul stay: removing the cast of only one operand makes a GPT slower (0.681 -> 0.702), removing that of a
+    gated activation a T5 (2.066 -> 2.118), and removing both casts of a convolution too (0.196 -> 0.269).
 
-    Leaves alone what the user has cast, and a graph that has another float32 matmul: its precision, which is the
-    program's, may be higher.
+    Leaves the user's casts alone, and any graph with another float32 matmul: that matmul may need a higher precision,
+    and the precision applies to the whole program.
     """
 
     name: ClassVar[str] = "fold_casts"
@@ -71,7 +71,7 @@ def _is_foldable(operands: list[Any]) -> bool:
 
 
 def _cast_source(node: Any) -> fx.Node | None:
-    """The float32 value that a node is casts of ours and views of, or None where they round nothing."""
+    """The float32 value that `node` reads through our casts and views, or None if these round nothing."""
     is_rounded = False
     while node.target in VIEWS or (node.meta.get(ADDED) and (is_narrowing(node) or is_widening(node))):
         is_rounded |= is_narrowing(node)
@@ -82,12 +82,12 @@ def _cast_source(node: Any) -> fx.Node | None:
 
 def _is_activation(source: fx.Node | None) -> bool:
     if source is not None and source.target is operator.getitem and source.args[1] == 0:
-        source = source.args[0]  # type: ignore[assignment]  # kp::linear_act_train: its result, and what is saved
+        source = source.args[0]  # type: ignore[assignment]  # kp::linear_act_train returns its result and what it saves
     return source is not None and source.target in LINEAR_ACTS and "multiplier" not in source.kwargs
 
 
 def _fold(matmul: fx.Node) -> None:
-    """Put a matmul of the arguments in the place of `matmul`."""
+    """Replace `matmul` by one that reads the arguments directly."""
     graph, args, kwargs = matmul.graph, list(matmul.args), dict(matmul.kwargs)
     with graph.inserting_before(matmul):
         for position in MATMULS[matmul.target]:
@@ -103,19 +103,19 @@ def _fold(matmul: fx.Node) -> None:
 
 
 def _uncast(node: Any, like: fx.Node) -> fx.Node:
-    """The views of what was cast, without the casts."""
+    """The same views, of the value before the casts."""
     if node.target not in VIEWS and not node.meta.get(ADDED):
         return node  # type: ignore[no-any-return]
     source = _uncast(node.args[0], like)
     if node.target not in VIEWS:
         return source
-    # The cast has made the argument dense, which what it is a cast of need not be.
+    # The cast returned a dense tensor; its source may not be dense.
     target = aten.reshape.default if node.target is aten.view.default else node.target
     return insert_call(node.graph, target, (source, *node.args[1:]), node.kwargs, like=like)
 
 
 def _wide(node: Any, like: fx.Node) -> fx.Node:
-    """A float32 form of an addend: what was rounded, where there is one."""
+    """The float32 form of an addend: the value before rounding, if there is one."""
     if is_narrowing(node):
         return node.args[0]  # type: ignore[no-any-return]
     return cast_to(node, torch.float32, like=like)
@@ -127,7 +127,7 @@ def _first(value: Any) -> torch.Tensor:
 
 
 def _replace(matmul: fx.Node, made: fx.Node) -> None:
-    """Let the readers of `matmul` read `made`, each result in the dtype it had."""
+    """Make the readers of `matmul` read `made`, each result in its previous dtype."""
     parts = [user for user in matmul.users if user.target is operator.getitem]
     pairs = [(part, insert_call(made.graph, operator.getitem, (made, part.args[1]), {}, like=part)) for part in parts]
     for old, new in pairs or [(matmul, made)]:

@@ -24,36 +24,36 @@ IDENTITIES = (aten.alias.default, aten.detach.default)
 
 @dataclass(frozen=True)
 class FoldConstants:
-    """Fold CPU constants into the program: numerics stay as they are, bit by bit.
+    """Fold CPU constants into the program: numerics stay the same, bit by bit.
 
         before                                                        after
         _tensor_constant0: f32[] = attribute _tensor_constant0        mul: f32[4, 3] = aten.mul.Tensor(arg0_1, 2.0)
         lift_fresh_copy: f32[] = aten.lift_fresh_copy.default(...)
         mul: f32[4, 3] = aten.mul.Tensor(arg0_1, lift_fresh_copy)
 
-    `torch.tensor(...)` in a model is a CPU tensor that the graph holds as an attribute and copies on each call. To a
-    lowering that copy is an op on another device in the middle of the graph, which splits the program.
+    `torch.tensor(...)` in a model is a CPU tensor that the graph holds as an attribute and copies on each call. A
+    lowering sees that copy as an op on another device in the middle of the graph, which splits the program.
 
-    1. A constant of equal elements (bit by bit: -0.0 is not 0.0) becomes aten.full, of any size and dtype.
-    2. One that counts, such as [0, 2, 4], int32 or int64, becomes aten.arange.
-    3. Any other stays an attribute, and the ops that copy or rename it (lift_fresh_copy, lift_fresh, alias, detach) go:
-       the lowering moves attributes onto the device as known constants.
-    4. A cast of a constant of at most `max_cast_elements` is computed now; its result is a constant again.
-    5. An elementwise function of constants of one element, log(3.5), is computed now: XLA's compiler computes it
-       otherwise than its programs do, and `ceil(log(x) / log(3.5))` is one too many where x is 3.5.
-    6. A 0-dim full or scalar_tensor becomes a Python number in the ops that have a form for one (`scalar_forms.py`),
-       where dtypes come out the same and the number is exact in the dtype of the result.
-    7. full_like, zeros_like and ones_like of a static shape no longer need the tensor (`shape_sources.py`).
-    8. alias and detach of what is no constant go as well: an ATen graph is differentiated already.
+    1. A constant of equal elements (bit by bit: -0.0 is not 0.0) becomes aten.full, for any size and dtype.
+    2. An arithmetic sequence, such as [0, 2, 4], of int32 or int64 becomes aten.arange.
+    3. Any other constant stays an attribute, and the ops that copy or rename it (lift_fresh_copy, lift_fresh, alias,
+       detach) are removed: the lowering moves attributes onto the device as known constants.
+    4. A cast of a constant of at most `max_cast_elements` elements is evaluated now; its result is a constant again.
+    5. An elementwise function of one-element constants, such as log(3.5), is evaluated now: XLA's compiler evaluates it
+       differently from its programs, and `ceil(log(x) / log(3.5))` is one too large where x is 3.5.
+    6. A 0-dim full or scalar_tensor becomes a Python number in the ops that accept one (`scalar_forms.py`), if dtypes
+       stay the same and the number is exact in the dtype of the result.
+    7. full_like, zeros_like and ones_like of a static shape no longer read the tensor (`shape_sources.py`).
+    8. alias and detach of other values are removed as well: an ATen graph is differentiated already.
 
-    Refuses, with the reason: a constant that a result of the graph shares memory with or that an op writes to (a call
-    would change it for the next one); a parameter (its owner may change it); one whose value cannot be read (a
-    subclass, not dense, not on the CPU); a cast that moves to another device or is too large. A result of the graph
-    that is alias or detach of something stays: it must be a tensor object of its own.
+    Refuses, with the reason: a constant that shares memory with a result of the graph or that an op writes to (a call
+    would change it for the next one); a parameter (its owner may change it); a constant whose value cannot be read (a
+    subclass, not dense, not on the CPU); a cast that moves to another device or is too large. An alias or detach that
+    is a result of the graph stays: it must be a separate tensor object.
 
     Attributes:
-        max_cast_elements: The largest constant whose casts are computed now. 4096 elements: what is larger costs
-            less as one cast in the program than as a second copy in the process.
+        max_cast_elements: The largest constant whose casts are evaluated now. Beyond 4096 elements one cast in the
+            program costs less than a second copy in the process.
     """
 
     max_cast_elements: int = 4096
@@ -61,7 +61,7 @@ class FoldConstants:
     name: ClassVar[str] = "fold_constants"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
-        with torch.utils._python_dispatch._disable_current_modes():  # a fake mode refuses real tensors
+        with torch.utils._python_dispatch._disable_current_modes():  # a fake mode rejects real tensors
             folding = _Folding(gm, self.max_cast_elements)
             for node in list(gm.graph.nodes):
                 folding.visit(node)
@@ -71,7 +71,7 @@ class FoldConstants:
 
 
 class _Folding:
-    """One walk over a graph, which knows the constant that each node visited so far stands for."""
+    """One walk over a graph that tracks the constant value of each visited node."""
 
     def __init__(self, gm: fx.GraphModule, max_cast_elements: int) -> None:
         self.gm, self.max_cast_elements = gm, max_cast_elements
@@ -98,7 +98,7 @@ class _Folding:
             self.refused.append((node.name, problem))
 
     def _constant(self, node: fx.Node) -> torch.Tensor | None:
-        """The constant that a copy, another name or a cast of a constant stands for."""
+        """The constant value of a copy, an alias or a cast of a constant."""
         source = node.args[0] if node.op == "call_function" and node.args else None
         value = self.known.get(source) if isinstance(source, fx.Node) else None
         if value is None:
@@ -115,8 +115,8 @@ class _Folding:
         if device.type != "cpu":
             self.refused.append((node.name, f"moves the constant to {device}"))
         elif value.numel() > self.max_cast_elements and not _is_uniform(value):
-            limit = f"casts of up to {self.max_cast_elements} are computed now"
-            self.refused.append((node.name, f"a cast of {value.numel()} elements; {limit}"))
+            limit = f"Allowed: up to {self.max_cast_elements}"
+            self.refused.append((node.name, f"a cast of {value.numel()} elements. {limit}"))
         else:
             cast: torch.Tensor = aten._to_copy.default(value, **node.kwargs)
             return cast
@@ -163,12 +163,12 @@ class _Folding:
 
 
 def _has_one_element(node: fx.Node) -> bool:
-    """Asked of numbers alone: of a symbolic size, the question would be a guard."""
+    """Checks Python numbers only: comparing a symbolic size would add a guard."""
     return all(isinstance(size, int) and size == 1 for size in node.meta["val"].shape) and not node.all_input_nodes
 
 
 def _is_function(node: fx.Node) -> bool:
-    """Whether an operator computes each element of its operands alone."""
+    """Whether an operator is a pure elementwise function of its operands."""
     target = node.target
     is_pure = isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable and not target.is_view
     tags = target.tags if is_pure else ()  # type: ignore[union-attr]
@@ -192,7 +192,7 @@ def _is_uniform(value: torch.Tensor) -> bool:
 
 
 def _generator(value: torch.Tensor) -> tuple[Any, tuple[Any, ...]] | None:
-    """The op and the arguments that make this constant out of nothing, or None."""
+    """The op and arguments that generate this constant, or None."""
     if _is_uniform(value):
         return aten.full.default, (list(value.shape), value.reshape(-1)[0].item())
     if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64) or value.numel() < 2:
@@ -207,7 +207,7 @@ def _generator(value: torch.Tensor) -> tuple[Any, tuple[Any, ...]] | None:
 
 
 def _sharing_problem(node: fx.Node) -> str | None:
-    """Who could write to the constant behind `node` if it were no copy, or None."""
+    """Why a write could reach the constant that `node` copies, if the copy were removed, or None."""
     for user in node.users:
         if user.op == "output":
             return "a result of the graph, which the caller may change"

@@ -27,7 +27,7 @@ _CASTS = (aten._to_copy.default,)
 
 @dataclass(frozen=True)
 class FoldViews:
-    """Let matmuls read and write values as they are, and not as matrices: changes no numerics but the order of sums.
+    """Let matmuls read and write values in their own shape instead of as matrices: changes only the order of sums.
 
         before                                                         after
         view: bf16[8, 6] = aten.view(x, [8, 6])                        contract: bf16[2, 6, 4] = kp.contract(
@@ -36,35 +36,35 @@ class FoldViews:
         view_2: bf16[2, 4, 2, 3] = aten.view(view_1, [2, 4, 2, 3])     transpose: bf16[2, 2, 4, 3] = aten.transpose(...)
         transpose: bf16[2, 2, 4, 3] = aten.transpose(view_2, 1, 2)
 
-    ATen makes one matrix [B * S, K] of the rows of a Linear, and so does what XLA makes of it: heads behind it lie with
-    B and S as one innermost dimension, and every reader of [B, H, S, D] pays for a copy. A matmul over [B, S, K]
-    writes them as [B, H, D, S], S innermost, where narrow heads leave no lane empty, and a residual sum and the norm
-    behind it become part of the matmul.
+    ATen flattens the rows of a Linear to one matrix [B * S, K], and XLA keeps that form: heads computed from it have B
+    and S as one innermost dimension, and every reader of [B, H, S, D] pays for a copy. A contraction over [B, S, K]
+    writes them as [B, H, D, S], with S innermost, so that narrow heads leave no lane empty, and a residual sum and the
+    norm after it fuse into the matmul.
 
     Fires on
 
-    1. aten.mm, and aten.addmm with a bias, forward and backward, of which an operand or the result is viewed in more
-       than two dimensions: both operands are followed back through views, permutations, copies and widening casts, the
-       result forward as far as it has one reader;
-    2. widened operands are read as they were, and the result is float32.
+    1. aten.mm, and aten.addmm with a bias, forward and backward, if an operand or the result is viewed in more than two
+       dimensions. Both operands are traced back through views, permutations, copies and upcasts, and the result forward
+       as long as it has one reader;
+    2. upcast operands are read before the upcast, and the result is float32.
 
-    Where the result ends in an axis of less than 128 elements behind one of at least 128, as heads do, the two change
-    places in memory. Nodes behind it get their new strides.
+    If the result ends in an axis of less than 128 elements after one of at least 128, as heads do, the two are swapped
+    in memory. The nodes after it get their new strides.
 
     Leaves alone
 
-    3. a matmul that reads an incoming gradient of the graph: a v5e's compiler then multiplies [4, 512, 8192] by its
-       head's weight in 0.49 ms, and in 0.19 with the cast to bfloat16 before it, as a matrix;
-    4. the result's views where its new strides would be those of a result of the graph, which lies as its caller sees
-       it;
-    5. integers and complex numbers; sizes that are symbols, or 0; views that cut a dimension into no whole parts;
+    3. a matmul that reads a tangent of the graph: a v5e's compiler then multiplies [4, 512, 8192] by its head's weight
+       in 0.49 ms, and in 0.19 ms as a matrix with the cast to bfloat16 before it;
+    4. the views of the result, if its new strides would reach an output of the graph: callers see the strides of
+       outputs;
+    5. integers and complex numbers; symbolic sizes and sizes of 0; views that do not split dimensions into whole parts;
        kp::linear_act.
 
-    What it is worth: docs/passes.md.
+    docs/passes.md has the measured effect.
 
     Attributes:
-        weight_first: Whether heads are the matmul of a weight and x, not of x and a weight. By the compiler of a v5p
-            a GPT takes 0.456 / 0.412 ms in inference then, and 0.502 / 0.428 otherwise; XLA:CPU copies x for it.
+        weight_first: Whether heads are computed as weight @ x rather than x @ weight. By the compiler of a v5p a GPT
+            takes 0.456 / 0.412 ms in inference then, and 0.502 / 0.428 otherwise; XLA:CPU copies x for it.
     """
 
     weight_first: bool = False
@@ -74,7 +74,7 @@ class FoldViews:
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         rewritten, strides = 0, Strides()
         for node in list(gm.graph.nodes):
-            if node._erased:  # with a matmul before it
+            if node._erased:  # together with an earlier matmul
                 continue
             strides.update(node)
             found = _contraction_of(node) if node.target in _MATRICES else None
@@ -86,17 +86,17 @@ class FoldViews:
 
 @dataclass(frozen=True)
 class Contraction:
-    """A matmul of matrices, as one of what these are views of.
+    """A matmul of matrices, rewritten as a contraction of the values that these are views of.
 
     Attributes:
-        matmul: The node that goes.
-        operands: What it multiplies.
-        bias: What it adds, [N], or None.
-        result: What its result becomes.
-        terms: Axes of the operands and of the result, in groups that are dimensions of the new matmul.
+        matmul: The node that is replaced.
+        operands: The operands of the contraction.
+        bias: The addend, [N], or None.
+        result: The last view of the result.
+        terms: Axes of the operands and of the result, in groups that are dimensions of the contraction.
         columns: The groups that the bias has.
-        axes: What they are axes of.
-        is_turned: Whether the last two dimensions of the new matmul change places before they are the result's.
+        axes: The axes that `terms` refers to.
+        is_turned: Whether the contraction's last two dimensions are swapped to give the result.
     """
 
     matmul: fx.Node
@@ -109,7 +109,7 @@ class Contraction:
     is_turned: bool
 
     def equation(self, is_swapped: bool) -> str:
-        """What is multiplied, for an einsum; of the second operand and the first, where they change places."""
+        """The einsum equation; `is_swapped` exchanges the two operands."""
         letters: dict[Dim, str] = {}
         named = ["".join(letters.setdefault(g, chr(ord("a") + len(letters))) for g in term) for term in self.terms]
         first, second = reversed(named[:2]) if is_swapped else named[:2]
@@ -120,7 +120,7 @@ class Contraction:
 
 
 def _contraction_of(matmul: fx.Node) -> Contraction | None:
-    """What a matmul of matrices can be, or None where it should stay one."""
+    """The contraction that can replace a matmul, or None if the matmul should stay."""
     *addend, a, b = matmul.args
     bias: Any = addend[0] if addend else None
     is_plain = not matmul.kwargs and all(map(has_static_size, (a, b, matmul)))
@@ -128,21 +128,21 @@ def _contraction_of(matmul: fx.Node) -> Contraction | None:
         return None
     if bias is not None and bias.meta["val"].dim() != 1:
         return None
-    for behind in (True, False):
-        found = _found(matmul, (a, b), bias, behind)  # type: ignore[arg-type]  # tensors, as is_plain says
+    for follows_result in (True, False):
+        found = _found(matmul, (a, b), bias, follows_result)  # type: ignore[arg-type]  # tensors, as is_plain says
         if found is None or _may_change(found):
             return found
     return None
 
 
 def _found(
-    matmul: fx.Node, operands: tuple[fx.Node, fx.Node], bias: fx.Node | None, behind: bool
+    matmul: fx.Node, operands: tuple[fx.Node, fx.Node], bias: fx.Node | None, follows_result: bool
 ) -> Contraction | None:
     axes = Axes()
     (rows, inner), columns = map(axes.new, operands[0].meta["val"].shape), axes.new(operands[1].meta["val"].shape[1])
     sources = source_of(operands[0], (rows, inner), axes), source_of(operands[1], (inner, columns), axes)
     result = End(matmul, (rows, columns))
-    if behind:
+    if follows_result:
         result = destination_of(matmul, result.dims, axes)
     first, second, last = (axes.flat(end.dims) for end in (*sources, result))
     is_turned = _is_narrow([axes.of(dim) for dim in result.dims], axes)
@@ -158,7 +158,7 @@ def _found(
 
 
 def _is_narrow(dims: list[Dim], axes: Axes) -> bool:
-    """Whether a value ends in a narrow axis that leaves lanes empty, behind one that would fill them."""
+    """Whether a value ends in a narrow axis that leaves lanes empty, after one that would fill them."""
     if len(dims) < 3 or len(dims[-1]) != 1 or len(dims[-2]) != 1:
         return False
     return axes.size_of(dims[-1]) < _LANES <= axes.size_of(dims[-2])
@@ -171,13 +171,13 @@ def _is_incoming(node: Any) -> bool:
 
 
 def _may_change(found: Contraction) -> bool:
-    """Whether nobody outside of the graph sees how the result lies in memory, or it lies as it did."""
+    """Whether no caller sees the strides of the result, or they stay the same."""
     value = tensor_of(found.result.node)
     return value is None or (value.is_contiguous() and not found.is_turned) or not is_seen(found.result.node)
 
 
 def _put(found: Contraction, strides: Strides, weight_first: bool) -> None:
-    """Put the new matmul and its views in the place of the old one and its own."""
+    """Replace a matmul and its views by the contraction and its views."""
     end, insert = found.result.node, _Insertion(found.matmul.graph, strides.runs)
     before = end.meta["val"]
     with found.matmul.graph.inserting_before(found.matmul):
@@ -195,7 +195,7 @@ def _put(found: Contraction, strides: Strides, weight_first: bool) -> None:
 
 
 class _Insertion:
-    """Nodes at the insertion point of a graph."""
+    """Inserts nodes at the insertion point of a graph."""
 
     def __init__(self, graph: fx.Graph, runs: FakeRuns) -> None:
         self._runs = runs

@@ -34,34 +34,34 @@ class FuseLinearActivation:
 
     1. aten.mm and aten.addmm (beta = alpha = 1), with a bias [N] in the addmm or added after views;
     2. followed by ReLU, GELU (erf or tanh), SiLU, Tanh or Sigmoid, as one op or spelled out (see `activations.py`);
-    3. followed by a matmul with a value of the same shape (SiLU(gate) * up): the multiplier of the op. The multiplier
-       must be [M, N] before its view; otherwise the gate stays where it is and only the activation is fused;
-    4. casts in between, and one after when nothing else reads the uncast result, become the `out_dtype`, if the compute
-       dtype of the op (float32; float64 for float64) holds every value of the cast's: never less accurate.
+    3. followed by a multiplication with a value of the same shape (SiLU(gate) * up): the multiplier of the op. The
+       multiplier must be [M, N] before its view; otherwise the gate stays and only the activation is fused;
+    4. casts in between, and one after if nothing else reads the uncast result, become the `out_dtype`, if the compute
+       dtype of the op (float32; float64 for float64) holds every value of the cast's dtype: never less accurate.
 
-    In a joint graph the backward reads the pre-activation, or values on the way to the activation (the tanh of a
-    spelled out GELU, the SiLU of a gated one). Then the op is `kp::linear_act_train`, and its second result is the
-    pre-activation: saved in the dtype of the operands, as without the pass. Values on the way stay in the graph,
-    computed from it and read by the backward only: the partitioner puts these few pointwise ops where the gradient is
-    computed, and saves no more than without the pass. The backward of ReLU, Tanh and Sigmoid reads their result, and
-    nothing is added.
+    In a joint graph the backward reads the pre-activation, or intermediate values of the activation (the tanh of a
+    spelled out GELU, the SiLU of a gated one). Then the op is `kp::linear_act_train`, whose second result is the
+    pre-activation: saved in the dtype of the operands, as without the pass. Intermediate values stay in the graph,
+    computed from the pre-activation and read only by the backward. The partitioner moves these few pointwise ops next
+    to the gradient, and saves no more than without the pass. The backward of ReLU, Tanh and Sigmoid reads their result,
+    and needs nothing more.
 
-    Refuses, with the reason, an activation of a matmul where
+    Refuses, with the reason, an activation of a matmul if
 
-    5. the forward reads the pre-activation, or a value on the way, somewhere else, or it is an output of the graph: the
-       op would be computed beside the matmul, not instead of it;
+    5. the forward reads the pre-activation or an intermediate value elsewhere, or it is an output of the graph: the op
+       would be computed in addition to the matmul, not instead of it;
     6. the backward reads the matmul without its bias, which the op does not return;
     7. dtypes are integer or complex, or the bias has another dtype than the matmul (the pre-activation would be saved
        in fewer bits than the backward had);
-    8. addmm scales, or adds something that is no bias.
+    8. addmm has a scale, or an addend that is not a bias.
 
-    A convolution is never a match, nor a batched matmul: the op is a matmul.
+    Convolutions and batched matmuls never match: the op is a plain matmul.
 
-    What it is worth is measured in `ops/linear_act.py`: rounding error, no time. A bfloat16 training step of
-    1024-4096-1024 on 2048 rows, v5e compiler, cycles without and with: GELU 991,684 and 993,518 (a bfloat16 bias is
-    widened), gated SiLU 1,004,675 both; SiLU 957,876 and 993,518, because the partitioner then saves another value of
-    the same size, in three dimensions, which the compiler schedules less well. The new nodes carry the metadata of the
-    matmul: whoever keeps a Linear in float32 by its module path keeps its op.
+    `ops/linear_act.py` has the measured gain: rounding error, not time. A bfloat16 training step of 1024-4096-1024 on
+    2048 rows, v5e compiler, cycles without and with: GELU 991,684 and 993,518 (a bfloat16 bias is upcast), gated SiLU
+    1,004,675 both; SiLU 957,876 and 993,518, because the partitioner then saves another value of the same size, in
+    three dimensions, which the compiler schedules less well. The new nodes carry the metadata of the matmul, so that
+    `keep_float32` by module path still applies.
     """
 
     name: ClassVar[str] = "fuse_linear_activation"
@@ -81,7 +81,7 @@ class FuseLinearActivation:
 
 @dataclass(frozen=True)
 class Match:
-    """A Linear that becomes our op.
+    """A Linear that becomes `kp::linear_act`.
 
     Attributes:
         activation: Its name in `kp::linear_act`.
@@ -98,7 +98,7 @@ class Match:
 
     @property
     def is_saved(self) -> bool:
-        """Whether somebody (a backward) goes on reading what the op replaces."""
+        """Whether other nodes (a backward) still read a value that the op replaces."""
         return any(user not in self.inside and user is not self.root for node in self.inside for user in node.users)
 
     def grown(self, root: fx.Node, multiplier: fx.Node | None) -> Match:
@@ -106,7 +106,7 @@ class Match:
 
 
 def _match(linear: Linear, forward: set[fx.Node]) -> Match | str | None:
-    """The match, or why there is none, or None where no activation follows."""
+    """The match, or the reason for a refusal, or None if no activation follows."""
     first_reason = None
     for root, name, between in activations_of(linear.value, forward, fake(linear.input).dtype):
         match = Match(linear, name, root, frozenset(between) | set(linear.chain))
@@ -141,7 +141,7 @@ def _extended(match: Match, forward: set[fx.Node]) -> Match:
 
 
 def _gate(user: fx.Node, match: Match) -> fx.Node | None:
-    """The other operand of a matmul with the activation, as [M, N]."""
+    """The other operand of a multiplication with the activation, as [M, N]."""
     others = [other for other in user.args if other is not match.root]
     shape = fake(match.root).shape
     if user.target != aten.mul.Tensor or len(others) != 1 or not has_shape(others[0], tuple(shape)):
@@ -154,7 +154,7 @@ def _gate(user: fx.Node, match: Match) -> fx.Node | None:
 
 
 def _rewrite(graph: fx.Graph, match: Match) -> set[fx.Node]:
-    """Put the op in; returns the new nodes that the forward needs."""
+    """Insert the op and return the new nodes that the forward needs."""
     linear, before, is_saved = match.linear, match.linear.chain[0].prev, match.is_saved
     dtype = fake(match.root).dtype
     options = {"multiplier": match.multiplier, "out_dtype": dtype if dtype != linear.dtype else None}
@@ -188,7 +188,7 @@ def _erase_unused(graph: fx.Graph, match: Match) -> None:
 
 
 def _move_readers(node: fx.Node, pre: fx.Node, last: fx.Node) -> None:
-    """Put what needs the new pre-activation behind it: from `node` on, up to it."""
+    """Move the nodes between `node` and `pre` that read the new pre-activation after it."""
     late: set[fx.Node] = set()
     while node is not pre:
         following = node.next
@@ -214,11 +214,11 @@ class _Adder:
         with torch.no_grad():
             node.meta["val"] = target(*values[0], **values[1])
         if isinstance(node.meta["val"], torch.Tensor):
-            # torch's default partitioner takes a node without it for a tuple
+            # without it, torch's default partitioner treats the node as a tuple
             node.meta["tensor_meta"] = extract_tensor_metadata(node.meta["val"])
         return node
 
     def viewed(self, node: fx.Node, chain: tuple[fx.Node, ...]) -> fx.Node:
-        """`node`, [M, N], in the shape that the views of `chain` end in."""
+        """`node`, [M, N], in the shape of the last view of `chain`."""
         views = [view for view in chain if view.target in VIEWS]
         return self(aten.view.default, node, views[-1].args[1]) if views else node

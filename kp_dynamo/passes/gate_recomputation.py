@@ -17,7 +17,7 @@ from kp_dynamo.passes.recompute.segments import recomputed_segments
 
 @dataclass(frozen=True)
 class GateRecomputation:
-    """Let each segment that a backward computes again wait for its incoming gradient.
+    """Make each recomputed segment of a backward wait for its incoming gradient.
 
         before                                    after
         h = f(saved)                              wait = kp.optimization_barrier([saved], g)
@@ -25,9 +25,9 @@ class GateRecomputation:
         ...                                       h = f(saved_1)
         d = h_backward(g, h)                      d = h_backward(g_1, h)
 
-    XLA schedules what depends on saved values alone as early as it likes, and all segments at once: then recomputation
-    lowers what is saved and not the peak. A segment's gate covers all of its inputs and the gradient that its first
-    reader in the backward takes.
+    XLA may schedule nodes that depend only on saved values as early as it likes, and all segments at once.
+    Recomputation then reduces the saved bytes but not the peak. A segment's gate covers all of its inputs and the
+    gradient that its first reader in the backward takes.
     """
 
     name: ClassVar[str] = "gate_recomputation"
@@ -44,7 +44,7 @@ class GateRecomputation:
 
 
 def _hoist(graph: fx.Graph, inputs: set[fx.Node]) -> None:
-    """Move what segments share to the front: a segment may now run before its place there."""
+    """Move the nodes that segments share to the front: a segment may now run earlier than these nodes did."""
     needed = set(inputs)
     for node in reversed(graph.nodes):
         if node in needed:
@@ -57,7 +57,7 @@ def _hoist(graph: fx.Graph, inputs: set[fx.Node]) -> None:
 
 @dataclass(frozen=True)
 class _Gate:
-    """Where a segment waits: its nodes in order, their inputs, and the gradient that its first reader takes."""
+    """The gate of a segment: its nodes in order, their inputs, and the gradient that its first reader takes."""
 
     segment: tuple[fx.Node, ...]
     inputs: tuple[fx.Node, ...]
@@ -66,7 +66,7 @@ class _Gate:
 
     @property
     def needed(self) -> set[fx.Node]:
-        """What the segment reads from outside."""
+        """The values that the segment reads from outside."""
         return {s for n in self.segment for s in n.all_input_nodes} - set(self.segment)
 
     def insert(self, graph: fx.Graph) -> None:
@@ -74,12 +74,12 @@ class _Gate:
             gate = graph.call_function(torch.ops.kp.optimization_barrier.default, (list(self.inputs), self.gradient))
             passed = (*self.inputs, self.gradient)
             gate.meta = {"val": [n.meta["val"] for n in passed]}
-            behind = [graph.call_function(operator.getitem, (gate, i)) for i in range(len(passed))]
-        for source, waiting in zip(passed, behind, strict=True):
+            gated = [graph.call_function(operator.getitem, (gate, i)) for i in range(len(passed))]
+        for source, waiting in zip(passed, gated, strict=True):
             waiting.meta = {**source.meta}
             for user in [u for u in source.users if u in self.segment]:
                 user.replace_input_with(source, waiting)
-        self.reader.replace_input_with(self.gradient, behind[-1])
+        self.reader.replace_input_with(self.gradient, gated[-1])
         for node in self.segment:
             self.reader.prepend(node)
 

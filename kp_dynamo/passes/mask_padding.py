@@ -27,7 +27,7 @@ _DONE = "kp_mask_padding"
 
 @dataclass(frozen=True)
 class MaskPadding:
-    """Make a graph right at padded sizes: what mixes along a padded dimension sees no padding.
+    """Make a graph correct at padded sizes: ops that mix along a padded dimension see no padding.
 
     Before, for `x: f32[2, s]` and the true length `n: i64[]` (an input that nothing uses yet):
 
@@ -39,21 +39,21 @@ class MaskPadding:
         where: f32[2, s] = aten.where(aten.view(is_true, [1, s]), x, -inf)
         softmax: f32[2, s] = aten._softmax(where, 1, False)
 
-    Every size that is symbolic stands for a padded size from here on; true lengths are the inputs `n`. The tail of a
-    value is junk and may be NaN: an operator that acts on each element alone just runs, one that mixes along the padded
-    dimension has the tail replaced by what changes nothing, and one that counts from the end or uses the length as a
-    value takes the true length. So one program serves every length up to its sizes.
+    Every symbolic size now is a padded size; the inputs `n` are the true lengths. The padding of a value is arbitrary
+    and may be NaN. Pointwise operators run unchanged. For operators that mix along the padded dimension, the padding is
+    replaced by a neutral value. Operators that count from the end, or use the length as a value, take the true length.
+    So one program serves every length up to its sizes.
 
-    1. Each operator has a rule (`padding/`), or acts on elements alone, or is taken apart by torch's own decomposition.
-    2. Refused: an operator without a rule, named with the rule that is missing, and one that raises. Then the graph
-       stays as it is.
-    3. Results whose true elements are not the first ones (`view(B * s)`) are brought into that order.
+    1. Each operator has a rule (`padding/`), is pointwise, or is decomposed by torch's own decomposition.
+    2. An operator without a rule, or whose rule raises, is refused: the reason names the missing rule, and the graph
+       stays unchanged.
+    3. If the true elements of a result are not the first ones (`view(B * s)`), the result is reordered.
 
     Source: the definitions of the operators; masked keys as in Vaswani et al., "Attention Is All You Need" (2017),
     3.2.3.
 
     Attributes:
-        symbols: Names of the symbolic lengths. The graph's last inputs that are no gradients are their true values, in
+        symbols: Names of the symbolic lengths. The graph's last inputs that are not tangents are their true values, in
             this order: 0-dim int64 tensors.
     """
 
@@ -101,13 +101,13 @@ class MaskPadding:
 
 
 def _input(value: torch.Tensor) -> Padded:
-    """An input; an expanded one is dense once it is padded, whatever its strides were while Dynamo looked."""
+    """A padded input; an expanded one becomes dense, even if its strides were 0 when Dynamo traced it."""
     is_expanded = any(isinstance(stride, int) and stride == 0 for stride in value.stride())
     return Padded(value.contiguous() if is_expanded else value, plain(value.shape))
 
 
 def symbol_named(name: str, inputs: Sequence[fx.Node]) -> sympy.Symbol:
-    """The symbol of that name among the sizes of the inputs; one of its own where a guard has fixed the size."""
+    """The symbol of that name among the sizes of the inputs; a new symbol if a guard has specialized the size."""
     for symbol in _symbols(inputs):
         if str(symbol) == name:
             return symbol
@@ -115,7 +115,7 @@ def symbol_named(name: str, inputs: Sequence[fx.Node]) -> sympy.Symbol:
 
 
 def _sizes(values: Sequence[Any]) -> dict[sympy.Symbol, torch.SymInt]:
-    """Symbol -> the size of an input."""
+    """Maps each symbol to the size of an input."""
     found: dict[sympy.Symbol, torch.SymInt] = {}
     for value in values:
         for size in value.shape if isinstance(value, torch.Tensor) else [value]:
@@ -138,17 +138,17 @@ def _symbols(inputs: Sequence[fx.Node]) -> set[sympy.Symbol]:
 def _require_known(inputs: Sequence[fx.Node], symbols: Sequence[str]) -> None:
     for node in inputs:
         unknown = {str(s) for s in _symbols([node])} - set(symbols)
-        # Dynamo hands on the strides and storage offsets of inputs, which mean nothing to a functional graph.
+        # Dynamo also passes the strides and storage offsets of inputs, which a functional graph does not use.
         if unknown and node.users:
             raise RefusedNode(
                 node,
-                f"the number {_in_users_words(node, unknown)} varies beside the sizes. Give it as a tensor, and use "
-                "that in a mask or an index (torch.where, x.scatter)",
+                f"the number {_in_users_words(node, unknown)} varies and is not a padded size. Try: pass it as a "
+                "tensor and use it in a mask or an index (torch.where, x.scatter)",
             )
 
 
 def _in_users_words(node: fx.Node, names: set[str]) -> str:
-    """The numbers as the user's code calls them, where Dynamo knows: "start", "self.step"."""
+    """The numbers by their names in the user's code, if Dynamo knows them: "start", "self.step"."""
     value = node.meta.get("val")
     sources = getattr(getattr(getattr(value, "node", None), "shape_env", None), "var_to_sources", {})
     found = {str(symbol): known[0].name() for symbol, known in sources.items() if known}
@@ -168,7 +168,7 @@ def _in_order(masks: Masks, result: Any, output: fx.Node) -> Any:
 
 
 def _read_constants(graph: fx.Graph) -> None:
-    """Read tensors that the graph holds themselves, as `fold_constants` has left them, and no copies of them."""
+    """Read the attributes that `fold_constants` left in the graph directly instead of their copies."""
     for copy in calls(graph, torch.ops.aten.lift_fresh_copy.default):
         source = copy.args[0]
         if isinstance(source, fx.Node) and source.op == "get_attr":
@@ -177,7 +177,7 @@ def _read_constants(graph: fx.Graph) -> None:
 
 
 def _take_over(gm: fx.GraphModule, traced: fx.GraphModule) -> None:
-    """Make the traced graph that of `gm`, with the names and values of its inputs: partitioners go by them."""
+    """Replace the graph of `gm` by the traced one; inputs keep their names and values, which partitioners rely on."""
     old = [n for n in gm.graph.nodes if n.op == "placeholder"]
     new = [n for n in traced.graph.nodes if n.op == "placeholder"]
     for before, after in zip(old, new, strict=True):

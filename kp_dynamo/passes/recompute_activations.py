@@ -22,7 +22,7 @@ aten, kp = torch.ops.aten, torch.ops.kp
 
 @dataclass(frozen=True)
 class RecomputeActivations:
-    """Let a backward compute an activation again from its pre-activation, as autocast rounds it; nothing else changes.
+    """Let a backward recompute an activation from its pre-activation, rounded as by autocast; nothing else changes.
 
         forward                                                 saved for the backward
         linear_act_train = kp.linear_act_train(x, w, b, "gelu") before: getitem (for the gradient of w2), getitem_1
@@ -33,23 +33,23 @@ class RecomputeActivations:
                                                                 narrow = aten._to_copy(aten.gelu(wide), bf16)
                                                                 mm_1 = aten.mm(grad_t, narrow)
 
-    The gradient of the weights behind an activation reads its result; the gradient of the activation reads its
-    pre-activation. Both are saved as long as the result comes out of a matmul. It is elementwise work on what is
-    there, and shares the exponentials of the activation's own gradient.
+    The gradient of the weights after an activation reads its result; the gradient of the activation reads its
+    pre-activation. The partitioner saves both, because the result comes from a matmul. Recomputing it is pointwise work
+    on a saved value, and shares the exponentials of the activation's own gradient.
 
-    Fires on the result of a kp::linear_act_train, and on views and casts of it, where a backward reads them. The
-    forward goes on reading the result, rounded once. What the backward reads is computed from the pre-activation as it
-    is saved: in bfloat16 rounded twice, which is what eager autocast saves. In float32 it is the same value.
+    Fires on the result of a kp::linear_act_train, and on views and casts of it, if a backward reads them. The forward
+    still reads the result, rounded once. The backward's value is computed from the saved pre-activation: in bfloat16 it
+    is rounded twice, which is what eager autocast saves. In float32 the value is the same.
 
     Leaves alone
 
-    1. gated results (SiLU(gate) * up): a v5e's compiler then takes 2.78 / 2.07 ms for a Llama's training step in the
-       place of 2.67 / 2.02 (cycles / modelled), and 10 MiB of 351 less;
-    2. a result that the graph returns, which is there anyway;
+    1. gated results (SiLU(gate) * up): a v5e's compiler then takes 2.78 / 2.07 ms for a Llama's training step instead
+       of 2.67 / 2.02 (cycles / modelled), and 10 MiB less, of 351;
+    2. a result that the graph returns: it exists anyway;
     3. float64, for which torch_xla 2.9 writes the constants of GELU as float32;
-    4. what a region of the user's own checkpoints, or a pass before, has tagged.
+    4. nodes that the user's own checkpoints, or an earlier pass, have tagged.
 
-    What it is worth: docs/passes.md.
+    docs/passes.md has the measured effect.
     """
 
     name: ClassVar[str] = "recompute_activations"
@@ -75,7 +75,7 @@ class RecomputeActivations:
 
 
 def _read_by(value: fx.Node, backward: set[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """(a value or a view or cast of it, who reads that in the backward)."""
+    """Pairs of the value, or a view or cast of it, and the backward node that reads it."""
     for user in list(value.users):
         if user in backward:
             yield value, user
@@ -88,7 +88,7 @@ def _is_kept(value: fx.Node) -> bool:
 
 
 class _Recomputed:
-    """The result of a kp::linear_act_train, from its pre-activation."""
+    """The result of a kp::linear_act_train, recomputed from its pre-activation."""
 
     def __init__(self, matmul: fx.Node, result: fx.Node, pre: fx.Node, runs: FakeRuns) -> None:
         self._matmul, self.result, self._pre, self._runs = matmul, result, pre, runs
@@ -96,7 +96,7 @@ class _Recomputed:
         self._values: dict[fx.Node, fx.Node] = {}
 
     def of(self, value: fx.Node) -> fx.Node:
-        """What stands for the result, or for a view or cast of it, in the backward."""
+        """The backward's replacement for the result, or for a view or cast of it."""
         if value not in self._values:
             self._values[value] = self._activated() if value is self.result else self._moved(value)
         return self._values[value]

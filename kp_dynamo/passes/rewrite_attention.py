@@ -24,8 +24,8 @@ from kp_dynamo.passes.constants.values import Constant, factor_of
 
 aten, kp = torch.ops.aten, torch.ops.kp
 
-# XLA computes scores anew where their largest is subtracted, and rounds them otherwise: at a scale of 1e9 by hundreds,
-# of which the exponential is infinite. A factor of queries, or of keys, rounds once.
+# XLA recomputes scores where it subtracts their maximum, and rounds them differently: at a scale of 1e9 by hundreds,
+# whose exponential is infinite. A factor of queries or keys rounds once.
 _MAX_FACTOR = 1e3
 
 _SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
@@ -43,34 +43,35 @@ class RewriteAttention:
         _softmax: ...
         bmm_1: f32[4, 8, 4] = aten.bmm.default(view_3, view_4)
 
-    In a joint graph it is `kp::attention_train`, and the backward becomes `kp::attention_backward`, which reads q, k,
-    v, the result and two numbers a row, [2, N, S]: nothing of [S, S] is saved.
+    In a joint graph the op is `kp::attention_train`, and the backward becomes `kp::attention_backward`, which reads q,
+    k, v, the result and two numbers per row, [2, N, S]: no value of [S, S] is saved.
 
-    Fires on what scaled_dot_product_attention consists of, and on the same written out by hand, in any model:
+    Fires on the decomposition of scaled_dot_product_attention, and on the same computation written by hand, in any
+    model:
 
     1. bmm, softmax over the keys, bmm; copies, casts, and views of N as B and H between them;
-    2. factors, booleans that choose between a score and a number, and tensors that are added, in any order in which the
-       factors come first; torch's rule that a row of which no score is above -inf is 0, or the NaN of a plain softmax;
-    3. factors of q and k (SDPA has the root of its scale on either) become one of the scores;
-    4. masks made of constants alone are computed: one that lets everything through goes, and one that lets query i read
-       keys 0 to i becomes a comparison of positions, if with all the others every query keeps a key (`known_masks.py`).
-       A mask that an input has a part in is never taken for causal, and none is beside it: its rows may have no key
-       left.
+    2. factors, boolean masks that select between a score and a number, and added tensors, in any order in which the
+       factors come first. For rows without a score above -inf, both torch's zeros and the NaN of a plain softmax match;
+    3. factors of q and k (SDPA applies the root of its scale to both) become one factor of the scores;
+    4. masks computed only from constants are evaluated. A mask that keeps every score is removed. A mask that lets
+       query i read keys 0 to i becomes a comparison of positions, if every query keeps a key under all masks together
+       (`known_masks.py`). A mask that depends on an input is never treated as causal, nor is any mask applied with it:
+       its rows may have no key left.
 
     Refuses, with the reason
 
-    5. dropout of the probabilities, and whatever else comes between the softmax and its matmul;
-    6. scores, or probabilities, that something else reads: returned attention weights, a soft cap, sinks;
-    7. a mask that learns: its gradient is the size of the scores;
+    5. dropout of the probabilities, and any other op between the softmax and its matmul;
+    6. scores or probabilities with another reader: returned attention weights, a soft cap, sinks;
+    7. a learned mask: its gradient has the size of the scores;
     8. operands of several dtypes;
-    9. scores that are transposed, regrouped, repeated, rounded to integers or widened to float64 on their way
+    9. scores that are transposed, regrouped, repeated, rounded to integers or upcast to float64 between the matmuls
        (`score_layout.py`): a softmax over queries, groups of heads in the rows of a matmul.
 
-    Keys stay [N, D, T], as the matmul has them. A mask that is not computed away is an operand of both operators, and
-    may be saved in its own size. What all this is worth: docs/passes.md.
+    Keys stay [N, D, T], as the matmul reads them. A mask that is not evaluated is an operand of both operators, and
+    may be saved at its own size. docs/passes.md has the measured effect.
 
     Attributes:
-        block: Queries that are computed at a time. Where attention is causal the keys behind them are skipped.
+        block: Queries that are computed at a time. Causal attention skips the keys after them.
     """
 
     block: int = 512
@@ -97,7 +98,7 @@ class RewriteAttention:
 
 
 class _Rewriting:
-    """Puts the operators in the place of one attention."""
+    """Replaces one attention by the operators."""
 
     def __init__(self, graph: fx.Graph, found: Attention, block: int, runs: FakeRuns) -> None:
         self.graph, self.found, self.block = graph, found, block
@@ -123,7 +124,7 @@ class _Rewriting:
 
     def _put_gradients(self, gradients: Gradients, arguments: tuple[Any, ...]) -> None:
         replaced = [node for node in gradients.results if node is not None]
-        # The first matmul behind the gradient; d_w is one of them, where nobody asks for d_v.
+        # The first matmul that reads the gradient; this may be d_w if d_v is not needed.
         first = min(n for n in (*replaced, *gradients.inside) if gradients.grad in n.all_input_nodes)
         with self.graph.inserting_before(first):
             all_three = self.insert(kp.attention_backward.default, arguments, {}, like=first)
@@ -137,7 +138,7 @@ class _Rewriting:
         return self.insert(operator.getitem, (node, index), {}, like=node)
 
     def _unscaled(self, node: Any) -> tuple[fx.Node, float]:
-        """What an operand is a multiple of, in its shape, and the factor."""
+        """An operand without its scale, in its shape, and the scale."""
         views, scaled = [], node
         while scaled.target in VIEWS:
             views.append(scaled)
@@ -158,14 +159,14 @@ class _Rewriting:
         return nodes, [self._fill(mask) for mask in masks], batch_dims, scale, causal, can_be_empty, self.block
 
     def _masks(self) -> tuple[list[Mask], bool]:
-        """The masks that are left, and whether the others are a causal one."""
+        """The remaining masks, and whether the others amount to a causal one."""
         sizes = tensor_of(self.found.softmax).shape[-2:]  # type: ignore[union-attr]
         if not all(isinstance(size, int) for size in sizes):
             return list(self.found.masks), False
         return without_known(self.found.masks, *sizes)
 
     def _as_kept(self, mask: Mask) -> fx.Node:
-        """A mask as the operators take it: True where a score stays, or numbers, which are added."""
+        """A mask in the form the operators take: booleans that are True where a score stays, or numbers to add."""
         if mask.fill is None:
             is_boolean = tensor_of(mask.node).dtype == torch.bool  # type: ignore[union-attr]
             return cast_to(mask.node, torch.float32, like=mask.node) if is_boolean else mask.node
@@ -174,13 +175,13 @@ class _Rewriting:
         )
 
     def _fill(self, mask: Mask) -> float:
-        """The number of a mask that chooses, in the dtype of the scores: a factor may take it beyond their range."""
+        """The fill value of a boolean mask in the dtype of the scores: a factor may push it out of their range."""
         dtype = tensor_of(self.found.second).dtype  # type: ignore[union-attr]
         return Constant(mask.fill or 0.0, None).as_float(compute_dtype(dtype))
 
 
 def _rounded(scale: float) -> float:
-    """A scale, or the power of two that it misses by rounding: 1/8 is, for SDPA, the square of its root."""
+    """The scale, snapped to a power of two within rounding error: SDPA computes 1/8 as the square of its root."""
     mantissa, exponent = math.frexp(scale)
     for power in (0.5, 1.0):
         if math.isclose(abs(mantissa), power, rel_tol=1e-15):

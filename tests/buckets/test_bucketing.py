@@ -394,7 +394,9 @@ def test_a_number_that_varies_is_named_as_the_user_does(caplog, monkeypatch):
             cache, expected = torch.zeros(3, 32, 4), torch.zeros(3, 32, 4)
             assert_same((run(rows(length), cache, start), cache), (decode(rows(length), expected, start), expected))
     (warning,) = [r.getMessage() for r in caplog.records if "padded to buckets" in r.getMessage()]
-    assert "not padded to buckets: the number start varies beside the sizes. Give it as a tensor" in warning
+    assert (
+        "not padded to buckets: the number start varies and is not a padded size. Try: pass it as a tensor" in warning
+    )
 
 
 @pytest.mark.parametrize("fn", [decode_by_scatter, decode_by_mask, prefill])

@@ -71,17 +71,17 @@ def test_auto_says_what_it_decided():
     options = {"checkpoint": "auto", "memory_budget_gb": 0.010, "optimizer_state_factor": 0, "precision": "float32"}
     [decided] = [p for p in explain(model, TOKENS, options=options).passes if p.name == "checkpoint_auto"]
     assert decided.rewritten > 0
-    assert "computed again" in decided.notes[0]
+    assert "are recomputed" in decided.notes[0]
     assert "GFLOP: by estimate" in decided.notes[0]
 
 
 def test_a_budget_that_cannot_be_met_names_the_smallest_that_can():
     model, _ = model_and_reference()
     run = compiled(model, checkpoint="auto", memory_budget_gb=0.002, optimizer_state_factor=2)
-    with pytest.raises(Exception, match=r"The smallest budget that does is 0\.0[0-9]{2} GB") as caught:
+    with pytest.raises(Exception, match=r"The smallest sufficient budget is 0\.0[0-9]{2} GB") as caught:
         run(TOKENS)
     assert isinstance(caught.value.inner_exception, TPUOutOfMemoryError)
-    [smallest] = re.findall(r"that does is (\S+) GB", str(caught.value))
+    [smallest] = re.findall(r"sufficient budget is (\S+) GB", str(caught.value))
     torch._dynamo.reset()
     assert compiled(model, checkpoint="auto", memory_budget_gb=float(smallest))(TOKENS).isfinite()
     torch._dynamo.reset()

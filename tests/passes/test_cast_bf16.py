@@ -345,12 +345,12 @@ def test_every_op_of_the_sensitive_table_is_one_and_stays():
 def test_positions_are_refused(positions):
     gm = trace_inference(lambda f: torch.bmm(f, positions(f)).tanh(), torch.randn(1, 4, 1))
     (reason,) = refusals(gm)
-    assert reason.endswith("is made of integers (positions?), which bfloat16 holds up to 256 only")
+    assert reason.endswith("is computed from integers (positions?), which bfloat16 represents only up to 256")
 
 
 def test_an_angle_is_refused():
     gm = trace_inference(lambda x, w: torch.cat([(x @ w * 6.28).sin(), x], -1), torch.randn(4, 4), torch.randn(4, 4))
-    assert refusals(gm) == ["sin reads it modulo a period: it is an angle"]
+    assert refusals(gm) == ["sin reads it as an angle, modulo a period"]
 
 
 def test_a_mask_of_booleans_is_no_position():

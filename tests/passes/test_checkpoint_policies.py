@@ -142,7 +142,7 @@ def test_without_blocks_nothing_is_tagged_and_the_reason_is_given():
     gm = joint_of(lambda x, w: (x @ w).exp().sum(), *[torch.randn(8, 8).requires_grad_() for _ in "xw"])
     report = CheckpointBlocks()(gm)
     assert report.rewritten == 0
-    assert "give a share of 0 to 1" in report.refused[0][1]
+    assert "Try: a share of 0 to 1" in report.refused[0][1]
 
 
 @pytest.mark.parametrize("graph_pass", [CheckpointAttention(), CheckpointBlocks(), CheckpointShare(0.0)])

@@ -91,19 +91,19 @@ def test_the_block_divides_queries_and_keys():
 
 @pytest.mark.parametrize("block", [0, 64, 200, -128])
 def test_a_block_that_no_kernel_has(block):
-    with pytest.raises(ValueError, match=f"block={block} must be a multiple of 128"):
+    with pytest.raises(ValueError, match=f"block={block} is invalid. Allowed: multiples of 128"):
         FlashAttention(block)
 
 
 KEYS = torch.arange(128) < 100
 REFUSED = {
-    "mask": (sdpa(), [*qkv(), KEYS], "1 mask(s) among its operands; the kernel takes none, but for a causal one"),
-    "queries": (sdpa(), qkv(s=130), "130 queries and 128 keys; the kernel takes multiples of 128"),
-    "keys": (sdpa(is_causal=True), qkv(t=64), "128 queries and 64 keys; the kernel takes multiples of 128"),
-    "values": (sdpa(), qkv(e=32), "queries of width 64 and values of width 32; the kernel takes equal ones"),
-    "wide": (sdpa(), qkv(d=192), "a head of width 192; the kernel takes 128, 256, and what is narrower than 128"),
-    "wider": (sdpa(), qkv(d=512), "a head of width 512; the kernel takes 128, 256, and what is narrower than 128"),
-    "double": (sdpa(), qkv(dtype=torch.float64), "operands of torch.float64; the kernel takes bfloat16 and float32"),
+    "mask": (sdpa(), [*qkv(), KEYS], "1 mask(s) among its operands. Allowed: no mask, or causal attention"),
+    "queries": (sdpa(), qkv(s=130), "130 queries and 128 keys. Allowed: multiples of 128"),
+    "keys": (sdpa(is_causal=True), qkv(t=64), "128 queries and 64 keys. Allowed: multiples of 128"),
+    "values": (sdpa(), qkv(e=32), "queries of width 64 and values of width 32. Allowed: equal widths"),
+    "wide": (sdpa(), qkv(d=192), "a head of width 192. Allowed: up to 128, and 256"),
+    "wider": (sdpa(), qkv(d=512), "a head of width 512. Allowed: up to 128, and 256"),
+    "double": (sdpa(), qkv(dtype=torch.float64), "operands of torch.float64. Allowed: bfloat16, float32"),
 }
 
 
@@ -119,7 +119,7 @@ def test_what_the_kernel_cannot_compute_stays(case, trace):
 
 
 @pytest.mark.parametrize(
-    ("position", "value", "reason"), [(8, True, "rows that may be left without a key"), (6, 0.0, "a scale of 0")]
+    ("position", "value", "reason"), [(8, True, "rows that may have no key"), (6, 0.0, "a scale of 0")]
 )
 def test_what_no_traced_attention_has_is_refused_as_well(position, value, reason):
     gm = traced(trace_inference, sdpa(), *qkv())
@@ -132,7 +132,7 @@ def test_sizes_that_are_symbols_are_refused():
     model = torch.compile(
         sdpa(), backend="kp_tpu", dynamic=True, options={"extra_passes": [FlashAttention()], "strict": True}
     )
-    with pytest.raises(Exception, match="sizes that are symbols"):
+    with pytest.raises(Exception, match="symbolic sizes"):
         model(*(t.detach() for t in qkv()))
 
 

@@ -98,7 +98,7 @@ return (add,)""",
 
 def test_a_cast_of_a_large_constant_stays_and_says_so():
     gm = trace_inference(lambda x: x + torch.tensor([1.0, 2.0, 4.5]).to(BF16), torch.randn(3, dtype=BF16))
-    assert refusals(gm, max_cast_elements=2) == ["a cast of 3 elements; casts of up to 2 are computed now"]
+    assert refusals(gm, max_cast_elements=2) == ["a cast of 3 elements. Allowed: up to 2"]
     assert "_to_copy" in graph_text(gm)
 
 

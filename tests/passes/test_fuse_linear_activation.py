@@ -425,21 +425,21 @@ def test_refuses_a_product_that_the_backward_reads_without_its_bias(w, b):
         return Odd.apply(x @ w.t(), b)
 
     reasons = refusals(run, torch.randn(6, 4), w, b, trace=trace_joint)
-    assert reasons == ["the backward reads mm, the product without its bias"]
+    assert reasons == ["the backward reads mm, the matmul without its bias"]
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.complex64])
 def test_refuses_integers_and_complex_numbers(dtype):
     a = torch.ones(4, 4).to(dtype)
     reasons = refusals(lambda a: torch.tanh(torch.mm(a, a)), a)
-    assert reasons == [f"{dtype} is no real floating-point dtype"]
+    assert reasons == [f"{dtype} is not a real floating-point dtype"]
 
 
 def test_refuses_mixed_dtypes(x, w, b):
     def run(x, w, b):
         return F.relu(F.linear(x.to(BF16), w.to(BF16)) + b)
 
-    assert refusals(run, x, w, b) == ["mixed dtypes: product torch.bfloat16, bias torch.float32"]
+    assert refusals(run, x, w, b) == ["mixed dtypes: matmul torch.bfloat16, bias torch.float32"]
 
 
 def test_refuses_a_scaled_addmm(b):
@@ -451,7 +451,7 @@ def test_refuses_a_scaled_addmm(b):
 def test_refuses_an_addend_that_is_no_bias():
     a, residual = torch.randn(6, 4), torch.randn(6, 8)
     reasons = refusals(lambda r, a, c: F.relu(torch.addmm(r, a, c)), residual, a, torch.randn(4, 8))
-    assert reasons == ["addmm with an addend that is no bias of shape [N]"]
+    assert reasons == ["addmm with an addend that is not a bias of shape [N]"]
 
 
 def test_a_wider_cast_ends_the_match(x, w):

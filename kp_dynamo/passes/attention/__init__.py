@@ -1,1 +1,1 @@
-"""How attention is written in ATen: the matcher, its gradients, its masks."""
+"""How attention appears in ATen graphs: the matcher, its gradients, its masks."""

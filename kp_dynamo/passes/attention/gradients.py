@@ -1,6 +1,6 @@
-"""Where a joint graph computes the gradients of an attention. Reads, edits nothing.
+"""Finds the nodes of a joint graph that compute the gradients of an attention. Does not edit the graph.
 
-Autograd gives them one form: with w the probabilities, g the gradient of the result,
+Autograd always generates the same form. With w the probabilities and g the gradient of the result:
 
     d_v = w^T g,    d_w = g v^T,    d_s = softmax's backward of d_w, masked and scaled,    d_q = d_s k,    d_k = q^T d_s
 """
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 _MOVES = (*VIEWS, aten._to_copy.default)
 
-# A mask that chooses, without the views on the way to it, and what it is where a score stays.
+# A boolean mask, without its views, and its value where a score stays.
 Choice = tuple[fx.Node, bool]
 
 
@@ -32,9 +32,9 @@ class Gradients:
 
     Attributes:
         grad: The gradient of the result, as the matmuls read it, [N, S, E].
-        d_q: The matmul that gives the gradient of q, or None where nobody asks for it.
-        d_k: The same of k, [N, D, T].
-        d_v: The same of v.
+        d_q: The matmul that gives the gradient of q, or None if it is not needed.
+        d_k: The same for k, [N, D, T].
+        d_v: The same for v.
         inside: The nodes between `grad` and these.
     """
 
@@ -50,10 +50,10 @@ class Gradients:
 
 
 def gradients_of(found: Attention, backward: set[fx.Node]) -> Gradients | None:
-    """The backward of an attention, or None where the graph has none.
+    """The backward of an attention, or None if the graph has none.
 
     Raises:
-        Refusal: The backward has another form than autograd's, or reads what would be there no longer.
+        Refusal: The backward differs from autograd's form, or reads values that the rewrite would remove.
     """
     readers = [u for node in found.inside for u in node.users if u in backward]
     if not readers:
@@ -66,7 +66,7 @@ def gradients_of(found: Attention, backward: set[fx.Node]) -> Gradients | None:
 
 @dataclass
 class _Steps:
-    """What the way from the softmax's backward to d_s consists of."""
+    """The scale and the masks between the softmax's backward and d_s."""
 
     scale: float = 1.0
     masks: list[Choice] = field(default_factory=list)
@@ -91,17 +91,17 @@ class _Search:
             self.inside.add(d_w)
             d_w = d_w.args[0]
         if not isinstance(d_w, fx.Node) or d_w.target is not aten.bmm.default or not _is_transposed(d_w.args[1], v):
-            raise Refusal("the gradient of its probabilities is no matmul with its values")
+            raise Refusal("the gradient of its probabilities is not a matmul with its values")
         grad = d_w.args[0]
         if d_v is not None and d_v.args[1] is not grad:
-            raise Refusal("two gradients of its result are read")
+            raise Refusal("the backward reads two gradients of its result")
         self.inside |= {softmax_backward, d_w}
         d_q, d_k = self._score_matmuls(softmax_backward)
         return Gradients(grad, d_q, d_k, d_v, frozenset(self.inside))  # type: ignore[arg-type]
 
     def _of_values_alone(self, d_v: fx.Node | None) -> Gradients:
         if d_v is None or not isinstance(d_v.args[1], fx.Node):
-            raise Refusal("its probabilities have no softmax's gradient")
+            raise Refusal("its probabilities have no softmax backward")
         self.steps = None
         return Gradients(d_v.args[1], None, None, d_v, frozenset(self.inside))
 
@@ -114,7 +114,7 @@ class _Search:
         return found[0] if len(found) == 1 else None
 
     def _score_matmuls(self, node: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
-        """d_q and d_k, behind the masks and factors that `node` goes through."""
+        """d_q and d_k, after the masks and factors that `node` goes through."""
         q, k = self.found.first.args
         while True:
             users = list(node.users)
@@ -123,11 +123,11 @@ class _Search:
                 d_q = next((u for u in matmuls if u.args[0] is node and _is_transposed(u.args[1], k)), None)
                 d_k = next((u for u in matmuls if u.args[1] is node and _is_transposed(u.args[0], q)), None)
                 if len(matmuls) != len([d for d in (d_q, d_k) if d is not None]):
-                    raise Refusal("the gradient of its scores is read by another matmul")
+                    raise Refusal("another matmul reads the gradient of its scores")
                 return d_q, d_k
             if len(users) != 1:
                 names = ", ".join(u.name for u in users)
-                raise Refusal(f"the gradient of its scores is read by {names}: of a mask that learns?")
+                raise Refusal(f"{names} also read the gradient of its scores: a learned mask?")
             node = self._step(node, users[0])
 
     def _step(self, node: fx.Node, user: fx.Node) -> fx.Node:
@@ -158,7 +158,7 @@ def _transposes(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _is_transposed(node: object, source: object) -> bool:
-    """Whether a node is `source` with its last two of three dimensions exchanged."""
+    """Whether a node is `source` with its last two of three dimensions swapped."""
     if not isinstance(node, fx.Node) or not node.args or node.args[0] is not source:
         return False
     if node.target is aten.transpose.int:
@@ -167,7 +167,7 @@ def _is_transposed(node: object, source: object) -> bool:
 
 
 def _choice(user: fx.Node, node: fx.Node) -> Choice | None:
-    """The mask of a node that puts zeros into a gradient, or None."""
+    """The mask of a node that sets parts of a gradient to zero, or None."""
     if user.target is aten.masked_fill.Scalar and user.args[0] is node and _is_zero(user.args[2]):
         return _unviewed(user.args[1]), False
     if user.target is not aten.where.self:
@@ -192,14 +192,14 @@ def _unviewed(node: object) -> fx.Node:
 
 def _check(found: Attention, gradients: Gradients, steps: _Steps | None) -> None:
     choices = [(_unviewed(mask.node), mask.lets_through) for mask in found.masks if mask.fill is not None]
-    # Of a custom autograd.Function, a backward may choose by another mask.
+    # The backward of a custom autograd.Function may use another mask.
     is_alike = steps is None or (
         sorted(steps.masks) == sorted(choices) and math.isclose(steps.scale, found.scale, rel_tol=1e-5)
     )
     if not is_alike:
-        raise Refusal("the gradient of its scores is masked or scaled unlike the scores")
+        raise Refusal("the gradient of its scores has other masks or another scale than the scores")
     known = found.inside | gradients.inside | {found.second, *(r for r in gradients.results if r is not None)}
     for node in sorted(found.inside | gradients.inside):
         for user in node.users:
             if user not in known:
-                raise Refusal(f"{node.name} is also read by {user.name}")
+                raise Refusal(f"{user.name} also reads {node.name}")

@@ -1,10 +1,10 @@
-"""What masks made of nothing but constants do to scores: computed, not guessed.
+"""Evaluates masks that are computed only from constants, to find out how they affect the scores.
 
-To drop a score is to put -inf, or nearly the least number of float32, in its place or on top of it. A softmax gives it
-no weight then, *if its row keeps a score*. Of a row whose scores are all dropped nothing of that is true: all at the
-least number, it is uniform over all of its keys, those behind the query too; all at -inf, it is NaN or zeros. Which
-scores a row keeps is what all of its masks say together. So no mask is taken for causal beside one that is not known,
-such as a padding mask of the batch: it is applied as it is written.
+A mask drops a score if it replaces it by -inf, or nearly the least number of float32, or adds that. The softmax then
+gives the score no weight, *if its row keeps another score*. A row without any score left is different: if all scores
+are the least number, the softmax is uniform over all keys, including those after the query; if all are -inf, it is NaN
+or zeros. All masks together decide which scores a row keeps. So a mask is never treated as causal if another mask is
+unknown, such as a padding mask of the batch: it is applied as written.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from kp_dynamo.passes.constants.values import Constant
 
 aten = torch.ops.aten
 
-# A mask of 8192 x 8192; the values on the way to it are of the same size, and are there for some milliseconds each.
+# A mask of 8192 x 8192; its intermediate values have the same size and live for some milliseconds each.
 _MAX_ELEMENTS = 1 << 26
 _MAX_NODES = 64
 _DROPPED = torch.finfo(torch.float32).min / 4
-_KEPT = 1e30  # a bias of more than that may be as good as a mask
+_KEPT = 1e30  # a larger bias may act as a mask
 
 Effect = Literal["keeps all", "causal", "other"]
 
 
 def without_known(masks: Sequence[Mask], num_queries: int, num_keys: int) -> tuple[list[Mask], bool]:
-    """The masks of scores [S, T] that must be applied, in order, and whether query i reads but keys 0 to i as well."""
+    """The masks of scores [S, T] that must still be applied, in order, and whether query i reads only keys 0 to i."""
     with _disable_current_modes(), torch.no_grad():
         triangle = torch.ones(num_queries, num_keys, dtype=torch.bool).tril()
         values = [_value(mask.node) for mask in masks]
@@ -40,13 +40,13 @@ def without_known(masks: Sequence[Mask], num_queries: int, num_keys: int) -> tup
         left = [i for i, effect in enumerate(effects) if effect != "keeps all"]
         others = [i for i in left if effects[i] != "causal"]
         known = [(masks[i], value) for i in left if (value := values[i]) is not None]
-        # With no other mask, every query has key 0.
+        # Without another mask, every query keeps key 0.
         is_causal = len(others) < len(left) == len(known) and (not others or _leaves_a_key(known, triangle))
     return [masks[i] for i in (others if is_causal else left)], is_causal
 
 
 def _effect(mask: Mask, value: torch.Tensor | None, triangle: torch.Tensor) -> Effect:
-    """What a mask does by itself."""
+    """The effect of a single mask."""
     if value is None:
         return "other"
     kept = value == (0 if mask.fill is None else mask.lets_through)
@@ -60,7 +60,7 @@ def _effect(mask: Mask, value: torch.Tensor | None, triangle: torch.Tensor) -> E
 
 
 def _leaves_a_key(known: Sequence[tuple[Mask, torch.Tensor]], triangle: torch.Tensor) -> bool:
-    """Whether masks, one after the other, drop all keys behind a query, and leave it one of the others."""
+    """Whether masks, applied in order, drop all keys after a query and keep at least one other key."""
     stays, added = torch.ones((), dtype=torch.bool), torch.zeros(())
     for mask, value in known:
         if mask.fill is None:
@@ -74,7 +74,7 @@ def _leaves_a_key(known: Sequence[tuple[Mask, torch.Tensor]], triangle: torch.Te
 
 
 def _value(node: fx.Node) -> torch.Tensor | None:
-    """The value of a node that no input, attribute or random number has a part in; None for others."""
+    """The value of a node computed only from constants, without RNG; None for other nodes."""
     cone = _cone(node)
     if cone is None:
         return None
@@ -87,7 +87,7 @@ def _value(node: fx.Node) -> torch.Tensor | None:
 
 
 def _cone(node: fx.Node) -> list[fx.Node] | None:
-    """What a node is made of, in the order of the graph, if all of it can be computed now."""
+    """The nodes that a node is computed from, in graph order, if all of them can be evaluated now."""
     found, stack = {node}, [node]
     while stack:
         step = stack.pop()

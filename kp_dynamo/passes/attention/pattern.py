@@ -1,4 +1,4 @@
-"""Where a graph computes an attention: matmul, scale, mask, softmax, matmul. Reads, edits nothing.
+"""Matches attention in a graph: matmul, scale, mask, softmax, matmul. Does not edit the graph.
 
 Shapes: B batch, H heads, N = B x H, S queries, T keys, D and E widths of a head.
 """
@@ -26,12 +26,12 @@ _MOVES = (*VIEWS, *_CASTS)
 
 @dataclass(frozen=True)
 class Mask:
-    """A step between the matmul and the softmax.
+    """A mask between the first matmul and the softmax.
 
     Attributes:
-        node: Booleans that choose, or what is added, of any dtype; broadcasts to the scores.
-        fill: What takes the place of a score that is not chosen; None where the mask is added.
-        lets_through: What a mask that chooses is where a score stays.
+        node: Booleans that select scores, or a value to add, of any dtype; broadcasts to the scores.
+        fill: The number that replaces a masked score; None if the mask is added.
+        lets_through: The value of a boolean mask where a score stays.
     """
 
     node: fx.Node
@@ -47,12 +47,12 @@ class Attention:
         first: The matmul q @ k.
         second: The matmul of the probabilities and v.
         softmax: The node between them.
-        weights: What `second` reads.
-        inside: The nodes from `first` on to `second`, without it.
-        scale: What the scores are multiplied by behind `first`.
+        weights: The first operand of `second`.
+        inside: The nodes from `first` to `second`, without `second`.
+        scale: The factor of the scores, applied after `first`.
         masks: In the order in which they are applied.
-        batch_dims: Sizes of the scores before [S, T], of which a mask may have some; numbers or nodes.
-        zeroes_rows: Whether a row of which no score is above -inf becomes 0: torch's "safe" softmax.
+        batch_dims: Sizes of the scores before [S, T], some of which a mask may have; numbers or nodes.
+        zeroes_rows: Whether a row without a score above -inf becomes 0: torch's "safe" softmax.
     """
 
     first: fx.Node
@@ -67,14 +67,14 @@ class Attention:
 
 
 class Refusal(Exception):
-    """Why a softmax between two matmuls is left alone; never leaves the pass."""
+    """The reason why a softmax between two matmuls is left alone; never leaves the pass."""
 
 
 def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | None:
-    """The attention that a softmax of the forward is part of, or None where it is between no two matmuls.
+    """The attention that a softmax of the forward belongs to, or None if it is not between two matmuls.
 
     Raises:
-        Refusal: It is an attention, and one that cannot be rewritten.
+        Refusal: It is an attention that cannot be rewritten.
     """
     above = _ScoreChain(forward)
     above.walk_up(softmax.args[0])
@@ -100,7 +100,7 @@ def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | None:
 
 @dataclass
 class _ScoreChain:
-    """The way up from the softmax to the matmul of queries and keys."""
+    """The nodes from the softmax up to the matmul of queries and keys."""
 
     forward: set[fx.Node]
     first: fx.Node | None = None
@@ -122,7 +122,7 @@ class _ScoreChain:
                 node = source
 
     def _step(self, node: fx.Node) -> Any:
-        """What a node makes its scores of; what it does to them is noted."""
+        """The scores that a node reads; records what the node does to them."""
         if node.target in _MOVES:
             return node.args[0]
         if (factor := factor_of(node)) is not None:
@@ -130,14 +130,14 @@ class _ScoreChain:
             return node.args[0]
         masked = _masked(node, self.forward)
         if masked is None:
-            # Something else may come of a matmul too: what it is counts once one is found.
+            # A matmul may lie beyond this op: the problem counts only if one is found.
             self.problem = self.problem or f"its scores pass through {node.target}"
             return next((s for s in node.all_input_nodes if _leads_to_matmul(s, self.forward)), None)
         scores, mask = masked
         if mask.fill is not None and self.scale > 0:
             mask = replace(mask, fill=mask.fill * self.scale)
         elif self.scale != 1:
-            self.problem = self.problem or f"{node.name} is masked before it is scaled"
+            self.problem = self.problem or f"{node.name} masks the scores before they are scaled"
         self._note_batch_dims(node)
         self.masks.append(mask)
         return scores
@@ -145,7 +145,7 @@ class _ScoreChain:
     def _note_batch_dims(self, node: fx.Node) -> None:
         batch_dims = _batch_dims(node)
         if batch_dims is None or (self.batch_dims and self.batch_dims != batch_dims):
-            self.problem = self.problem or f"{node.name} is masked in a shape of symbols, or one of several"
+            self.problem = self.problem or f"the shape of {node.name} is symbolic, or differs from that of another mask"
         self.batch_dims = batch_dims or ()
 
 
@@ -170,7 +170,7 @@ def _masked(node: fx.Node, forward: set[fx.Node]) -> tuple[fx.Node, Mask] | None
 
 
 def _fill(node: fx.Node, argument: object) -> float | None:
-    """The number that a node puts in the place of scores, in the dtype of its result."""
+    """The number that a node puts in place of scores, in the dtype of its result."""
     constant, result = constant_of(argument), tensor_of(node)
     if constant is None or result is None or not constant.is_real or not result.dtype.is_floating_point:
         return None
@@ -183,7 +183,7 @@ def _is_boolean(node: object) -> bool:
 
 
 def _leads_to_matmul(node: object, forward: set[fx.Node]) -> bool:
-    """Whether a value is a batched matmul, moved, scaled and masked."""
+    """Whether a value is a batched matmul, possibly moved, scaled and masked."""
     if not isinstance(node, fx.Node) or node not in forward:
         return False
     if node.target is aten.bmm.default:
@@ -198,7 +198,7 @@ def _leads_to_matmul(node: object, forward: set[fx.Node]) -> bool:
 
 
 def _batch_dims(node: fx.Node) -> tuple[Any, ...] | None:
-    """The sizes before the last two of a node; of symbols those that a view was given."""
+    """The sizes of a node before its last two; symbolic ones as arguments of a view."""
     value = tensor_of(node)
     assert value is not None, "scores are a tensor"
     sizes: list[Any] = list(value.shape[:-2])
@@ -222,7 +222,7 @@ class _Below:
 
 
 def _below(softmax: fx.Node, forward: set[fx.Node]) -> _Below | None:
-    """The way down from the softmax to the matmul with the values."""
+    """The nodes from the softmax down to the matmul with the values."""
     node, seen, zeroes_rows = softmax, {softmax}, softmax.target is aten._safe_softmax.default
     steps: list[tuple[fx.Node, fx.Node]] = []
     if rule := _zero_rule(softmax, forward):
@@ -243,20 +243,20 @@ def _below(softmax: fx.Node, forward: set[fx.Node]) -> _Below | None:
 
 
 def _refuse_matmuls_after(readers: list[fx.Node], forward: set[fx.Node]) -> None:
-    """Raise where probabilities are changed on their way to a matmul: that is an attention too."""
+    """Raise if the probabilities reach a matmul through another op: that is an attention too."""
     for reader in readers:
-        behind, steps = reader, 0
-        while steps < 6 and behind in forward:
-            if behind.target is aten.bmm.default:
+        node, steps = reader, 0
+        while steps < 6 and node in forward:
+            if node.target is aten.bmm.default:
                 raise Refusal(f"its probabilities pass through {reader.target}: dropout?")
-            following = [u for u in behind.users if u in forward]
+            following = [u for u in node.users if u in forward]
             if not following:
                 break
-            behind, steps = following[0], steps + 1
+            node, steps = following[0], steps + 1
 
 
 def _zero_rule(softmax: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
-    """The nodes that make rows of -inf zero, the last of them the result: where(all(scores == -inf), 0, softmax)."""
+    """The nodes of where(all(scores == -inf), 0, softmax), which zeroes rows of -inf; the result is last."""
     scores = softmax.args[0]
     for where in [user for user in softmax.users if user.target is aten.where.self and user in forward]:
         dead, zeros, weights = where.args
@@ -272,7 +272,7 @@ def _zero_rule(softmax: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
 
 
 def _is_over_keys(node: fx.Node) -> bool:
-    """Whether a node asks of every row whether all of it is true."""
+    """Whether a node tests for each row whether all of it is true."""
     value = tensor_of(node)
     if node.target is not aten.all.dim or value is None or node.args[2:] != (True,):
         return False
@@ -283,20 +283,20 @@ def _check_softmax(softmax: fx.Node) -> None:
     value, dim = tensor_of(softmax), softmax.args[1]
     assert value is not None, "probabilities are a tensor"
     if dim not in (-1, value.dim() - 1):
-        raise Refusal(f"its softmax is over dimension {dim}, not the keys")
+        raise Refusal(f"its softmax is over dimension {dim}, not over the keys")
 
 
 def _check(found: Attention, forward: set[fx.Node]) -> None:
     q, k = found.first.args
     dtypes = {tensor_of(x).dtype for x in (q, k, found.second.args[1], found.second)}  # type: ignore[union-attr]
     if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
-        raise Refusal("its matmuls are not of one floating-point dtype")
+        raise Refusal("its matmuls do not share one floating-point dtype")
     scores = tensor_of(found.softmax)
     if scores is None or any(isinstance(size, int) and size == 0 for size in scores.shape):
-        raise Refusal("it has no scores: a size of 0")
+        raise Refusal("it has no scores: a size is 0")
     for node in sorted(found.inside):
         for user in node.users:
             if user.op == "output":
-                raise Refusal(f"{node.name} is a result of the graph")
+                raise Refusal(f"{node.name} is an output of the graph")
             if user in forward and user not in found.inside and user is not found.second:
-                raise Refusal(f"{node.name} is also read by {user.name}")
+                raise Refusal(f"{user.name} also reads {node.name}")

@@ -1,8 +1,8 @@
-"""Whether what is between the two matmuls of an attention stays where the first has it. Reads, edits nothing.
+"""Checks that scores keep their layout between the two matmuls of an attention. Does not edit the graph.
 
-A batched matmul gives scores [N, S, T]. Models view them as [B, H, S, T] and back, and nothing else: then row s of
-them is query s, and whatever broadcasts to them (masks, positions) means the same to `kp::attention`. Scores that are
-transposed, regrouped, repeated, rounded or widened on their way are another computation in the same operators.
+A batched matmul returns scores [N, S, T]. Models view them as [B, H, S, T] and back, and nothing else. Then row s of
+the scores is query s, and values that broadcast to them (masks, positions) mean the same to `kp::attention`. The same
+operators with transposed, regrouped, repeated, rounded or upcast scores are another computation.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _WIDE_ENOUGH = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def layout_problem(node: fx.Node, source: fx.Node, matmul: fx.Node) -> str | None:
-    """Why `node`, made of the scores `source`, is not the scores of `matmul` where they were, or None."""
+    """Why `node`, computed from the scores `source`, does not keep the layout of the scores of `matmul`, or None."""
     value, before, scores = (tensor_of(n) for n in (node, source, matmul))
     if value is None or before is None or scores is None:
-        return f"{node.name} is no tensor"
+        return f"{node.name} is not a tensor"
     if value.dtype not in _WIDE_ENOUGH:
         return f"{node.name} rounds its scores to {value.dtype}"
     if value.dtype == torch.float64 != scores.dtype:
-        # float32 holds neither its precision nor its least number, which a mask of float64 may add.
-        return f"{node.name} widens its scores to {value.dtype}"
+        # float32 has neither the precision of float64 nor its least number, which a float64 mask may add.
+        return f"{node.name} upcasts its scores to {value.dtype}"
     if node.target in _REGROUPINGS:
         is_kept = _are_equal(value.shape[-2:], scores.shape[-2:])
-        return None if is_kept else f"{node.name} takes queries and keys apart, or together with something else"
+        return None if is_kept else f"{node.name} splits queries or keys, or merges them with another dimension"
     if node.target in _PERMUTATIONS:
-        return f"{node.name} moves its queries or keys"
+        return f"{node.name} permutes its queries or keys"
     return None if _are_equal(value.shape, before.shape) else f"{node.name} repeats its scores"
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Whether sizes are equal for every value that their symbols may have: no guard is added."""
+    """Whether sizes are equal for all values of their symbols; adds no guard."""
     return len(one) == len(other) and all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))

@@ -1,1 +1,1 @@
-"""Tensors that hold a known number: how they are found and read."""
+"""How tensors that hold a known number are found and read."""

@@ -1,4 +1,4 @@
-"""Python numbers in place of 0-dim constants: `mul(x, full([], 2.0))` -> `mul(x, 2.0)`."""
+"""Replaces 0-dim constants by Python numbers: `mul(x, full([], 2.0))` -> `mul(x, 2.0)`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kp_dynamo.passes.constants.values import constant_of
 
 aten = torch.ops.aten
 
-# Where the constant is the last tensor operand. A Tensor overload takes a number there; a Scalar one is its twin.
+# If the constant is the last tensor operand: a Tensor overload accepts a number, or a Scalar overload exists.
 _LAST: dict[Any, Any] = {
     aten.add.Tensor: aten.add.Tensor, aten.sub.Tensor: aten.sub.Tensor,
     aten.mul.Tensor: aten.mul.Tensor, aten.div.Tensor: aten.div.Tensor,
@@ -22,7 +22,7 @@ _LAST: dict[Any, Any] = {
     aten.gt.Tensor: aten.gt.Scalar, aten.ge.Tensor: aten.ge.Scalar,
     aten.fill.Tensor: aten.fill.Scalar, aten.masked_fill.Tensor: aten.masked_fill.Scalar,
 }  # fmt: skip
-# Where it is the first of two: the call that takes (tensor, number). Only these have one.
+# If it is the first of two: the call that takes (tensor, number). Other ops have none.
 _FIRST: dict[Any, Any] = {
     aten.add.Tensor: aten.add.Tensor, aten.mul.Tensor: aten.mul.Tensor, aten.sub.Tensor: aten.rsub.Scalar,
     aten.eq.Tensor: aten.eq.Scalar, aten.ne.Tensor: aten.ne.Scalar,
@@ -32,9 +32,9 @@ _FIRST: dict[Any, Any] = {
 
 
 def use_scalars(graph: fx.Graph) -> int:
-    """Write 0-dim constants as numbers into the ops that take one with the same result; returns how many.
+    """Replace 0-dim constants by numbers in the ops that accept one with the same result; return how many.
 
-    The same result means: the other operand is of the constant's kind (integer or floating), the number is exact in
+    The result is the same if the other operand is of the constant's kind (integer or floating), the number is exact in
     its dtype, and the result keeps its dtype (a 0-dim float64 promotes another 0-dim tensor, a number does not).
     """
     rewritten = 0
@@ -57,7 +57,7 @@ def _number(constant: fx.Node) -> int | float | None:
 
 
 def _use_scalar(user: fx.Node, constant: fx.Node, number: int | float) -> bool:
-    """Put a call that takes the number beside `user`, and let it be read instead; False where that is not the same."""
+    """Replace `user` by a call that takes the number; False if the result would differ."""
     call = _scalar_call(user, constant, number)
     other, wanted = tensor_of(call[1][0]) if call else None, tensor_of(user)
     if call is None or other is None or wanted is None or not _is_exact(number, _fake(constant).dtype, other.dtype):

@@ -1,7 +1,7 @@
-"""Constants of a tensor's shape without the tensor: `full_like(x, 0.0)` -> `full([2, 3], 0.0)`.
+"""Replaces constants of a tensor's shape by constants without the tensor: `full_like(x, 0.0)` -> `full([2, 3], 0.0)`.
 
-The value of `x` does not matter, but a graph says that it does: equal `full_like` of two layers become one by common
-subexpression elimination, which ties the later layer's backward to a value of the earlier one.
+The value of `x` does not matter, but the graph has the dependency. Common subexpression elimination merges equal
+`full_like` of two layers, which then makes the later layer's backward depend on a value of the earlier one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SOURCES = (aten.full_like.default, aten.zeros_like.default, aten.ones_like.defa
 
 
 def drop_shape_sources(graph: fx.Graph) -> int:
-    """Rewrite constants of a static shape; returns how many."""
+    """Rewrite constants of a static shape; return how many."""
     found = [(n, c) for n in calls(graph, *_SOURCES) if (c := constant_of(n)) is not None and _is_static(n)]
     for node, constant in found:
         result = node.meta["val"]

@@ -1,7 +1,7 @@
-"""Constants of a graph, read in one place: the number that an argument is, as its dtype holds it.
+"""Reads the constants of a graph: the number that an argument is, as its dtype represents it.
 
 `full([], 2.7, dtype=int64)` is 2, `full([], 300, dtype=bool)` is True, and `scalar_tensor(0.1, dtype=bfloat16)` is
-0.10009765625. A pass that looks at the argument of the creation sees 2.7, 300 and 0.1, which the program never does.
+0.10009765625. A pass that reads the argument of the creation op gets 2.7, 300 and 0.1, which the program never uses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 Number = bool | int | float | complex
 
-# Creations of one number repeated, and where the number stands among their arguments.
+# Creation ops that fill a tensor, and the position of the fill value among their arguments.
 _POSITIONS: dict[Any, int] = {
     aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0,
 }  # fmt: skip
@@ -38,8 +38,9 @@ class Constant:
     """A number of a graph.
 
     Attributes:
-        value: The number, as `dtype` holds it.
-        dtype: The dtype of the tensor that is full of it; None for a Python number, which promotes nothing but kinds.
+        value: The number, as `dtype` represents it.
+        dtype: The dtype of the tensor filled with it; None for a Python number, which only promotes the kind of a
+           dtype.
     """
 
     value: Number
@@ -47,17 +48,17 @@ class Constant:
 
     @property
     def is_real(self) -> bool:
-        """Whether it is no complex number; True counts as 1."""
+        """Whether it is not complex; True counts as 1."""
         return not isinstance(self.value, complex)
 
     def as_float(self, dtype: torch.dtype) -> float:
-        """The number cast to a floating-point dtype; what is beyond its range is infinite, as in a cast of tensors."""
+        """The number cast to a floating-point dtype; infinite if out of range, as in a cast of tensors."""
         with _disable_current_modes():
             return float(torch.tensor(self.value, dtype=self.dtype or torch.float64).to(dtype).item())
 
 
 def constant_of(argument: object) -> Constant | None:
-    """The number that an argument is, or that a node is full of; None for all others."""
+    """The number that an argument is, or that a node is filled with; None for all others."""
     if isinstance(argument, Number):
         return Constant(argument, None)
     result = tensor_of(argument)
@@ -69,12 +70,12 @@ def constant_of(argument: object) -> Constant | None:
     try:
         with _disable_current_modes():
             return Constant(torch.full((), number, dtype=result.dtype).item(), result.dtype)
-    except RuntimeError:  # the creation itself raises when it runs: out of the range of its dtype
+    except RuntimeError:  # the creation op raises when it runs: out of the range of its dtype
         return None
 
 
 def factor_of(node: fx.Node) -> float | None:
-    """What a node multiplies its first operand by, all of it alike; None for no factor, and for 0, inf and NaN."""
+    """The one number that a node multiplies its first operand by; None for other nodes, and for 0, inf and NaN."""
     if node.target not in _MULTIPLICATIONS + _DIVISIONS or len(node.args) != 2 or node.kwargs:
         return None
     constant = constant_of(node.args[1])
@@ -94,7 +95,7 @@ def _created_from(node: fx.Node) -> object:
 
 
 def _is_as_large(node: fx.Node, source: object) -> bool:
-    """Whether a constant of several elements has repeated nothing of `source`."""
+    """Whether the constant did not broadcast `source` to a larger shape."""
     one, other = tensor_of(node), tensor_of(source)
     if one is None or other is None or one.dim() != other.dim():
         return False

@@ -1,7 +1,7 @@
-"""Which dimensions of one value are which of another, behind views and permutations: bookkeeping, no graph is edited.
+"""Tracks which dimensions of one value correspond to which of another, through views and permutations. Edits no graph.
 
-A dimension is a tuple of axes, the outermost first; an axis is a number of elements that lie apart by one step. To view
-[B, S, H * D] as [B, S, H, D] splits the axis H * D into two, for every value that has a part in it.
+A dimension is a tuple of axes, outermost first; an axis is a number of elements at a constant stride. Viewing
+[B, S, H * D] as [B, S, H, D] splits the axis H * D into two, for every value that contains it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ Dims = tuple[Dim, ...]
 
 @dataclass
 class Axes:
-    """The axes that some values are made of, by number. Axes of size 1 are none."""
+    """The axes of some values, by number. Dimensions of size 1 have no axis."""
 
     sizes: list[int] = field(default_factory=list)
     _parts: dict[int, Dim] = field(default_factory=dict)
 
     def new(self, size: int) -> Dim:
-        """A dimension of one axis, or of none where its size is 1."""
+        """A dimension of one axis, or of none if its size is 1."""
         if size == 1:
             return ()
         self.sizes.append(size)
         return (len(self.sizes) - 1,)
 
     def of(self, dim: Dim) -> Dim:
-        """A dimension in the axes of now: those that have been split are their parts."""
+        """A dimension in the current axes: axes that have been split are replaced by their parts."""
         return tuple(part for axis in dim for part in (self.of(self._parts[axis]) if axis in self._parts else (axis,)))
 
     def flat(self, dims: Sequence[Dim]) -> Dim:
         return self.of(tuple(axis for dim in dims for axis in dim))
 
     def viewed(self, dims: Sequence[Dim], shape: Sequence[int]) -> Dims | None:
-        """The dimensions of a view of `shape`; None where a size cuts an axis into no whole parts."""
+        """The dimensions of a view of `shape`; None if a size does not split an axis into whole parts."""
         axes = self.flat(dims)
         cuts = _cuts([self.sizes[axis] for axis in axes], shape)
         if cuts is None:
@@ -51,7 +51,7 @@ class Axes:
 
 
 def _cuts(sizes: Sequence[int], shape: Sequence[int]) -> list[list[int]] | None:
-    """For each axis, the sizes of the parts that the sizes of `shape` cut it into, both from the outermost on."""
+    """For each axis, outermost first, the sizes of the parts that the sizes of `shape` split it into."""
     cuts: list[list[int]] = [[] for _ in sizes]
     number, left = 0, sizes[0] if sizes else 1
     for size in shape:
@@ -69,7 +69,7 @@ def _cuts(sizes: Sequence[int], shape: Sequence[int]) -> list[list[int]] | None:
 
 
 def _grouped(axes: Dim, sizes: Sequence[int], shape: Sequence[int]) -> Dims:
-    """Axes, in order, as dimensions of these sizes."""
+    """Axes, in order, grouped into dimensions of these sizes."""
     dims, rest = [], list(axes)
     for size in shape:
         dim: list[int] = []
@@ -80,7 +80,7 @@ def _grouped(axes: Dim, sizes: Sequence[int], shape: Sequence[int]) -> Dims:
 
 
 def merged(terms: Sequence[Dim], apart: Dim) -> list[Dims]:
-    """Each term's axes in groups: neighbours that are neighbours in every term are one, but for those to keep apart."""
+    """Groups the axes of each term: axes adjacent in every term are merged, except those of `apart`."""
 
     def belong_together(one: int, other: int) -> bool:
         alike = all((one in term) == (other in term) for term in terms)

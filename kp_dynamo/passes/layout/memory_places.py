@@ -1,7 +1,7 @@
-"""`as_strided` and its scatter name places in memory: of the tensor that owns it, as eager lays that out.
+"""`as_strided` and its scatter address memory: that of the tensor that owns it, in eager's layout.
 
-A program has values and no memory. Its tensors are dense and lie in the order of their dimensions: what owns the memory
-is permuted to lie so, before places are taken and after they are written to.
+A program has values and no memory. Its tensors are dense and contiguous. So the tensor that owns the memory is permuted
+to its eager layout, before elements are read and after they are written.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from kp_dynamo.graph.view_chain import base_of
 aten = torch.ops.aten
 
 _READS = (aten.as_strided.default, aten.as_strided_copy.default)
-_NO_OFFSETS = "torch_xla 2.9 gives the offset of an XLA tensor as 0, whatever it is a view of"
+_NO_OFFSETS = "torch_xla 2.9 reports a storage offset of 0 for every XLA tensor, views included"
 _WRITES = (aten.as_strided_scatter.default,)
 
 
 def resolve_memory_places(graph: fx.Graph, *, writes_to_inputs: bool, on_device: bool) -> None:
-    """Edit a graph as AOTAutograd has traced it, with the strides of its fake tensors.
+    """Edit a graph that AOTAutograd has traced, using the strides of its fake tensors.
 
     Args:
         graph: Edited in place.
-        writes_to_inputs: It writes to an argument in place.
-        on_device: Its arguments are XLA tensors.
+        writes_to_inputs: Whether it writes to an argument in place.
+        on_device: Whether its arguments are XLA tensors.
 
     Raises:
-        XLACompilationError: The memory has places that no tensor of the graph holds, or its order is not known.
+        XLACompilationError: An address is in no tensor of the graph, or the layout of the memory is unknown.
     """
     for node in list(calls(graph, *_READS, *_WRITES)):
         base = base_of(node.args[0])
@@ -45,20 +45,22 @@ def resolve_memory_places(graph: fx.Graph, *, writes_to_inputs: bool, on_device:
             raise _refused(node, _NO_OFFSETS)
         order = _order(base.meta["val"])
         if order is None:
-            raise _refused(node, "the tensor has gaps in memory, or its strides depend on a size")
+            raise _refused(node, "the tensor is not dense, or its strides depend on a size")
         if written is not None and not _lies_alike(base.meta["val"], written):
-            raise _refused(node, "it may be an argument that was written to, and that one lies otherwise in its memory")
+            raise _refused(node, "it may be an argument that was written to, whose strides differ")
         if base is not node.args[0] or order != sorted(order) or _offset(base) != 0:
             _resolve(node, base, order)
 
 
 def refuse_places_of_inputs(graph: fx.Graph) -> None:
-    """Refuse named offsets of inputs in Dynamo's graph, whose inputs are XLA tensors, and results that begin at any.
+    """Refuse `as_strided` of an input with an explicit storage offset, or whose result the graph returns.
 
-    A result that is a view of an input is not in AOTAutograd's graph: it is taken behind the program, by torch_xla.
+    The graph is Dynamo's, whose inputs are XLA tensors. AOTAutograd's graph does not contain a result that is a view of
+    an
+    input: torch_xla computes it after the program.
 
     Raises:
-        XLACompilationError: There is one.
+        XLACompilationError: The graph has such a call.
     """
     inputs = {_memory_of(node) for node in graph.find_nodes(op="placeholder")} - {None}
     returned = {_memory_of(node) for node in graph.output_node().all_input_nodes}
@@ -91,13 +93,13 @@ def _resolve(node: fx.Node, base: fx.Node, order: Sequence[int]) -> None:
 
 
 def _begins_at(node: fx.Node) -> Any:
-    """The storage offset that the program names; None without one."""
+    """The explicit storage offset of the call; None without one."""
     given = node.args[3 + (node.target in _WRITES) :]
     return given[0] if given else node.kwargs.get("storage_offset")
 
 
 def _seen_as(x: Any, written: fx.Node, base: fx.Node, order: Sequence[int]) -> fx.Node:
-    """`x`, in memory that was written to."""
+    """`x`, read from memory that was written to."""
     graph = written.graph
     if x is base:
         back = [order.index(d) for d in range(len(order))]
@@ -105,24 +107,24 @@ def _seen_as(x: Any, written: fx.Node, base: fx.Node, order: Sequence[int]) -> f
     value = x.meta["val"]
     sizes = (*value.shape, *value.stride(), _offset(x))
     if not all(isinstance(n, int) for n in sizes):
-        raise _refused(written, "it writes to a view whose size varies")
+        raise _refused(written, "it writes to a view of symbolic size")
     place = (list(value.shape), list(value.stride()), _offset(x) - _offset(base))
     return insert_call(graph, aten.as_strided.default, (written, *place), {}, like=written)
 
 
 def _place(node: fx.Node, base: fx.Node, size: Any, stride: Any, offset: Any) -> tuple[Any, Any, Any]:
-    """Sizes, strides and offset in the part of the memory that `base` holds."""
+    """Sizes, strides and offset relative to the part of the memory that `base` holds."""
     start = _offset(base)
     if start == 0 and not isinstance(offset, int):
         return size, stride, offset
     if not isinstance(start, int) or not isinstance(offset, int):
-        raise _refused(node, "where its memory begins varies")
+        raise _refused(node, "its storage offset is symbolic")
     offset -= start
     numbers = (*size, *stride, base.meta["val"].numel())
     if all(isinstance(n, int) for n in numbers) and math.prod(size):
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         if offset < 0 or last >= base.meta["val"].numel():
-            raise _refused(node, "the memory begins before the tensor, or goes on behind it")
+            raise _refused(node, "the memory begins before the tensor, or ends after it")
     return size, stride, offset
 
 
@@ -137,9 +139,9 @@ def _lies_alike(value: torch.Tensor, argument: torch.Tensor) -> bool:
 
 
 def _input_written(base: fx.Node) -> torch.Tensor | None:
-    """The argument that a value may stand for after a write in place; None without one.
+    """The argument whose in-place write may have produced a value; None without one.
 
-    The graph has a new value for each write: `x.add_(1)` and `x + 1` look alike in it.
+    The graph has a new value for each write, so `x.add_(1)` and `x + 1` look alike.
     """
     source = base
     while source.op == "call_function" and source.args and isinstance(source.args[0], fx.Node):
@@ -155,8 +157,8 @@ def _input_written(base: fx.Node) -> torch.Tensor | None:
 
 def _refused(node: fx.Node, reason: str) -> XLACompilationError:
     return XLACompilationError(
-        f"{node.target}{user_line(node)} takes places in the memory of a tensor: {reason}. Allowed: places that one "
-        "dense tensor holds. Slice the tensor instead, or take them of x.clone()."
+        f"{node.target}{user_line(node)} addresses the memory of a tensor: {reason}. Allowed: addresses within one "
+        "dense tensor. Try: slice the tensor, or call as_strided on x.clone()."
     )
 
 
@@ -165,7 +167,7 @@ def _offset(node: Any) -> Any:
 
 
 def _order(value: torch.Tensor) -> list[int] | None:
-    """The dimensions from the outermost in memory to the innermost; None unless the tensor is known to be dense."""
+    """The dimensions in memory order, outermost first; None unless the tensor is known to be dense."""
     order = sorted(range(value.dim()), key=lambda d: -_hint(value.stride(d)))
     expected: Any = 1
     for d in reversed(order):

@@ -1,4 +1,4 @@
-"""How values of a graph lie in memory: what else lies otherwise where one does, and what callers see."""
+"""Keeps strides correct while passes change layouts, and restores those of outputs, which callers see."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ aten = torch.ops.aten
 
 
 def result_values(graph: fx.Graph) -> list[torch.Tensor | None]:
-    """The fake tensors of a graph's results."""
+    """The fake tensors of a graph's outputs."""
     return [tensor_of(result) for result in _results(graph)]
 
 
 def keep_strides(graph: fx.Graph, before: list[torch.Tensor | None]) -> None:
-    """Give results the strides that they had before passes ran: those of eager, which a caller can see.
+    """Restore the strides that outputs had before the passes ran: those of eager, which callers see.
 
-    A program has no strides. A result gets its own when it is brought to the host.
+    A program has no strides. A result gets its strides when it is copied to the host.
     """
     for node, value in zip(_results(graph), before, strict=True):
         now = tensor_of(node)
@@ -36,9 +36,10 @@ def _results(graph: fx.Graph) -> list[fx.Node]:
 
 
 def is_seen(node: fx.Node) -> bool:
-    """Whether a value, or one that may take its strides from it, is a result of the graph: written as it is returned.
+    """Whether an output of the graph is this value, or may inherit its strides.
 
-    Results keep their strides in any case, see `keep_strides`; other ones would be a copy on the way to the caller.
+    Outputs keep their strides in any case, see `keep_strides`; other strides would cost a copy on the way to the
+    caller.
     """
     found, stack = {node}, [node]
     while stack:
@@ -56,10 +57,9 @@ def _may_take_strides(node: fx.Node) -> bool:
 
 
 class Strides:
-    """Keeps strides true while a pass goes through a graph in its order and gives values other ones.
+    """Updates strides while a pass walks a graph in order and changes the strides of some values.
 
-    In one sweep: from each changed value on its own, a model of many blocks would be walked through as often as it has
-    matmuls.
+    A single sweep: propagating each change on its own would walk a model of many blocks once per matmul.
     """
 
     def __init__(self) -> None:
@@ -67,12 +67,12 @@ class Strides:
         self._changed: set[fx.Node] = set()
 
     def changed(self, node: fx.Node, before: torch.Tensor) -> None:
-        """`node` is now read where `before` was."""
+        """Record that `node` replaces `before`."""
         if node.meta["val"].stride() != before.stride():
             self._changed.add(node)
 
     def update(self, node: fx.Node) -> None:
-        """Give a node the strides it has behind those that changed; a view that fails on them becomes a reshape."""
+        """Recompute the strides of a node whose operands changed; a view that would fail becomes a reshape."""
         if node.op != "call_function" or self._changed.isdisjoint(node.all_input_nodes):
             return
         before = tensor_of(node)

@@ -1,4 +1,4 @@
-"""Where a value comes from, and goes to, behind views, permutations and casts. Reads, edits nothing."""
+"""Follows a value back or forward through views, permutations and casts. Does not edit the graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class End:
     Attributes:
         node: The value there.
         dims: Its dimensions, in the axes of the value at the other end.
-        widenings: The casts to float32 on the way, in the order of the graph.
+        widenings: The casts to float32 in between, in graph order.
     """
 
     node: fx.Node
@@ -35,7 +35,7 @@ class End:
 
 
 def source_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
-    """What a value of these dimensions is a view, a permutation and a widening of."""
+    """The value that `node` views, permutes and upcasts, as far back as possible."""
     widenings: list[fx.Node] = []
     while node.op == "call_function":
         source: Any = node.args[0] if node.args else None
@@ -56,7 +56,7 @@ def source_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
 
 
 def destination_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
-    """What becomes of a value that is viewed, permuted and widened, as far as it has one reader."""
+    """The value that `node` becomes through views, permutations and upcasts, as long as it has one reader."""
     widenings: list[fx.Node] = []
     while len(node.users) == 1:
         user = next(iter(node.users))
@@ -67,10 +67,10 @@ def destination_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
         elif user.target in _PERMUTATIONS:
             dims = tuple(dims[dim] for dim in _order(user))
         elif user.target in _VIEWS and has_static_size(user):
-            behind = axes.viewed(dims, user.meta["val"].shape)
-            if behind is None:
+            after = axes.viewed(dims, user.meta["val"].shape)
+            if after is None:
                 break
-            dims = behind
+            dims = after
         elif user.target not in _COPIES:
             break
         node = user
@@ -78,13 +78,13 @@ def destination_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
 
 
 def has_static_size(node: object) -> bool:
-    """Whether a node is a tensor of numbers, and not of symbols, of elements, and has one."""
+    """Whether a node is a tensor with static sizes and at least one element."""
     value = tensor_of(node)
     return value is not None and all(isinstance(size, int) and size > 0 for size in value.shape)
 
 
 def _order(node: fx.Node) -> list[int]:
-    """The dimension of the source that each dimension of a permutation is."""
+    """For each dimension of a permutation, the dimension of the source."""
     rank = node.meta["val"].dim()
     if node.target is aten.permute.default:
         return [dim % rank for dim in node.args[1]]  # type: ignore[union-attr]  # a list of numbers

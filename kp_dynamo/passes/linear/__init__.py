@@ -1,1 +1,1 @@
-"""How a linear layer and its activation are written in ATen."""
+"""How a linear layer and its activation appear in ATen graphs."""

@@ -1,9 +1,9 @@
-"""Which activation an ATen graph computes from a value, however it is spelled.
+"""Recognizes the activation that an ATen graph computes from a value, in any spelling.
 
-An elementwise expression in a value x is read as a polynomial in x and in *atoms*, functions of x that have a name
-here: `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))` is `0.5 x + 0.5 x t` with t the atom "tanh of
-GELU's polynomial". Two spellings that differ in the order, the grouping or the place of a constant are one polynomial;
-an activation is a polynomial in a table. What does not fit (another function, another constant) is not recognised.
+An elementwise expression in a value x is read as a polynomial in x and in *atoms*, the named functions of x below:
+`0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))` is `0.5 x + 0.5 x t` with t the atom "tanh of
+GELU's polynomial". Spellings that differ in order, grouping or the place of a constant give the same polynomial. An
+activation is a polynomial in a table. Other expressions (another function, another constant) are not recognized.
 
 Source of the mathematics: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415.
 """
@@ -61,15 +61,15 @@ def activations_of(
 
     Args:
         value: The pre-activation.
-        within: Nodes that may be looked at.
-        operand: Dtype of the operands of the matmul that `value` comes from: decides which casts do not count.
+        within: Nodes that may be inspected.
+        operand: Dtype of the operands of the matmul that `value` comes from: decides which casts are ignored.
 
     Yields:
-        (node, name of the activation, the nodes between: `value` and what is computed on the way, without `node`).
+        (node, name of the activation, the nodes between: `value` and the intermediate values, without `node`).
     """
     known: dict[fx.Node, Polynomial] = {value: _X}
     queue = [user for user in value.users if user in within]
-    for node in queue:  # grows: a node that lacks an operand comes again as a user of that operand
+    for node in queue:  # grows: a node whose operand is not known yet is queued again as a user of that operand
         polynomial = _polynomial(node, known, operand) if node not in known else None
         if polynomial is not None and len(polynomial) <= _MOST_TERMS:
             known[node] = polynomial
@@ -83,7 +83,7 @@ def activations_of(
 def is_cast(node: fx.Node, operand: torch.dtype) -> bool:
     """Whether `node` only changes the dtype, to one that is exact in the compute dtype of `operand`.
 
-    Without it, an expression computed at once in that compute dtype is at least as accurate.
+    An expression evaluated in that compute dtype without the cast is at least as accurate.
     """
     value = tensor_of(node)
     if node.target != aten._to_copy.default or value is None or not fits(value.dtype, operand):

@@ -1,4 +1,4 @@
-"""Where an ATen graph computes a Linear: a matmul, its bias, and the views and casts that follow."""
+"""Matches a Linear in an ATen graph: a matmul, its bias, and the views and casts that follow."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Linear:
     """`input @ weight + bias`, [M, K] @ [K, N] + [N].
 
     Attributes:
-        biased: The node that has the bias in it (the matmul itself for addmm and for no bias).
-        chain: The matmul and what follows it one by one (views, the bias, casts), as far as the forward has no
-            second user; the last is what an activation would read.
-        problem: Why it cannot become one op of ours, or None.
+        biased: The node that includes the bias (the matmul itself for addmm and without a bias).
+        chain: The matmul and its successive users (views, the bias, casts), as long as the forward has no second user;
+            the last is what an activation would read.
+        problem: Why it cannot become kp::linear_act, or None.
     """
 
     input: fx.Node
@@ -41,7 +41,7 @@ class Linear:
 
     @property
     def unbiased(self) -> tuple[fx.Node, ...]:
-        """The nodes that lack the bias."""
+        """The nodes before the bias is added."""
         return self.chain[: self.chain.index(self.biased)]
 
     @property
@@ -67,13 +67,13 @@ def linear_at(matmul: fx.Node, forward: set[fx.Node]) -> Linear:
 
 
 def only_user(node: fx.Node, forward: set[fx.Node]) -> fx.Node | None:
-    """The one user of `node` in `forward`, or None where there are more, or none, or where it is an output."""
+    """The only user of `node` in `forward`; None if it has several or none, or is an output."""
     users = [user for user in node.users if user in forward or user.op == "output"]
     return users[0] if len(users) == 1 and users[0].op != "output" else None
 
 
 def has_shape(node: object, shape: tuple[int | torch.SymInt, ...]) -> bool:
-    """Whether the node is a tensor of this shape; asks no new guard of a symbolic size."""
+    """Whether the node is a tensor of this shape; adds no guard on symbolic sizes."""
     value = tensor_of(node)
     if value is None or value.dim() != len(shape):
         return False
@@ -100,11 +100,11 @@ def _bias_added(user: fx.Node, value: fx.Node, matmul: fx.Node) -> fx.Node | Non
 def _problem(matmul: fx.Node, addend: object) -> str | None:
     value = fake(matmul)
     if not value.dtype.is_floating_point:
-        return f"{value.dtype} is no real floating-point dtype"
+        return f"{value.dtype} is not a real floating-point dtype"
     if any(scale != 1 for scale in matmul.kwargs.values()):
         return "addmm with alpha or beta other than 1"
     if addend is not None and not has_shape(addend, (value.shape[-1],)):
-        return "addmm with an addend that is no bias of shape [N]"
+        return "addmm with an addend that is not a bias of shape [N]"
     return None
 
 

@@ -1,1 +1,1 @@
-"""Which ops may run in bfloat16, and where casts go."""
+"""Rules for which ops may run in bfloat16, and where casts go."""

@@ -1,4 +1,4 @@
-"""The bfloat16 and the float32 form of each value of a graph: every cast once, none that undoes another."""
+"""The bfloat16 and the float32 form of each value of a graph: casts each value once, and cancels inverse casts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kp_dynamo.passes.constants.values import factor_of
 aten = torch.ops.aten
 
 ADDED = "added_by_cast_bf16"
-"""In the meta of a cast: it is none of the user's."""
+"""Key in the meta of a cast that the pass added."""
 
 
 def is_float32(node: object) -> bool:
@@ -43,8 +43,8 @@ def is_widening(node: fx.Node) -> bool:
 
 
 def origins(node: fx.Node) -> Iterator[fx.Node]:
-    """The values that `node` is views, parts and joints of."""
-    # What is neither a tensor nor a list of parts is a symbolic size, or an op of which getitem takes a result.
+    """The values that `node` is views, slices and concatenations of."""
+    # Other sources are symbolic sizes, or multi-output ops that getitem reads.
     sources = [s for s in node.all_input_nodes if tensor_of(s) is not None or s.target in VIEWS + PARTS]
     if node.target not in VIEWS + PARTS or not sources:
         yield node
@@ -54,11 +54,11 @@ def origins(node: fx.Node) -> Iterator[fx.Node]:
 
 
 class Casts:
-    """Casts of one graph, met or added while a pass walks it in order.
+    """The casts of one graph, found or added while a pass walks it in order.
 
-    Whoever reads a value in float32 goes on reading the node that stands for it; after `narrow_result` that node is a
-    widening of the bfloat16 one. `narrow` gives the bfloat16 form: of views and of exact values (widened ones) by
-    going back before the widening, of others by a cast, which is placed before the views.
+    Float32 readers of a value keep reading its node; after `narrow_result` that node is an upcast of the bfloat16 one.
+    `narrow` returns the bfloat16 form. For views and exact values (upcasts) it reads the value before the upcast. For
+    other values it adds a cast, placed before the views.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -68,11 +68,11 @@ class Casts:
         self._narrow: dict[fx.Node, fx.Node] = {}  # float32 node -> its bfloat16 form
         self._wide: dict[fx.Node, fx.Node] = {}  # bfloat16 node -> its widening
         self._exact: set[fx.Node] = set()  # widenings
-        self._produced: set[fx.Node] = set()  # those of them that this pass has added
-        self._unscaled: dict[fx.Node, fx.Node] = {}  # view of a multiple -> view of what it is one of, in bfloat16
+        self._produced: set[fx.Node] = set()  # upcasts of results that this pass put into bfloat16
+        self._unscaled: dict[fx.Node, fx.Node] = {}  # view of a scaled value -> that view, unscaled, in bf16
 
     def register_cast(self, node: fx.Node) -> None:
-        """Take note of a cast of the graph, or let its users read the value that is there already.
+        """Record a cast of the graph, or make its users read an existing value instead.
 
         A result of the graph keeps its cast: it would become an alias of an input or of another result.
         """
@@ -91,24 +91,24 @@ class Casts:
             self._narrow.setdefault(source, node)
 
     def is_exact(self, node: fx.Node) -> bool:
-        """Whether bfloat16 holds the value of a float32 node: it is a widened one."""
+        """Whether bfloat16 represents a float32 node exactly: it is an upcast."""
         return all(origin in self._exact for origin in origins(node))
 
     def produced_in_bf16(self, node: fx.Node) -> bool:
-        """Whether the value comes out of an op that this pass has put into bfloat16."""
+        """Whether an op that this pass put into bfloat16 produced the value."""
         return all(origin in self._produced for origin in origins(node))
 
     def narrow(self, node: fx.Node, before: fx.Node) -> fx.Node:
-        """The bfloat16 form of a float32 node; what it takes is added before `before`, a later node."""
+        """The bfloat16 form of a float32 node; new nodes are added before `before`, a later node."""
         if node not in self._narrow:
             self._narrow[node] = self._narrowed(node, before)
         return self._narrow[node]
 
     def unscaled(self, node: fx.Node, before: fx.Node) -> tuple[fx.Node, float]:
-        """The bfloat16 form of what a float32 node is a multiple of, and the factor.
+        """The bfloat16 form of a float32 node without its scale, and the scale.
 
-        The factor is 1, but for views of an exact value times a number that is no power of two: the bfloat16 form
-        of the node itself would be rounded once more.
+        The scale is 1 except for views of an exact value times a number that is not a power of two: casting the scaled
+        value would round once more.
         """
         scaling = node
         while scaling.target in VIEWS:
@@ -126,9 +126,9 @@ class Casts:
         return self._wide[narrow]
 
     def narrow_result(self, node: fx.Node) -> fx.Node:
-        """After a change of its operands: compute the fake value of `node` anew, and widen what is bfloat16 now.
+        """Recompute the fake value of `node` after a change of its operands, and upcast results that are bfloat16 now.
 
-        Returns the node that stands for the value in float32.
+        Returns the float32 node of the value.
         """
         was_float32 = is_float32(node)
         self._runs.set_value(node)
@@ -145,7 +145,7 @@ class Casts:
         return node
 
     def _seen_through(self, node: fx.Node, scaling: fx.Node, before: fx.Node) -> fx.Node:
-        """The views from `scaling` to `node`, of the bfloat16 form of what is scaled."""
+        """The views from `scaling` to `node`, applied to the bfloat16 form of the unscaled value."""
         if node is scaling:
             return self.narrow(scaling.args[0], before)  # type: ignore[arg-type]
         if node not in self._unscaled:
@@ -165,11 +165,11 @@ class Casts:
             return self._insert(node.target, args, node.kwargs, like=node)
 
     def _casts_commute(self, node: fx.Node) -> bool:
-        """Whether a cast may be placed before `node`, at no more cost."""
+        """Whether a cast can move before `node` at no extra cost."""
         if node.target not in VIEWS:
             return node.target in PARTS and self.is_exact(node)
         source = tensor_of(next(origins(node)))
-        # A cast makes a tensor dense, of which a view of gaps or overlaps may be impossible.
+        # A cast returns a dense tensor, on which a view of gaps or overlaps may be impossible.
         return source is None or source.is_contiguous() or self.is_exact(node) or is_non_overlapping_and_dense(source)
 
     def _cast(self, node: fx.Node, dtype: torch.dtype, like: fx.Node) -> fx.Node:
@@ -189,13 +189,13 @@ class Casts:
 
 
 def _is_broadcast(node: object) -> bool:
-    """Whether a value repeats elements in memory: a multiple of it does not, and has views that it has not."""
+    """Whether the tensor is expanded (stride 0); scaling materializes it, so the two admit different views."""
     value = tensor_of(node)
     return value is None or any(stride == 0 for stride in value.stride())
 
 
 def _factor(node: fx.Node) -> float:
-    """What a node multiplies its first operand by, or 1; powers of two are exact in any dtype."""
+    """The factor of a node's first operand, or 1; powers of two count as 1, because they are exact in any dtype."""
     factor = factor_of(node)
     return 1.0 if factor is None or abs(math.frexp(factor)[0]) == 0.5 else factor
 

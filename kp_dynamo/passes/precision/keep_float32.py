@@ -1,4 +1,4 @@
-"""What the user keeps in float32: ATen op names ("aten.mm") and globs of module paths ("model.layers.*.mlp")."""
+"""Nodes that the user keeps in float32: ATen op names ("aten.mm") and globs of module paths ("model.layers.*.mlp")."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kp_dynamo.graph.module_paths import module_paths
 
 _NAMESPACES = ("aten", "kp", "prims")
 _ATTENTION = ("attention", "attention_train", "attention_backward")
-# Ops that a graph holds in another form: what the user calls, or what was fused, and what is there to be cast.
+# Ops that graphs hold in other forms: the op that the user names -> its decomposed or fused forms.
 _FORMS: dict[str, tuple[str, ...]] = {
     "linear": ("mm", "addmm", "linear_act", "linear_act_train"),
     "matmul": ("mm", "bmm", *_ATTENTION),
@@ -33,15 +33,15 @@ _FORMS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class KeepFloat32:
-    """Tells why a node is kept.
+    """Decides which nodes stay in float32, with the reason.
 
-    A name without dots may be both an op and a module ("linear"): it keeps both, as too much float32 is only slow.
+    A name without dots may be both an op and a module ("linear"). It then keeps both: too much float32 is only slow.
     """
 
     names: tuple[str, ...]
 
     def reason(self, node: fx.Node) -> str | None:
-        """Why `node` stays in float32, or None; a backward node follows the module of its forward."""
+        """Why `node` stays in float32, or None; a backward node has the module of its forward node."""
         ops = _names_of(node.target) if isinstance(node.target, torch._ops.OpOverload) else ()
         for name in self.names:
             if _bare(name) in ops or any(fnmatchcase(path, name) for path in module_paths(node)):
@@ -50,13 +50,13 @@ class KeepFloat32:
 
 
 def unknown_op_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Those of `names` that are written as an op and name none: "aten.mn", "aten::mm.defualt"."""
+    """Those of `names` that are spelled as an op but do not exist: "aten.mn", "aten::mm.defualt"."""
     return tuple(name for name in names if _bare(name) != name and not _exists(name))
 
 
 @lru_cache(maxsize=1024)
 def _names_of(target: torch._ops.OpOverload) -> frozenset[str]:
-    """What an op is called: "mm", "mm.default", and the same of what it is a form of."""
+    """The names of an op, "mm" and "mm.default", and those of the ops that it is a form of."""
     own = target._schema.name.split("::")[1]
     names = {own, *(name for name, forms in _FORMS.items() if own in forms)}
     return frozenset(names | {f"{name}.{target._overloadname}" for name in names})

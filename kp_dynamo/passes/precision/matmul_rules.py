@@ -1,4 +1,4 @@
-"""Which matmuls of a graph may take bfloat16 operands, and which of these round their result: reads, edits nothing."""
+"""Rules for which matmuls may take bfloat16 operands, and which of them round their result. Does not edit the graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kp_dynamo.passes.precision.sensitive_ops import ANGLES, EXPONENTIALS
 
 aten = torch.ops.aten
 
-# How far an exponential is looked for behind scales, masks and soft caps: attention has four such ops at the most.
+# How many scales, masks and soft caps to look through for an exponential: attention has at most four.
 _MAX_SCALINGS = 4
 _SCALINGS = (
     aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
@@ -22,7 +22,7 @@ _SCALINGS = (
     aten.maximum.default, aten.neg.default,
 )  # fmt: skip
 _ADDITIONS = (aten.add.Tensor, aten.sub.Tensor)
-# An integer goes through these and is a number of the same kind: an angle, a distance.
+# Ops that keep a value computed from integers such a value: an angle, a distance.
 _COUNTING = (
     *_ADDITIONS, aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
     aten.div.Scalar, aten.neg.default, aten._to_copy.default, aten.stack.default,
@@ -31,15 +31,15 @@ _CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 
 
 ONE_PASS = "one_pass"
-"""In the meta of a node: a float32 matmul whose operands the matrix unit may round to bfloat16, as casts would."""
+"""Key in the meta of a float32 matmul whose operands the matrix unit may round to bfloat16, as casts would."""
 
 
 def float32_matmuls(graph: fx.Graph) -> list[fx.Node]:
-    """Matmuls of float32 operands, in graph order, but for those whose operands are widened bfloat16 already."""
+    """Matmuls of float32 operands, in graph order, except those whose operands are upcast bfloat16."""
     return [node for node in calls(graph, *MATMULS) if _may_gain(node)]
 
 
-# Other operators that XLA makes matmuls of.
+# Other operators that XLA lowers to matmuls.
 _OTHER_MATMULS = (
     "dot", "vdot", "mv", "addmv", "addr", "matmul", "linear", "einsum", "_cdist_forward", "_trilinear", "lstm", "gru",
 )  # fmt: skip
@@ -47,7 +47,7 @@ _MATMUL_FAMILIES = ("linalg_", "_linalg_", "cholesky", "triangular_solve", "upsa
 
 
 def has_float32_matmul(graph: fx.Graph) -> bool:
-    """Whether the precision of float32 matmuls matters to a graph: not where all operands are, or were, bfloat16."""
+    """Whether the precision of float32 matmuls affects a graph: not if all operands are, or were, bfloat16."""
     others = (n for n in graph.nodes if n.op == "call_function" and _contains_matmul(op_name(n.target)))
     return bool(float32_matmuls(graph)) or any(not is_bfloat16(node) for node in others)
 
@@ -59,9 +59,9 @@ def _contains_matmul(name: str) -> bool:
 def linear_matmuls(graph: fx.Graph) -> set[fx.Node]:
     """The matmuls of Linear layers, forward and backward.
 
-    ATen has no Linear. Forward, it is a matmul whose second operand is a transposed input of the graph (F.linear), or
-    that adds one input to a matmul with another (Conv1D of GPT-2), or what was fused from one. Backward, it is a
-    matmul of an incoming gradient and one of a forward's operands. A user's own `x @ y.t()` of two inputs looks
+    ATen has no Linear. In the forward it is a matmul whose second operand is a transposed graph input (F.linear), or
+    that adds one input to a matmul with another (Conv1D of GPT-2), or an op fused from one. In the backward it is a
+    matmul of a tangent and one of a forward matmul's operands. A user's own `x @ y.t()` of two inputs looks
     the same and is treated the same.
     """
     backward = backward_nodes(graph)
@@ -83,7 +83,7 @@ class PrecisionRules:
     """Why a matmul needs the precision of its operands, or of its result.
 
     Attributes:
-        counted: Float32 values made of integers by arithmetic, such as positions.
+        counted: Float32 values computed from integers, such as positions.
     """
 
     counted: frozenset[fx.Node]
@@ -101,18 +101,18 @@ class PrecisionRules:
         for position in MATMULS[matmul.target]:
             operand = matmul.args[position]
             if operand in self.counted:
-                return f"{operand} is made of integers (positions?), which bfloat16 holds up to 256 only"
+                return f"{operand} is computed from integers (positions?), which bfloat16 represents only up to 256"
         angle = _reader(matmul, ANGLES, _MAX_SCALINGS)
-        return f"{angle} reads it modulo a period: it is an angle" if angle else None
+        return f"{angle} reads it as an angle, modulo a period" if angle else None
 
 
 def keeps_result(matmul: fx.Node) -> bool:
-    """Whether rounding the result of `matmul` would cost accuracy and save nothing, or too little.
+    """Whether rounding the result of `matmul` would cost accuracy and save little or nothing.
 
     1. The graph returns it, in float32 anyway: logits, the gradients of weights.
-    2. An exponential reads it behind scales and masks: scores of attention.
-    3. It is added at once to a float32 value: a residual. The sum is computed where the matmul is.
-    4. Its addend is no bias: a mask, which bfloat16 may not hold, or a residual.
+    2. An exponential reads it after scales and masks: scores of attention.
+    3. It is added directly to a float32 value: a residual. The sum is fused into the matmul.
+    4. Its addend is not a bias: a mask, which bfloat16 may not represent, or a residual.
     5. It is a convolution with a bias, which XLA adds to the rounded result, and rounds again: ConvNeXt's outputs err
        1.21 times as much as autocast's that way, 0.88 times with one rounding less.
     """
@@ -135,7 +135,7 @@ def _may_gain(matmul: fx.Node) -> bool:
     return all(is_float32(operand) for operand in operands) and not all(
         is_widening(origin)
         for operand in operands
-        for origin in origins(operand)  # type: ignore[arg-type]  # it is a node: it is float32
+        for origin in origins(operand)  # type: ignore[arg-type]  # a float32 operand is a node
     )
 
 
@@ -172,7 +172,7 @@ def _is_integer(node: fx.Node) -> bool:
 
 
 def _reader(node: fx.Node, names: tuple[str, ...], max_scalings: int) -> fx.Node | None:
-    """The first op of `names` that reads `node`, directly or scaled and masked."""
+    """The first op of `names` that reads `node`, directly or after scales and masks."""
     for user in users_through(node, VIEWS + PARTS):
         if op_name(user.target) in names:
             return user

@@ -1,7 +1,7 @@
-"""The tables of cast_bf16: what never leaves float32, and what may run in bfloat16.
+"""The tables of cast_bf16: ops that always stay in float32, and ops that may run in bfloat16.
 
-Sources: torch.autocast's lists for CUDA and the CPU (torch/csrc, `autocast_mode.h`), and where these are silent
-the rule that an op is sensitive if it turns a relative error of its operand into a larger one of its result.
+Sources: torch.autocast's lists for CUDA and the CPU (torch/csrc, `autocast_mode.h`). For ops that these omit, the rule
+is that an op is sensitive if it turns a relative error of its operand into a larger one of its result.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import torch
 
 from kp_dynamo.graph.op_tables import MOVES, PARTS, VIEWS, op_name
 
-# An absolute error of the operand becomes a relative one of the result: what they read keeps its float32.
+# An absolute error of the operand becomes a relative error of the result, so their operands stay in float32.
 EXPONENTIALS = (
     "_softmax", "_safe_softmax", "_log_softmax", "logsumexp", "logcumsumexp", "exp", "exp2", "expm1",
 )  # fmt: skip
-# Read modulo a period, so that bfloat16's error of a large angle is a wrong angle.
+# These read their operand modulo a period: the bfloat16 error of a large angle gives another angle.
 ANGLES = ("sin", "cos", "tan", "sinc")
 
 SENSITIVE: dict[str, tuple[str, ...]] = {
@@ -54,13 +54,13 @@ _SENSITIVE_NAMES = frozenset(name for names in SENSITIVE.values() for name in na
 
 
 def is_sensitive(target: object) -> bool:
-    """Whether an ATen op never leaves float32; the special functions of torch.special are no exception."""
+    """Whether an ATen op always stays in float32, including the functions of torch.special."""
     name = op_name(target)
     return name in _SENSITIVE_NAMES or name.startswith("special_")
 
 
 def may_follow(target: object) -> bool:
-    """Whether an op on bfloat16 operands may run in bfloat16: pointwise or a move, and off the sensitive list."""
+    """Whether an op on bfloat16 operands may run in bfloat16: pointwise or a move, and not sensitive."""
     if not isinstance(target, torch._ops.OpOverload) or target in VIEWS + PARTS or is_sensitive(target):
         return False
     return target in MOVES or (torch.Tag.pointwise in target.tags and target.namespace == "aten")

@@ -1,4 +1,4 @@
-"""`checkpoint="auto"`: as much is computed again as it takes to fit, and no more."""
+"""`checkpoint="auto"`: recompute as much as is needed to fit the budget, and no more."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.recompute.policies import Step, cheapest_first, residual_sums
 from kp_dynamo.passes.recompute.tags import tag_recompute, untag
 
-# By how much the estimate of the peak may be short: see docs/checkpointing.md.
+# How much the estimate of the peak may fall short: see docs/checkpointing.md.
 MARGIN = 0.25
 _MIB = 2**20
 
 
 class BudgetError(Exception):
-    """The smallest programs that "auto" knows of are over a budget that the user gave."""
+    """The smallest programs that "auto" finds exceed a budget that the user gave."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What "auto" has to fit into.
+    """The budget that "auto" has to fit.
 
     Attributes:
         num_bytes: Memory of the chip that may be used.
-        optimizer_state_factor: Bytes of optimizer state, beside the programs, for each byte of a trainable parameter.
+        optimizer_state_factor: Bytes of optimizer state, in addition to the programs, per byte of a trainable
+           parameter.
         vmem_bytes: Vector memory of the chip.
         narrow_matmuls: Whether matmuls read float32 operands as bfloat16.
-        is_hard_limit: Whether to raise where nothing fits, and not just do what can be done.
+        is_hard_limit: Whether to raise if nothing fits; otherwise the best attempt stays.
     """
 
     num_bytes: float
@@ -44,28 +45,28 @@ class Budget:
 
 
 def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
-    """Tag a joint graph so that its programs fit.
+    """Tag a joint graph so that its programs fit the budget.
 
     Raises:
-        BudgetError: They cannot, and the budget must do.
+        BudgetError: They cannot fit, and the budget is a hard limit.
     """
     state = budget.optimizer_state_factor * _trainable_bytes(gm.graph)
     room = (budget.num_bytes - state) * (1 - MARGIN)
     if _all_bytes(gm.graph) <= room:
         return PassReport(name, 0)
     before = _peak(gm, budget)
-    given = f"{room / _MIB:.1f} MiB are there beside {state / _MIB:.1f} of optimizer state"
+    given = f"{room / _MIB:.1f} MiB are available in addition to {state / _MIB:.1f} MiB of optimizer state"
     if before <= room:
-        return PassReport(name, 0, notes=(f"nothing is computed again: {before / _MIB:.1f} MiB by estimate, {given}",))
+        return PassReport(name, 0, notes=(f"nothing is recomputed: {before / _MIB:.1f} MiB by estimate, {given}",))
     attempt = _Attempt(gm, budget)
     least = attempt.find(before, room)
     if least > room and budget.is_hard_limit:
         raise BudgetError(
-            f"the smallest programs that computing activations again gives take {least / _MIB:.1f} MiB by estimate, "
-            f"and {given}. The smallest budget that does is {_rounded_up_gb(least / (1 - MARGIN) + state):.3f} GB"
+            f"even with recomputation the programs take {least / _MIB:.1f} MiB by estimate, "
+            f"and {given}. The smallest sufficient budget is {_rounded_up_gb(least / (1 - MARGIN) + state):.3f} GB"
         )
     note = (
-        f"{attempt.freed_bytes / _MIB:.1f} MiB are computed again, {attempt.flops / 1e9:.2f} GFLOP: by estimate "
+        f"{attempt.freed_bytes / _MIB:.1f} MiB are recomputed, {attempt.flops / 1e9:.2f} GFLOP: by estimate "
         f"{before / _MIB:.1f} -> {least / _MIB:.1f} MiB, {given}"
     )
     refused = (("output", f"does not fit: {note}"),) if least > room else ()
@@ -73,12 +74,12 @@ def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
 
 
 def _rounded_up_gb(num_bytes: float) -> float:
-    """To whole megabytes: the figure in the message must itself be enough."""
+    """Gigabytes, rounded up to whole megabytes: the figure in the message must itself be enough."""
     return math.ceil(num_bytes / 1e6) / 1e3
 
 
 class _Attempt:
-    """Gives up values, the cheapest first, until the estimate is small enough; leaves the tags of the last try."""
+    """Drops saved values, cheapest first, until the estimate fits; leaves the tags of the last try."""
 
     def __init__(self, gm: fx.GraphModule, budget: Budget) -> None:
         self._gm, self._budget = gm, budget
@@ -101,7 +102,7 @@ class _Attempt:
         return sum(s.flops for s in self._taken)
 
     def find(self, before: int, room: float) -> int:
-        """The estimate of the first try that fits, or of the smallest."""
+        """The estimate of the first try that fits, or the smallest one."""
         wanted = before - room
         tries: dict[int, int] = {}
         while (count := self._how_many(wanted)) not in tries:
@@ -113,7 +114,7 @@ class _Attempt:
         return self._try(best)
 
     def _how_many(self, wanted: float) -> int:
-        """The first steps that free as many bytes, or all."""
+        """The number of first steps that free the wanted bytes, or of all steps."""
         freed = 0
         for count, step in enumerate(self._steps, start=1):
             freed += step.freed_bytes
@@ -125,7 +126,7 @@ class _Attempt:
         return self._steps[count].freed_bytes if count < len(self._steps) else 0
 
     def _try(self, count: int) -> int:
-        """Tag for the first steps, in the place of what was tagged before; the estimate."""
+        """Replace the tags by those of the first steps; return the estimate."""
         untag(self._tagged)
         self._taken = self._steps[:count]
         self._tagged = tag_recompute(self._taken)
@@ -133,12 +134,12 @@ class _Attempt:
 
 
 def _all_bytes(joint: fx.Graph) -> int:
-    """What a graph takes where nothing is ever freed: more than any program of it."""
+    """The memory of a graph that frees nothing: more than any of its programs takes."""
     return sum(node_bytes(n) for n in joint.nodes if n.op != "output") + code_bytes(joint)
 
 
 def _peak(gm: fx.GraphModule, budget: Budget) -> int:
-    """Of the larger program, by estimate."""
+    """The estimated peak of the larger program."""
     forward, backward = partitioned(gm)
     GateRecomputation()(backward)
     return max(
@@ -147,7 +148,7 @@ def _peak(gm: fx.GraphModule, budget: Budget) -> int:
 
 
 def _trainable_bytes(joint: fx.Graph) -> int:
-    """Bytes of the inputs that a joint graph returns a gradient for."""
+    """Bytes of the inputs for which a joint graph returns a gradient."""
     results = next(n for n in joint.nodes if n.op == "output").args[0]
     inputs = [n for n in joint.nodes if n.op == "placeholder" and not str(n.target).startswith("tangents_")]
     assert isinstance(results, (list, tuple))

@@ -1,4 +1,4 @@
-"""What to compute again in the backward: pure decisions on the forward part of a joint graph."""
+"""Decides which values of the forward part of a joint graph the backward recomputes. Does not edit the graph."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
 
 
 def attention_scores(nodes: list[fx.Node]) -> list[fx.Node]:
-    """Scores, probabilities and what is between the two matmuls of an attention, [B, H, S, S] each.
+    """Scores, probabilities and the values between the two matmuls of an attention, [B, H, S, S] each.
 
-    All of the size of a softmax that leads from a matmul to it, the matmul among it, and on to the next matmul.
-    Random values, and the masks made of them, are left out.
+    These are all values of the softmax's size from the first matmul, included, to the second. Random values, and the
+    masks computed from them, are left out.
     """
     forward, found = set(nodes), set[fx.Node]()
     for softmax in (n for n in nodes if n.target in _SOFTMAXES):
         before = _of_one_size(softmax, lambda n: [s for s in n.all_input_nodes if s in forward])
-        behind = _of_one_size(softmax, lambda n: [u for u in n.users if u in forward])
-        # The second matmul gives another size, unless S is the width of a head.
-        readers = {u for n in behind for u in n.users} | behind
+        after = _of_one_size(softmax, lambda n: [u for u in n.users if u in forward])
+        # The second matmul has another size, unless S is the width of a head.
+        readers = {u for n in after for u in n.users} | after
         if any(n.target in MATMULS for n in before) and any(u.target in MATMULS for u in readers & forward):
-            found |= before | {n for n in behind if n.target not in MATMULS}
+            found |= before | {n for n in after if n.target not in MATMULS}
     return [n for n in nodes if n in found and not depends_on_rng(n)]
 
 
 def _of_one_size(start: fx.Node, neighbours: Callable[[fx.Node], list[fx.Node]]) -> set[fx.Node]:
-    """What is reached from a node through values of its size, and no further than matmuls."""
+    """The nodes reached from a node through values of its size, stopping at matmuls."""
     size, found, stack = _numel(start), {start}, [start]
     while stack:
         for node in neighbours(stack.pop()):
@@ -50,13 +50,13 @@ def _of_one_size(start: fx.Node, neighbours: Callable[[fx.Node], list[fx.Node]])
 
 
 def _numel(node: fx.Node) -> str | None:
-    """As text: to compare symbolic sizes by their values would fix them for good."""
+    """As text: comparing the values of symbolic sizes would specialize them."""
     tensor = tensor_of(node)
     return None if tensor is None else str(tensor.numel())
 
 
 def residual_sums(nodes: list[fx.Node]) -> list[fx.Node]:
-    """Sums of a value and of what matmuls have made of it, x + f(x): where the blocks of a model end."""
+    """Sums x + f(x) of a value and matmuls computed from it: where the blocks of a model end."""
     forward, found = set(nodes), dict[fx.Node, None]()
     for node in nodes:
         if node.target is aten.add.Tensor and any(_is_skip(x, fx_, forward, found) for x, fx_ in _both_ways(node)):
@@ -72,7 +72,7 @@ def _both_ways(add: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
 
 
 def _is_skip(x: fx.Node, made: fx.Node, forward: set[fx.Node], ends: dict[fx.Node, None]) -> bool:
-    """Whether `made` comes of `x` by way of a matmul, both within one block: not past the sums at its ends."""
+    """Whether `made` is computed from `x` through a matmul within one block: not past the sums at its ends."""
     while x.target in (*VIEWS, aten._to_copy.default) and isinstance(x.args[0], fx.Node) and x.args[0] in forward:
         x = x.args[0]
     seen, stack = {made}, [made]
@@ -90,18 +90,18 @@ def _shape(node: fx.Node) -> tuple[str, ...] | None:
 
 
 def depends_on_rng(node: fx.Node) -> bool:
-    """Whether a node is random, or a mask made of random numbers: computed again it is another one."""
+    """Whether a node is random, or a mask computed from random numbers: recomputing it would change it."""
     return is_random(node) or any(is_random(s) and node_bytes(node) < node_bytes(s) for s in node.all_input_nodes)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One value that is saved no longer.
+    """One value that is no longer saved.
 
     Attributes:
         node: The value.
         freed_bytes: Its size.
-        recomputed_nodes: What runs again for it, and has not for those before; itself among them.
+        recomputed_nodes: The nodes recomputed for it and for no earlier step, itself included.
     """
 
     node: fx.Node
@@ -110,16 +110,17 @@ class Step:
 
     @property
     def flops(self) -> int:
-        """Operations of the matmuls among what runs again."""
+        """Operations of the matmuls among the recomputed nodes."""
         return flops_of(self.recomputed_nodes)
 
 
 def cheapest_first(part: ForwardPart, keep: Callable[[fx.Node], bool]) -> Iterator[Step]:
-    """Values to save no longer, the most bytes for an operation first; each is dropped from `part` when it is taken.
+    """Values to stop saving, the most bytes per operation first; each is dropped from `part` as it is yielded.
 
-    What one of them computes again the next ones have for nothing. `keep` names those that stay saved. Attention scores
-    go before all others: they are many times as large as what they are made of, and the TPU's compiler is faster where
-    they do not cross from one program to the next.
+    A value that one of them recomputes is free for the next ones. `keep` selects those that stay saved. Attention
+    scores go
+    first: they are many times as large as their operands, and the TPU's compiler is faster if they do not cross from
+    one program to the next.
     """
     greedy = _Greedy(part, [n for n in part.saved if not keep(n) and not depends_on_rng(n)])
     while (step := greedy.take()) is not None:
@@ -127,12 +128,12 @@ def cheapest_first(part: ForwardPart, keep: Callable[[fx.Node], bool]) -> Iterat
 
 
 class _Greedy:
-    """A heap of candidates; those whose price a step changes are priced again."""
+    """A heap of candidates; a step reprices the candidates whose cost it changes."""
 
     def __init__(self, part: ForwardPart, candidates: list[fx.Node]) -> None:
         self._part = part
-        self._recomputed: set[fx.Node] = set()  # computed again already
-        self._near: defaultdict[fx.Node, set[fx.Node]] = defaultdict(set)  # node -> candidates that it is a price of
+        self._recomputed: set[fx.Node] = set()  # recomputed already
+        self._near: defaultdict[fx.Node, set[fx.Node]] = defaultdict(set)  # node -> candidates it affects
         self._version: dict[fx.Node, int] = dict.fromkeys(candidates, 0)
         self._heap: list[tuple[tuple[bool, float], int, int, fx.Node]] = []
         self._number = {n: i for i, n in enumerate(candidates)}
@@ -163,7 +164,7 @@ class _Greedy:
         for near in {*cone, *(s for n in cone for s in n.all_input_nodes)}:
             self._near[near].add(node)
         new = [n for n in cone if n not in self._recomputed]
-        # Elements count as operations, so that pointwise work is not free, and short chains go before long ones.
+        # Bytes count as operations, so that pointwise work is not free, and short chains go before long ones.
         cost = 1 + flops_of(new) + sum(map(node_bytes, new))
         if not any(is_random(n) for n in cone):
             price = (node not in self._scores, cost / max(1, node_bytes(node)))

@@ -1,16 +1,16 @@
-"""What a backward graph computes again, in segments that have no need of each other.
+"""Splits the recomputed nodes of a backward graph into independent segments.
 
-Recomputed are the nodes that no incoming gradient leads to. Among them are
+Recomputed are the nodes that depend on no tangent. Among them are
 
-* light ones: views and pointwise work on what is there. XLA fuses them into their readers, so they hold no memory;
-* free ones: what needs no saved activation, such as masks, position tables, and a first block behind the embedding;
-* rooted ones: all others. Where these are connected they are one segment.
+* light ones: views and pointwise work on existing values. XLA fuses them into their readers, so they hold no memory;
+* free ones: nodes that need no saved activation, such as masks, position tables, and a first block after the embedding;
+* rooted ones: all others. Connected rooted nodes form one segment.
 
-A light or free node belongs to the segment of its readers where that is one segment. What several segments read (a
-mask) belongs to none, and connects none. Free nodes that hold memory and that no segment reads make segments of their
+A light or free node belongs to the segment of its readers if that is one segment. A node that several segments read (a
+mask) belongs to none, and connects none. Free nodes that hold memory and that no segment reads form segments of their
 own. A light node that one place of the backward reads (the transposed weight of a matmul) belongs to the segment of
-its source, if that has one: else the source, the weight's cast, would be there from the start, and with it the casts
-of all weights.
+its source, if that has one. Otherwise the source, the weight's cast, would be computed at the start, and with it the
+casts of all weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOVES = (aten.clone.default, aten._unsafe_view.default, operator.getitem)
 
 
 def recomputed_segments(graph: fx.Graph, backward: set[fx.Node]) -> list[list[fx.Node]]:
-    """Segments that hold memory, each in the order of the graph."""
+    """The segments that hold memory, each in graph order."""
     nodes = [n for n in graph.nodes if n.op == "call_function" and n not in backward]
     saved, heavy = _saved_and_heavy(graph, nodes, backward)
     rooted = saved & heavy
@@ -47,7 +47,7 @@ def recomputed_segments(graph: fx.Graph, backward: set[fx.Node]) -> list[list[fx
 def _saved_and_heavy(
     graph: fx.Graph, nodes: list[fx.Node], backward: set[fx.Node]
 ) -> tuple[set[fx.Node], set[fx.Node]]:
-    """Nodes that need a saved activation; nodes that hold memory, or need one that does."""
+    """Nodes that need a saved activation; nodes that hold memory, or read one that does."""
     saved = {n for n in graph.nodes if n.op == "placeholder" and n not in backward and _is_activation(n)}
     heavy = set[fx.Node]()
     for node in nodes:
@@ -59,7 +59,7 @@ def _saved_and_heavy(
 
 
 def _place(node: fx.Node, segments: _Segments, free: set[fx.Node], is_heavy: bool) -> None:
-    """Put a light or free node into the segment of its readers; `free` are those in segments of free nodes alone."""
+    """Add a light or free node to the segment of its readers; `free` are the nodes in segments of free nodes only."""
     readers = [u for u in node.users if segments.has(u)]
     owners = {segments.of(u) for u in readers}
     is_shared = len(owners) > 1 and not all(u in free for u in readers)
@@ -69,7 +69,7 @@ def _place(node: fx.Node, segments: _Segments, free: set[fx.Node], is_heavy: boo
         segments.join(node, readers)
         segments.take_loose_users(node)
         free |= {node} if all(u in free for u in readers) else set()
-    else:  # the backward alone reads it; where it does so at several places, none of them is to open the gate
+    else:  # only the backward reads it; if it does so at several places, none of them may open the gate
         (segments.loose if len(node.users) == 1 else segments.shared).add(node)
 
 
@@ -77,8 +77,8 @@ class _Segments:
     """Disjoint sets of nodes.
 
     Attributes:
-        shared: Nodes that several segments read, or several places of the backward alone.
-        loose: Nodes that one place of the backward alone reads, until a segment has their source.
+        shared: Nodes that several segments read, or only the backward, at several places.
+        loose: Nodes that only the backward reads, at one place, until a segment has their source.
     """
 
     def __init__(self) -> None:
@@ -90,20 +90,20 @@ class _Segments:
         return node in self._parent
 
     def of(self, node: fx.Node) -> fx.Node:
-        """The node that stands for a node's segment."""
+        """The node that represents a node's segment."""
         while (parent := self._parent[node]) is not node:
             self._parent[node] = self._parent[parent]
             node = parent
         return node
 
     def join(self, node: fx.Node, others: list[fx.Node]) -> None:
-        """Make one segment of a new node and those of others."""
+        """Merge a new node and the segments of others into one."""
         self._parent[node] = node
         for other in others:
             self._parent[self.of(other)] = self.of(node)
 
     def take_loose_users(self, node: fx.Node) -> None:
-        """Let what reads a node on the way to the backward wait with it, so that it need not be there before."""
+        """Make loose users of a node wait with it, so that it is not needed earlier."""
         for user in [u for u in node.users if u in self.loose]:
             self.loose.remove(user)
             self.join(user, [node])
@@ -118,7 +118,7 @@ class _Segments:
 
 
 def _is_activation(placeholder: fx.Node) -> bool:
-    """Whether it was saved: AOTAutograd calls inputs primals, in the backward too."""
+    """Whether a placeholder was saved: AOTAutograd names inputs primals, in the backward too."""
     return not str(placeholder.target).startswith("primals_") and tensor_of(placeholder) is not None
 
 

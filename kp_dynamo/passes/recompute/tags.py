@@ -1,4 +1,4 @@
-"""The tags by which a joint graph tells the partitioner what to save."""
+"""The tags of a joint graph that tell the partitioner what to save."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_REGION = 0  # of the user's checkpoints: theirs are numbered from 1
 
 
 def tag(nodes: Iterable[fx.Node], policy: CheckpointPolicy) -> int:
-    """Tag those nodes that have no tag, of the user's own checkpoints or of a pass; how many they are."""
+    """Tag those nodes that have no tag yet, from the user's own checkpoints or a pass; return their number."""
     new = [node for node in nodes if "recompute" not in node.meta]
     for node in new:
         node.meta |= {"recompute": policy, "ac_graph_id": _NO_REGION}
@@ -22,19 +22,19 @@ def tag(nodes: Iterable[fx.Node], policy: CheckpointPolicy) -> int:
 
 
 def tag_all(part: ForwardPart) -> int:
-    """Save what a forward part says is saved, and nothing else; how many nodes are computed again."""
+    """Save exactly what a forward part says is saved; return the number of recomputed nodes."""
     tag(part.saved, CheckpointPolicy.MUST_SAVE)
     return tag((n for n in part.nodes if n.op == "call_function"), CheckpointPolicy.MUST_RECOMPUTE)
 
 
 def untag(nodes: Iterable[fx.Node]) -> None:
-    """Take the tags off again."""
+    """Remove the tags."""
     for node in nodes:
         del node.meta["recompute"], node.meta["ac_graph_id"]
 
 
 def tag_recompute(steps: Iterable[Step]) -> list[fx.Node]:
-    """Compute again what steps say, and leave all else to the partitioner; the nodes that got a tag."""
+    """Tag the nodes that steps recompute, and leave the rest to the partitioner; return the newly tagged nodes."""
     new = [node for step in steps for node in step.recomputed_nodes if "recompute" not in node.meta]
     tag(new, CheckpointPolicy.MUST_RECOMPUTE)
     return new
