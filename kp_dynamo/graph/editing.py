@@ -12,7 +12,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import extract_tensor_metadata
 from torch.utils import _pytree as pytree
 
-_OF_ONE_NODE = ("val", "tensor_meta", "original_aten", "from_node", "added_by_cast_bf16", "one_pass")
+_PER_NODE_META = ("val", "tensor_meta", "original_aten", "from_node", "added_by_cast_bf16", "one_pass")
 
 
 def insert_call(
@@ -49,7 +49,7 @@ def insert_untyped(
     """Like `insert_call`, but the caller sets the value."""
     node = graph.call_function(target, args, dict(kwargs))
     if like is not None:
-        node.meta = {key: value for key, value in like.meta.items() if key not in _OF_ONE_NODE}
+        node.meta = {key: value for key, value in like.meta.items() if key not in _PER_NODE_META}
     return node
 
 
@@ -86,7 +86,7 @@ class FakeRuns:
         return self._meta_of(node)["val"]
 
     def _meta_of(self, node: fx.Node) -> dict[str, Any]:
-        call = (node.target, _described(node.args), _described(node.kwargs))
+        call = (node.target, _call_key(node.args), _call_key(node.kwargs))
         try:
             known = call in self._values
         except TypeError:  # symbolic sizes are unhashable
@@ -96,17 +96,17 @@ class FakeRuns:
         return self._values[call]
 
 
-def _described(argument: Any) -> Any:
+def _call_key(argument: Any) -> Any:
     """A hashable key that distinguishes the arguments of calls."""
     if isinstance(argument, fx.Node):
         value = argument.meta["val"]
         if isinstance(value, torch.Tensor):
             return tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device
-        return _described(value)
+        return _call_key(value)
     if isinstance(argument, Mapping):
-        return tuple((name, _described(value)) for name, value in argument.items())
+        return tuple((name, _call_key(value)) for name, value in argument.items())
     if isinstance(argument, (list, tuple)):
-        return tuple(_described(value) for value in argument)
+        return tuple(_call_key(value) for value in argument)
     return type(argument), argument
 
 
@@ -134,11 +134,11 @@ def check_values(graph: fx.Graph) -> None:
         except Exception as cause:
             raise ValueError(f"running {node.name} on fake tensors failed: {str(cause).splitlines()[0]}") from cause
         kept = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and not _is_alike(value, kept):
+        if isinstance(value, torch.Tensor) and not _has_same_type(value, kept):
             raise ValueError(f"{node.name} returns {_kind(value)}, but its meta['val'] is {_kind(kept)}")
 
 
-def _is_alike(value: torch.Tensor, kept: Any) -> bool:
+def _has_same_type(value: torch.Tensor, kept: Any) -> bool:
     return isinstance(kept, torch.Tensor) and (kept.dtype, kept.shape) == (value.dtype, value.shape)
 
 

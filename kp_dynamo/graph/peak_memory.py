@@ -46,7 +46,7 @@ _REDUCTIONS = (
     aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean, aten.argmax, aten.any, aten.all, aten.prod,
     aten.logsumexp,
 )  # fmt: skip
-_OF_PROBABILITIES = (aten._softmax_backward_data, aten._log_softmax_backward_data)
+_SOFTMAX_BACKWARDS = (aten._softmax_backward_data, aten._log_softmax_backward_data)
 # These ops read only the shape of their operand.
 _CREATIONS = (aten.full_like, aten.zeros_like, aten.ones_like, aten.empty_like, aten.new_zeros, aten.new_full)
 # A reduction and pointwise work on the same operands, which must be in memory; readers recompute the result.
@@ -214,7 +214,7 @@ class _Buffers:
         """Whether a reader reduces a value and reads it again; probabilities are recomputed from their scores."""
         if not _is_one_of(reader, _READ_TWICE):
             return False
-        is_probabilities = _is_one_of(reader, _OF_PROBABILITIES) and self._owner[reader.all_input_nodes[0]] is not node
+        is_probabilities = _is_one_of(reader, _SOFTMAX_BACKWARDS) and self._owner[reader.all_input_nodes[0]] is not node
         return not is_probabilities
 
     def _is_normed(self, node: fx.Node) -> bool:
@@ -234,9 +234,9 @@ class _Buffers:
         is_narrow = self._narrow and readers and all(_is_one_of(r, _MATMULS) for r in readers)
         is_wide = isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].dtype == torch.float32
         own = node_bytes(node) // (2 if is_narrow and is_wide and node not in self._results else 1)
-        return max(own, self._reduced_on_the_way(node, own, is_reduced=False))
+        return max(own, self._widest_reduced(node, own, is_reduced=False))
 
-    def _reduced_on_the_way(self, node: fx.Node, widest: int, *, is_reduced: bool) -> int:
+    def _widest_reduced(self, node: fx.Node, widest: int, *, is_reduced: bool) -> int:
         """Bytes of the widest value between a matmul and a node that it is fused with, if one of them is reduced.
 
         0 if none is reduced, or if no matmul leads to the node.
@@ -248,7 +248,7 @@ class _Buffers:
         is_reduced = is_reduced or any(_is_one_of(r, _REDUCTIONS) for r in self._readers[node])
         widest = max(widest, node_bytes(node))
         sources = [self._owner[s] for s in node.all_input_nodes if s.op == "call_function"]
-        return max((self._reduced_on_the_way(s, widest, is_reduced=is_reduced) for s in sources), default=0)
+        return max((self._widest_reduced(s, widest, is_reduced=is_reduced) for s in sources), default=0)
 
     def _buffers_read_by(self, node: fx.Node) -> set[fx.Node]:
         """Buffers that must exist when a node runs, including those that its fused operands read."""

@@ -24,7 +24,7 @@ class SymbolReader:
 
     def __init__(self, inputs: Sequence[Any], *, has_strides: bool = True) -> None:
         self._readers: dict[sympy.Symbol, tuple[int, Callable[[Any], Any]]] = {}
-        for parts in (_sizes, _steps) if has_strides else (_sizes,):
+        for parts in (_sizes, _strides) if has_strides else (_sizes,):
             for position, value in enumerate(inputs):
                 for size, reader in parts(value):
                     if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
@@ -43,10 +43,10 @@ def _sizes(value: Any) -> list[tuple[Any, Callable[[Any], Any]]]:
     return [(size, partial(_size, dim)) for dim, size in enumerate(value.shape)]
 
 
-def _steps(value: Any) -> list[tuple[Any, Callable[[Any], Any]]]:
+def _strides(value: Any) -> list[tuple[Any, Callable[[Any], Any]]]:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return []
-    steps = [(step, partial(_step, dim)) for dim, step in enumerate(value.stride())]
+    steps = [(step, partial(_stride, dim)) for dim, step in enumerate(value.stride())]
     return [*steps, (value.storage_offset(), torch.Tensor.storage_offset)]
 
 
@@ -54,7 +54,7 @@ def _size(dim: int, tensor: torch.Tensor) -> int:
     return tensor.shape[dim]
 
 
-def _step(dim: int, tensor: torch.Tensor) -> int:
+def _stride(dim: int, tensor: torch.Tensor) -> int:
     return tensor.stride(dim)
 
 

@@ -13,7 +13,7 @@ from kp_dynamo.graph.editing import insert_call
 from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.graph.op_tables import BIASES, LINEAR_ACTS, MATMULS, MOVES, PARTS, UNBIASED, VIEWS, users_through
 from kp_dynamo.passes.base import PassReport
-from kp_dynamo.passes.precision.casts import Casts, is_float32, is_narrowing, is_widening
+from kp_dynamo.passes.precision.casts import Casts, is_downcast, is_float32, is_upcast
 from kp_dynamo.passes.precision.keep_float32 import KeepFloat32
 from kp_dynamo.passes.precision.matmul_rules import PrecisionRules, float32_matmuls, keeps_result, linear_matmuls
 from kp_dynamo.passes.precision.sensitive_ops import may_follow
@@ -105,7 +105,7 @@ class _Casting:
                 self.is_wide[matmul] = keeps_result(matmul)
 
     def visit(self, node: fx.Node) -> None:
-        if is_widening(node) or is_narrowing(node):
+        if is_upcast(node) or is_downcast(node):
             self.casts.register_cast(node)
         elif node in self.is_wide:
             self._cast_matmul(node)
@@ -122,7 +122,7 @@ class _Casting:
             else:
                 args[position] = self.casts.narrow(operand, before=node)
             if is_wide:
-                args[position] = self.casts.widened(args[position], before=node)  # type: ignore[arg-type]
+                args[position] = self.casts.upcast(args[position], before=node)  # type: ignore[arg-type]
         bias = BIASES.get(node.target)
         if bias is not None and not is_wide and isinstance(args[bias], fx.Node):
             args[bias] = self.casts.narrow(args[bias], before=node)  # type: ignore[arg-type]

@@ -92,13 +92,13 @@ class CheckpointShare:
         part = ForwardPart(gm.graph, saved_by_min_cut(gm))
         before, ends = part.saved_bytes(), set(residual_sums(part.nodes))
         order = itertools.chain(cheapest_first(part, lambda n: n in ends), cheapest_first(part, lambda n: False))
-        steps, after = self._give_up(gm, part, order)
+        steps, after = self._drop_to_share(gm, part, order)
         if not steps:
             return PassReport(self.name, 0)
         note = f"saves {after / _MIB:.1f} of {before / _MIB:.1f} MiB and recomputes {_gflop(steps)} GFLOP"
         return PassReport(self.name, sum(len(s.recomputed_nodes) for s in steps), notes=(note,))
 
-    def _give_up(self, gm: fx.GraphModule, part: ForwardPart, order: Iterator[Step]) -> tuple[list[Step], int]:
+    def _drop_to_share(self, gm: fx.GraphModule, part: ForwardPart, order: Iterator[Step]) -> tuple[list[Step], int]:
         """Tag until the partitioner saves at most the share; return the steps taken and the bytes that it saves."""
         steps: list[Step] = []
         after = before = part.saved_bytes()

@@ -14,7 +14,7 @@ from kp_dynamo.graph.editing import cast_to, erase_unused, insert_call
 from kp_dynamo.graph.nodes import calls
 from kp_dynamo.graph.op_tables import BIASES, LINEAR_ACTS, MATMULS, VIEWS
 from kp_dynamo.passes.base import PassReport
-from kp_dynamo.passes.precision.casts import ADDED, is_bfloat16, is_narrowing, is_widening
+from kp_dynamo.passes.precision.casts import ADDED, is_bfloat16, is_downcast, is_upcast
 from kp_dynamo.passes.precision.matmul_rules import ONE_PASS, has_float32_matmul
 
 aten, kp = torch.ops.aten, torch.ops.kp
@@ -73,11 +73,11 @@ def _is_foldable(operands: list[Any]) -> bool:
 def _cast_source(node: Any) -> fx.Node | None:
     """The float32 value that `node` reads through our casts and views, or None if these round nothing."""
     is_rounded = False
-    while node.target in VIEWS or (node.meta.get(ADDED) and (is_narrowing(node) or is_widening(node))):
-        is_rounded |= is_narrowing(node)
+    while node.target in VIEWS or (node.meta.get(ADDED) and (is_downcast(node) or is_upcast(node))):
+        is_rounded |= is_downcast(node)
         node = node.args[0]
-    is_incoming = node.op == "placeholder" and str(node.target).startswith("tangents_")
-    return node if is_rounded and not is_incoming else None
+    is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents_")
+    return node if is_rounded and not is_tangent else None
 
 
 def _is_activation(source: fx.Node | None) -> bool:
@@ -116,7 +116,7 @@ def _uncast(node: Any, like: fx.Node) -> fx.Node:
 
 def _wide(node: Any, like: fx.Node) -> fx.Node:
     """The float32 form of an addend: the value before rounding, if there is one."""
-    if is_narrowing(node):
+    if is_downcast(node):
         return node.args[0]  # type: ignore[no-any-return]
     return cast_to(node, torch.float32, like=like)
 

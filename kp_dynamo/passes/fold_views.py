@@ -124,7 +124,7 @@ def _contraction_of(matmul: fx.Node) -> Contraction | None:
     *addend, a, b = matmul.args
     bias: Any = addend[0] if addend else None
     is_plain = not matmul.kwargs and all(map(has_static_size, (a, b, matmul)))
-    if not is_plain or not matmul.meta["val"].is_floating_point() or any(map(_is_incoming, (a, b))):
+    if not is_plain or not matmul.meta["val"].is_floating_point() or any(map(_is_tangent, (a, b))):
         return None
     if bias is not None and bias.meta["val"].dim() != 1:
         return None
@@ -164,7 +164,7 @@ def _is_narrow(dims: list[Dim], axes: Axes) -> bool:
     return axes.size_of(dims[-1]) < _LANES <= axes.size_of(dims[-2])
 
 
-def _is_incoming(node: Any) -> bool:
+def _is_tangent(node: Any) -> bool:
     while node.target in VIEWS + _CASTS:
         node = node.args[0]
     return node.op == "placeholder" and str(node.target).startswith("tangents_")
@@ -182,8 +182,8 @@ def _put(found: Contraction, strides: Strides, weight_first: bool) -> None:
     before = end.meta["val"]
     with found.matmul.graph.inserting_before(found.matmul):
         made = insert.matmul(found, weight_first and found.is_turned)
-        for widening in found.result.widenings:
-            made = insert.call(widening.target, (made,), widening.kwargs, like=widening)
+        for upcast in found.result.upcasts:
+            made = insert.call(upcast.target, (made,), upcast.kwargs, like=upcast)
         shape = list(before.shape)
         if found.is_turned:
             made = insert.view(made, [*shape[:-2], shape[-1], shape[-2]], end)
@@ -205,7 +205,7 @@ class _Insertion:
         like = found.matmul
         dtype = like.meta["val"].dtype
         a, b = (self.view(o.node, found.shape_of(number), like) for number, o in enumerate(found.operands))
-        if not all(operand.widenings for operand in found.operands):
+        if not all(operand.upcasts for operand in found.operands):
             a, b = (cast_to(operand, dtype, like=like, runs=self._runs) for operand in (a, b))
         options = {} if a.meta["val"].dtype == dtype else {"out_dtype": dtype}
         bias = None if found.bias is None else self.view(found.bias, _bias_shape(found), like)

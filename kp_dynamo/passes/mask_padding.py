@@ -142,12 +142,12 @@ def _require_known(inputs: Sequence[fx.Node], symbols: Sequence[str]) -> None:
         if unknown and node.users:
             raise RefusedNode(
                 node,
-                f"the number {_in_users_words(node, unknown)} varies and is not a padded size. Try: pass it as a "
+                f"the number {_user_names(node, unknown)} varies and is not a padded size. Try: pass it as a "
                 "tensor and use it in a mask or an index (torch.where, x.scatter)",
             )
 
 
-def _in_users_words(node: fx.Node, names: set[str]) -> str:
+def _user_names(node: fx.Node, names: set[str]) -> str:
     """The numbers by their names in the user's code, if Dynamo knows them: "start", "self.step"."""
     value = node.meta.get("val")
     sources = getattr(getattr(getattr(value, "node", None), "shape_env", None), "var_to_sources", {})

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from kp_dynamo.graph.nodes import backward_nodes, calls, tensor_of
 from kp_dynamo.graph.op_tables import VIEWS
 from kp_dynamo.passes.base import PassReport
-from kp_dynamo.passes.precision.casts import is_bfloat16, is_widening
+from kp_dynamo.passes.precision.casts import is_bfloat16, is_upcast
 from kp_dynamo.passes.recompute.tags import tag
 
 _cast = torch.ops.aten._to_copy.default
@@ -64,7 +64,7 @@ def _is_free(node: fx.Node) -> bool:
     """Whether recomputing a node costs no more than reading it."""
     if node.target in _FREE_VIEWS:
         return is_bfloat16(node)
-    return is_widening(node) or (is_bfloat16(node) and _is_input(node.args[0]))
+    return is_upcast(node) or (is_bfloat16(node) and _is_input(node.args[0]))
 
 
 def _is_input(node: object) -> bool:

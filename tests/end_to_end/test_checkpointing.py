@@ -85,7 +85,7 @@ def test_a_budget_that_cannot_be_met_names_the_smallest_that_can():
     torch._dynamo.reset()
     assert compiled(model, checkpoint="auto", memory_budget_gb=float(smallest))(TOKENS).isfinite()
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="The smallest budget that does"):
+    with pytest.raises(Exception, match="The smallest sufficient budget"):
         compiled(model, checkpoint="auto", memory_budget_gb=float(smallest) - 0.001)(TOKENS)
 
 

@@ -26,7 +26,7 @@ from kp_dynamo.graph.editing import run_on_fakes
 from kp_dynamo.graph.module_paths import module_paths
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
-from kp_dynamo.passes.precision.casts import is_widening
+from kp_dynamo.passes.precision.casts import is_upcast
 from kp_dynamo.passes.precision.keep_float32 import unknown_op_names
 from kp_dynamo.passes.precision.sensitive_ops import SENSITIVE, may_follow
 from tests.graphs import graph_text, trace_inference, trace_joint
@@ -600,4 +600,4 @@ def test_a_convolution_with_a_bias_keeps_its_result():
     convolution = next(n for n in gm.graph.nodes if n.target is aten.convolution.default)
     dtypes = [operand.meta["val"].dtype for operand in convolution.all_input_nodes]
     assert (dtypes, convolution.meta["val"].dtype) == ([torch.float32] * 3, torch.float32)
-    assert sum(is_widening(n) for n in gm.graph.nodes) == 2
+    assert sum(is_upcast(n) for n in gm.graph.nodes) == 2

@@ -80,7 +80,7 @@ def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | None:
     above.walk_up(softmax.args[0])
     if above.first is None:
         return None
-    below = _below(softmax, forward)
+    below = _walk_down(softmax, forward)
     if below is None:
         return None
     if above.problem:
@@ -213,7 +213,7 @@ def _batch_dims(node: fx.Node) -> tuple[Any, ...] | None:
 
 
 @dataclass(frozen=True)
-class _Below:
+class _ValueChain:
     second: fx.Node
     weights: fx.Node
     steps: list[tuple[fx.Node, fx.Node]]
@@ -221,7 +221,7 @@ class _Below:
     zeroes_rows: bool
 
 
-def _below(softmax: fx.Node, forward: set[fx.Node]) -> _Below | None:
+def _walk_down(softmax: fx.Node, forward: set[fx.Node]) -> _ValueChain | None:
     """The nodes from the softmax down to the matmul with the values."""
     node, seen, zeroes_rows = softmax, {softmax}, softmax.target is aten._safe_softmax.default
     steps: list[tuple[fx.Node, fx.Node]] = []
@@ -232,7 +232,7 @@ def _below(softmax: fx.Node, forward: set[fx.Node]) -> _Below | None:
         readers = [user for user in node.users if user in forward or user.op == "output"]
         matmuls = [user for user in readers if user.target is aten.bmm.default and user.args[0] is node]
         if matmuls:
-            return _Below(matmuls[0], node, steps, seen, zeroes_rows)
+            return _ValueChain(matmuls[0], node, steps, seen, zeroes_rows)
         moves = [user for user in readers if user.target in _MOVES]
         if not moves:
             _refuse_matmuls_after(readers, forward)

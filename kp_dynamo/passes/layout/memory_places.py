@@ -41,12 +41,12 @@ def resolve_memory_places(graph: fx.Graph, *, writes_to_inputs: bool, on_device:
     for node in list(calls(graph, *_READS, *_WRITES)):
         base = base_of(node.args[0])
         written = _input_written(base) if writes_to_inputs else None
-        if on_device and _begins_at(node) is not None and (written is not None or _is_input(base)):
+        if on_device and _explicit_offset(node) is not None and (written is not None or _is_input(base)):
             raise _refused(node, _NO_OFFSETS)
         order = _order(base.meta["val"])
         if order is None:
             raise _refused(node, "the tensor is not dense, or its strides depend on a size")
-        if written is not None and not _lies_alike(base.meta["val"], written):
+        if written is not None and not _has_same_layout(base.meta["val"], written):
             raise _refused(node, "it may be an argument that was written to, whose strides differ")
         if base is not node.args[0] or order != sorted(order) or _offset(base) != 0:
             _resolve(node, base, order)
@@ -81,24 +81,24 @@ def _memory_of(node: fx.Node) -> int | None:
 def _resolve(node: fx.Node, base: fx.Node, order: Sequence[int]) -> None:
     x, source = node.args[0], node.args[1 : 1 + (node.target in _WRITES)]
     size, stride = node.args[1 + len(source) :][:2]
-    given = _begins_at(node)
+    given = _explicit_offset(node)
     offset = _offset(x) if given is None else given
     place = _place(node, base, size, stride, offset)
     with node.graph.inserting_before(node):
         memory = insert_call(node.graph, aten.permute.default, (base, list(order)), {}, like=node)
         new = insert_call(node.graph, node.target, (memory, *source, *place), {}, like=node)
         if source:
-            new = _seen_as(x, new, base, order)
+            new = _read_back(x, new, base, order)
     replace_node(node, new)
 
 
-def _begins_at(node: fx.Node) -> Any:
+def _explicit_offset(node: fx.Node) -> Any:
     """The explicit storage offset of the call; None without one."""
     given = node.args[3 + (node.target in _WRITES) :]
     return given[0] if given else node.kwargs.get("storage_offset")
 
 
-def _seen_as(x: Any, written: fx.Node, base: fx.Node, order: Sequence[int]) -> fx.Node:
+def _read_back(x: Any, written: fx.Node, base: fx.Node, order: Sequence[int]) -> fx.Node:
     """`x`, read from memory that was written to."""
     graph = written.graph
     if x is base:
@@ -132,10 +132,10 @@ def _is_input(base: fx.Node) -> bool:
     return base.op == "placeholder" and "tangents" not in str(base.target)
 
 
-def _lies_alike(value: torch.Tensor, argument: torch.Tensor) -> bool:
-    begins_alike = statically_known_true(argument.storage_offset() == 0)
+def _has_same_layout(value: torch.Tensor, argument: torch.Tensor) -> bool:
+    has_same_offset = statically_known_true(argument.storage_offset() == 0)
     strides = zip(value.stride(), argument.stride(), strict=True)
-    return begins_alike and all(statically_known_true(a == b) for a, b in strides)
+    return has_same_offset and all(statically_known_true(a == b) for a, b in strides)
 
 
 def _input_written(base: fx.Node) -> torch.Tensor | None:

@@ -10,7 +10,7 @@ from torch import fx
 
 from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.passes.layout.axes import Axes, Dims
-from kp_dynamo.passes.precision.casts import is_widening
+from kp_dynamo.passes.precision.casts import is_upcast
 
 aten = torch.ops.aten
 
@@ -26,21 +26,21 @@ class End:
     Attributes:
         node: The value there.
         dims: Its dimensions, in the axes of the value at the other end.
-        widenings: The casts to float32 in between, in graph order.
+        upcasts: The casts to float32 in between, in graph order.
     """
 
     node: fx.Node
     dims: Dims
-    widenings: tuple[fx.Node, ...] = ()
+    upcasts: tuple[fx.Node, ...] = ()
 
 
 def source_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
     """The value that `node` views, permutes and upcasts, as far back as possible."""
-    widenings: list[fx.Node] = []
+    upcasts: list[fx.Node] = []
     while node.op == "call_function":
         source: Any = node.args[0] if node.args else None
-        if is_widening(node):
-            widenings.insert(0, node)
+        if is_upcast(node):
+            upcasts.insert(0, node)
         elif node.target in _PERMUTATIONS:
             order = _order(node)
             dims = tuple(dims[order.index(dim)] for dim in range(len(order)))
@@ -52,18 +52,18 @@ def source_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
         elif node.target not in _COPIES:
             break
         node = source
-    return End(node, dims, tuple(widenings))
+    return End(node, dims, tuple(upcasts))
 
 
 def destination_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
     """The value that `node` becomes through views, permutations and upcasts, as long as it has one reader."""
-    widenings: list[fx.Node] = []
+    upcasts: list[fx.Node] = []
     while len(node.users) == 1:
         user = next(iter(node.users))
         if user.op != "call_function":
             break
-        if is_widening(user):
-            widenings.append(user)
+        if is_upcast(user):
+            upcasts.append(user)
         elif user.target in _PERMUTATIONS:
             dims = tuple(dims[dim] for dim in _order(user))
         elif user.target in _VIEWS and has_static_size(user):
@@ -74,7 +74,7 @@ def destination_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
         elif user.target not in _COPIES:
             break
         node = user
-    return End(node, dims, tuple(widenings))
+    return End(node, dims, tuple(upcasts))
 
 
 def has_static_size(node: object) -> bool:

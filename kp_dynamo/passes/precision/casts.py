@@ -32,12 +32,12 @@ def is_bfloat16(node: object) -> bool:
     return value is not None and value.dtype == torch.bfloat16
 
 
-def is_narrowing(node: fx.Node) -> bool:
+def is_downcast(node: fx.Node) -> bool:
     """Whether `node` is a cast from float32 to bfloat16 and nothing else."""
     return _is_plain_cast(node) and is_float32(node.args[0]) and is_bfloat16(node)
 
 
-def is_widening(node: fx.Node) -> bool:
+def is_upcast(node: fx.Node) -> bool:
     """Whether `node` is a cast from bfloat16 to float32 and nothing else."""
     return _is_plain_cast(node) and is_bfloat16(node.args[0]) and is_float32(node)
 
@@ -66,8 +66,8 @@ class Casts:
         self.num_removed = 0
         self._runs = FakeRuns()
         self._narrow: dict[fx.Node, fx.Node] = {}  # float32 node -> its bfloat16 form
-        self._wide: dict[fx.Node, fx.Node] = {}  # bfloat16 node -> its widening
-        self._exact: set[fx.Node] = set()  # widenings
+        self._wide: dict[fx.Node, fx.Node] = {}  # bfloat16 node -> its upcast
+        self._exact: set[fx.Node] = set()  # upcasts
         self._produced: set[fx.Node] = set()  # upcasts of results that this pass put into bfloat16
         self._unscaled: dict[fx.Node, fx.Node] = {}  # view of a scaled value -> that view, unscaled, in bf16
 
@@ -79,14 +79,14 @@ class Casts:
         source = node.args[0]
         assert isinstance(source, fx.Node), "the caller has seen a cast of a tensor"
         is_result = any(user.op == "output" for user in users_through(node, VIEWS + PARTS))
-        known = self._wide.get(source) if is_widening(node) else self._narrow.get(source)
-        if known is None and is_narrowing(node) and self.is_exact(source) and not is_result:
+        known = self._wide.get(source) if is_upcast(node) else self._narrow.get(source)
+        if known is None and is_downcast(node) and self.is_exact(source) and not is_result:
             known = self.narrow(source, before=node)
         if known is not None and not is_result:
             node.replace_all_uses_with(known)
             self.num_removed += 1
-        elif is_widening(node):
-            self._note_widening(source, node)
+        elif is_upcast(node):
+            self._record_upcast(source, node)
         else:
             self._narrow.setdefault(source, node)
 
@@ -116,13 +116,13 @@ class Casts:
         factor = _factor(scaling)
         if factor == 1 or not self.is_exact(scaling.args[0]) or _is_broadcast(scaling.args[0]):  # type: ignore[arg-type]
             return self.narrow(node, before), 1.0
-        return self._seen_through(node, scaling, before), factor
+        return self._unscaled_views(node, scaling, before), factor
 
-    def widened(self, narrow: fx.Node, before: fx.Node) -> fx.Node:
+    def upcast(self, narrow: fx.Node, before: fx.Node) -> fx.Node:
         """The float32 form of a bfloat16 node."""
         if narrow not in self._wide:
             with self.graph.inserting_before(before):
-                self._note_widening(narrow, self._cast(narrow, torch.float32, like=before))
+                self._record_upcast(narrow, self._cast(narrow, torch.float32, like=before))
         return self._wide[narrow]
 
     def narrow_result(self, node: fx.Node) -> fx.Node:
@@ -136,7 +136,7 @@ class Casts:
             with self.graph.inserting_after(node):
                 wide = self._cast(node, torch.float32, like=node)
             node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
-            self._note_widening(node, wide)
+            self._record_upcast(node, wide)
             self._produced.add(wide)
             return wide
         if not isinstance(node.meta["val"], torch.Tensor):
@@ -144,12 +144,12 @@ class Casts:
                 self.narrow_result(user)
         return node
 
-    def _seen_through(self, node: fx.Node, scaling: fx.Node, before: fx.Node) -> fx.Node:
+    def _unscaled_views(self, node: fx.Node, scaling: fx.Node, before: fx.Node) -> fx.Node:
         """The views from `scaling` to `node`, applied to the bfloat16 form of the unscaled value."""
         if node is scaling:
             return self.narrow(scaling.args[0], before)  # type: ignore[arg-type]
         if node not in self._unscaled:
-            source = self._seen_through(node.args[0], scaling, before)  # type: ignore[arg-type]
+            source = self._unscaled_views(node.args[0], scaling, before)  # type: ignore[arg-type]
             with self.graph.inserting_before(before):
                 args = (source, *node.args[1:])
                 self._unscaled[node] = self._insert(node.target, args, node.kwargs, like=node)
@@ -182,7 +182,7 @@ class Casts:
         self._runs.set_value(node)
         return node
 
-    def _note_widening(self, narrow: fx.Node, wide: fx.Node) -> None:
+    def _record_upcast(self, narrow: fx.Node, wide: fx.Node) -> None:
         self._wide.setdefault(narrow, wide)
         self._narrow[wide] = narrow
         self._exact.add(wide)

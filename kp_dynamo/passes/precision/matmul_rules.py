@@ -9,7 +9,7 @@ from torch import fx
 
 from kp_dynamo.graph.nodes import backward_nodes, calls, tensor_of
 from kp_dynamo.graph.op_tables import LINEAR_ACTS, MATMULS, PARTS, VIEWS, op_name, users_through
-from kp_dynamo.passes.precision.casts import is_bfloat16, is_float32, is_widening, origins
+from kp_dynamo.passes.precision.casts import is_bfloat16, is_float32, is_upcast, origins
 from kp_dynamo.passes.precision.sensitive_ops import ANGLES, EXPONENTIALS
 
 aten = torch.ops.aten
@@ -133,7 +133,7 @@ def _may_gain(matmul: fx.Node) -> bool:
     if matmul.meta.get(ONE_PASS):
         return False
     return all(is_float32(operand) for operand in operands) and not all(
-        is_widening(origin)
+        is_upcast(origin)
         for operand in operands
         for origin in origins(operand)  # type: ignore[arg-type]  # a float32 operand is a node
     )

@@ -29,8 +29,8 @@ def attention_scores(nodes: list[fx.Node]) -> list[fx.Node]:
     """
     forward, found = set(nodes), set[fx.Node]()
     for softmax in (n for n in nodes if n.target in _SOFTMAXES):
-        before = _of_one_size(softmax, lambda n: [s for s in n.all_input_nodes if s in forward])
-        after = _of_one_size(softmax, lambda n: [u for u in n.users if u in forward])
+        before = _same_size_values(softmax, lambda n: [s for s in n.all_input_nodes if s in forward])
+        after = _same_size_values(softmax, lambda n: [u for u in n.users if u in forward])
         # The second matmul has another size, unless S is the width of a head.
         readers = {u for n in after for u in n.users} | after
         if any(n.target in MATMULS for n in before) and any(u.target in MATMULS for u in readers & forward):
@@ -38,7 +38,7 @@ def attention_scores(nodes: list[fx.Node]) -> list[fx.Node]:
     return [n for n in nodes if n in found and not depends_on_rng(n)]
 
 
-def _of_one_size(start: fx.Node, neighbours: Callable[[fx.Node], list[fx.Node]]) -> set[fx.Node]:
+def _same_size_values(start: fx.Node, neighbours: Callable[[fx.Node], list[fx.Node]]) -> set[fx.Node]:
     """The nodes reached from a node through values of its size, stopping at matmuls."""
     size, found, stack = _numel(start), {start}, [start]
     while stack:
