@@ -56,8 +56,7 @@ def refuse_places_of_inputs(graph: fx.Graph) -> None:
     """Refuse `as_strided` of an input with an explicit storage offset, or whose result the graph returns.
 
     The graph is Dynamo's, whose inputs are XLA tensors. AOTAutograd's graph does not contain a result that is a view of
-    an
-    input: torch_xla computes it after the program.
+    an input: torch_xla computes it after the program.
 
     Raises:
         XLACompilationError: The graph has such a call.

@@ -31,7 +31,7 @@ class Budget:
     Attributes:
         num_bytes: Memory of the chip that may be used.
         optimizer_state_factor: Bytes of optimizer state, in addition to the programs, per byte of a trainable
-           parameter.
+            parameter.
         vmem_bytes: Vector memory of the chip.
         narrow_matmuls: Whether matmuls read float32 operands as bfloat16.
         is_hard_limit: Whether to raise if nothing fits; otherwise the best attempt stays.

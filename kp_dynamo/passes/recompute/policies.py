@@ -118,9 +118,8 @@ def cheapest_first(part: ForwardPart, keep: Callable[[fx.Node], bool]) -> Iterat
     """Values to stop saving, the most bytes per operation first; each is dropped from `part` as it is yielded.
 
     A value that one of them recomputes is free for the next ones. `keep` selects those that stay saved. Attention
-    scores go
-    first: they are many times as large as their operands, and the TPU's compiler is faster if they do not cross from
-    one program to the next.
+    scores go first: they are many times as large as their operands, and the TPU's compiler is faster if they do not
+    cross from one program to the next.
     """
     greedy = _Greedy(part, [n for n in part.saved if not keep(n) and not depends_on_rng(n)])
     while (step := greedy.take()) is not None:
