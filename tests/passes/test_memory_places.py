@@ -121,7 +121,7 @@ def test_a_named_offset_of_an_xla_tensor_is_refused(write):
     assert_same(compiled(fn)(view, ((2, 2), (3, 1))), fn(eager, ((2, 2), (3, 1))))
     for offset in (0, 1):
         torch._dynamo.reset()
-        with pytest.raises(BackendCompilerFailed, match=r"the storage offset of 0 for every XLA tensor as 0"):
+        with pytest.raises(BackendCompilerFailed, match="storage offset of 0 for every XLA tensor"):
             compiled(fn)(view, ((2, 2), (3, 1), offset))
     own = compiled(lambda x: (x * 2).as_strided((2, 2), (3, 1), 1) * 1)
     assert_same(own(view), (eager * 2).as_strided((2, 2), (3, 1), 1))

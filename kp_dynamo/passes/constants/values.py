@@ -40,7 +40,7 @@ class Constant:
     Attributes:
         value: The number, as `dtype` represents it.
         dtype: The dtype of the tensor filled with it; None for a Python number, which only promotes the kind of a
-           dtype.
+            dtype.
     """
 
     value: Number
