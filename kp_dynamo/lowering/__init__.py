@@ -1,4 +1,4 @@
-"""ATen graph -> XLA program -> callable. The only place, with `compat`, that touches torch_xla."""
+"""ATen graph -> XLA program -> callable. Only this package and `compat` import torch_xla."""
 
 from kp_dynamo.lowering.base import Executable, Lowering, LoweringSpec
 from kp_dynamo.lowering.donation import DONORS

@@ -1,4 +1,4 @@
-"""What the layers above may know of a lowering."""
+"""The interface of a lowering, for the layers above."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import fx
 
 @dataclass(frozen=True)
 class LoweringSpec:
-    """How a graph is to be lowered; every field is part of the compile key, or follows from it.
+    """How to lower a graph. Every field is part of the compile key, or follows from it.
 
     Attributes:
         name: Name of the graph, for profilers and messages ("forward", "backward", "inference").
-        num_returned: Results that the caller sees. Those after it are saved for a backward, and may share memory
-            with an argument.
-        matmul_precision: "default", "high" or "highest": passes over the MXU for a float32 product.
-        strict: An operator that XLA lacks raises instead of running on the CPU.
-        identity: Text that no two graphs share which compute different things.
-        overwritten: The arguments that the first results are copied over by the caller; None where the caller does
-            something else with a result.
-        donate: Whether results may take the buffers of the arguments that are overwritten.
+        num_returned: Number of results that the caller sees. Later results are saved for the backward, and may share
+            memory with an argument.
+        matmul_precision: "default", "high" or "highest": passes over the MXU for a float32 matmul.
+        strict: Whether an operator that XLA cannot lower raises instead of running on the CPU.
+        identity: Text that identifies what the graph computes: different computations never share it.
+        overwritten: For each of the first results, the argument that the caller copies it over; None if the caller
+            does something else with the result.
+        donate: Whether results may reuse the buffers of overwritten arguments.
         is_sharded: Whether the program runs on several devices, for the shardings of its arguments.
     """
 
@@ -43,12 +43,12 @@ class Executable:
 
     Attributes:
         run: Takes the graph's arguments (XLA tensors; CPU tensors are transferred) and returns its outputs.
-        num_programs: XLA programs behind it; more than one where operators run on the CPU in between.
+        num_programs: Number of its XLA programs; more than one if operators run on the CPU in between.
         fallbacks: ATen operators that run on the CPU, each with the user's source line.
-        seconds: Time spent, by stage ("trace", "xla"); grows where parts are compiled at their first run.
+        seconds: Time spent, by stage ("trace", "xla"); it grows when a piece is compiled at its first run.
         moved_bytes: Bytes that moved between device and CPU so far, for each of `fallbacks`.
-        donated: Arguments whose buffers become results: on the device they are gone after a run.
-        kept: Arguments that the graph overwrites and that are not donated all the same, each with the reason.
+        donated: Arguments whose buffers are reused for results: a run invalidates them on the device.
+        kept: Overwritten arguments that are not donated, each with the reason.
     """
 
     run: Any
@@ -61,10 +61,10 @@ class Executable:
 
 
 class Lowering(Protocol):
-    """Turns a functional ATen graph on CPU fake tensors into something that runs on the XLA device."""
+    """Turns a functional ATen graph on CPU fake tensors into an `Executable` for the XLA device."""
 
     name: str
 
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
-        """Compile `gm` for the shapes of `args`; executes nothing of it."""
+        """Compile `gm` for the shapes of `args`, without running it."""
         ...

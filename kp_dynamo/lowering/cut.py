@@ -1,7 +1,7 @@
-"""Cut a graph around the operators that run on the CPU.
+"""Split a graph around the operators that run on the CPU.
 
-Every node gets a stage: even stages hold what XLA runs, odd ones what the CPU runs, and a node comes in the
-first stage of its kind that has all its inputs. One program a stage, so few programs, not one a cut.
+Every node gets a stage. XLA runs the even stages, the CPU runs the odd ones, and a node goes into the first stage of
+its kind at which all its inputs exist. A stage is one program, so there are few programs: not one for each split.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from kp_dynamo.telemetry.counters import TELEMETRY
 
 
 def cut_around(gm: fx.GraphModule, on_cpu: set[fx.Node], spec: LoweringSpec) -> Pieces:
-    """Split `gm` so that the nodes `on_cpu` run there and all others in XLA programs."""
+    """Split `gm` so that the nodes `on_cpu` run on the CPU and all others in XLA programs."""
     return Pieces(split_around(gm, on_cpu), spec)
 
 
 def split_around(gm: fx.GraphModule, on_cpu: set[fx.Node]) -> fx.GraphModule:
-    """A graph that calls the pieces of `gm`, see `is_xla_piece`."""
+    """A graph that calls the pieces of `gm`; see `is_xla_piece`."""
     stages = _stages(gm.graph, on_cpu)
     split: fx.GraphModule = split_module(gm, None, stages.__getitem__, keep_original_order=False)  # type: ignore[arg-type]
     return split
 
 
 def spec_of_pieces(spec: LoweringSpec) -> LoweringSpec:
-    """How the pieces of a graph are lowered.
+    """The spec for the pieces of a split graph.
 
-    What one hands on may be an argument of the whole, so all is returned; another may read it, so nothing is donated.
+    A piece may pass on an argument of the whole graph, so all its results count as returned. Another piece may read the
+    argument later, so nothing is donated.
     """
     return replace(spec, num_returned=sys.maxsize, donate=False)
 
@@ -57,20 +58,20 @@ def _stages(graph: fx.Graph, on_cpu: set[fx.Node]) -> dict[fx.Node, int]:
         earliest = max((stages.get(source, 0) for source in node.all_input_nodes), default=0)
         stages[node] = earliest + (earliest % 2 != (node in on_cpu))
         for source in node.all_input_nodes:
-            # A multi-result CPU operator and the picks from it stay in one stage: only tensors cross a cut.
-            if source in on_cpu and _is_pick(node):
+            # A multi-result CPU operator and its getitem nodes share a stage: only tensors pass between stages.
+            if source in on_cpu and _is_getitem(node):
                 stages[node] = stages[source]
     return stages
 
 
-def _is_pick(node: fx.Node) -> bool:
+def _is_getitem(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
 
 
 class Pieces:
-    """Runs the pieces of a cut graph, each XLA piece compiled at its first run for the shapes it gets.
+    """Runs the pieces of a split graph. Each XLA piece is compiled at its first run, for the shapes of that run.
 
-    The shapes are those the whole was compiled for: they follow from it alone.
+    These shapes follow from the ones that the whole graph was compiled for.
     """
 
     def __init__(self, whole: fx.GraphModule, spec: LoweringSpec) -> None:
@@ -84,8 +85,8 @@ class Pieces:
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         results = SplitGraphInterpreter(self._whole, self._run_piece).run(*args)
         flat = list(results) if isinstance(results, (list, tuple)) else [results]
-        # A result that is an argument would be overwritten where the caller copies another result over that; so would
-        # what is saved for the backward, which may be an argument otherwise.
+        # If the caller copies a result over an argument, it overwrites every other result that is this argument. So
+        # returned results are never arguments, and results saved for the backward are no overwritten ones.
         own = {id(a) for a in args if isinstance(a, torch.Tensor)}
         written = {id(args[number]) for number in self._spec.overwritten if number is not None}
         apart = [r.clone() if id(r) in (own if i < self._num_returned else written) else r for i, r in enumerate(flat)]
@@ -98,27 +99,27 @@ class Pieces:
             spec = replace(self._spec, identity=f"{self._spec.identity} {node.name}")
             run, missing, seconds, _ = compile_program(piece, args, device_constants(piece), spec)
             if run is None:
-                raise XLACompilationError(f"XLA lowered {missing[0].target} in one graph and not in a part of it")
+                raise XLACompilationError(f"XLA lowered {missing[0].target} in a graph, but not in a piece of it")
             self._runs[node.name] = run
-            self._spent(seconds)
+            self._count_seconds(seconds)
         results = self._runs[node.name](args)
         returned = next(n for n in piece.graph.nodes if n.op == "output").args[0]
         return results if isinstance(returned, (list, tuple)) else results[0]
 
-    def _spent(self, seconds: dict[str, float]) -> None:
+    def _count_seconds(self, seconds: dict[str, float]) -> None:
         for stage, value in seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + value
             TELEMETRY.spent(stage, value)
 
     def _on_cpu(self, piece: fx.GraphModule, args: Sequence[Any]) -> Any:
-        """Run a piece on the CPU. Its results stay there: a program takes CPU tensors, as plain values."""
+        """Run a piece on the CPU. Its results stay there, because programs take CPU tensors with plain values."""
         with torch.no_grad():
             result = piece(*_as_traced(piece, args))
-            # On the device nothing is pending: `imag` of a `conj` is a view that torch has yet to negate.
+            # Programs need plain values: `imag` of a `conj` is a view with a pending negation.
             result = torch.utils._pytree.tree_map_only(torch.Tensor, _resolved, result)
         moved = _num_bytes(args) + _num_bytes(result)
         for node in piece.graph.nodes:
-            if node.op == "call_function" and not _is_pick(node):
+            if node.op == "call_function" and not _is_getitem(node):
                 TELEMETRY.count_fallback(name_of(node), moved)
                 self.moved_bytes[name_of(node), source_line(node)] += moved
                 moved = 0
@@ -126,7 +127,7 @@ class Pieces:
 
 
 def _as_traced(piece: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
-    """The arguments on the CPU, with the strides that autograd has seen: they say whose LU it is given."""
+    """The arguments on the CPU, with the strides that autograd saw: an LU's tell a matrix from its transpose."""
     inputs = [node.meta.get("val") for node in piece.graph.find_nodes(op="placeholder")]
     values = SymbolReader(inputs, has_strides=False).read(args)
     run_pending([a for a in args if isinstance(a, torch.Tensor) and a.device.type == "xla"])
@@ -135,7 +136,7 @@ def _as_traced(piece: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
 
 
 def _is_dense(arg: Any, strides: tuple[int, ...] | None) -> bool:
-    """Whether each element has a place of its own: torch 2.9 says 0 of a slice_scatter into what is expanded."""
+    """Whether no two elements share memory: torch 2.9 gives stride 0 for a slice_scatter into an expanded tensor."""
     if strides is None or not isinstance(arg, torch.Tensor):
         return False
     step = 1
@@ -147,7 +148,7 @@ def _is_dense(arg: Any, strides: tuple[int, ...] | None) -> bool:
 
 
 class SplitGraphInterpreter(fx.Interpreter):
-    """Runs a split graph, its pieces through `run_piece(node, piece, args)`."""
+    """Runs a split graph, and calls `run_piece(node, piece, args)` for each piece."""
 
     def __init__(self, whole: fx.GraphModule, run_piece: Any) -> None:
         super().__init__(whole)
@@ -161,7 +162,7 @@ class SplitGraphInterpreter(fx.Interpreter):
 
 
 def is_xla_piece(node: fx.Node) -> bool:
-    """Whether XLA runs a piece. split_module names it after its stage: submod_0, submod_1, ..."""
+    """Whether XLA runs a piece. split_module names pieces after their stages: submod_0, submod_1, ..."""
     return node.op == "call_module" and int(str(node.target).rsplit("_", 1)[1]) % 2 == 0
 
 

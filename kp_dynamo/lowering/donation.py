@@ -1,13 +1,13 @@
-"""Buffers that a program may take for its results: those of arguments that the graph overwrites.
+"""Donate the buffers of arguments that a graph overwrites: the program reuses them for its results.
 
-Which arguments: `plan`, once a program. A buffer whose argument is also a result, or is cloned behind the program, is
-kept. Whether a tensor is alone with its buffer: `Donors`, at every call. torch_xla's tensors share buffers without
-being views of each other: `b.copy_(a)`, `a.clone()` and every operation that has not run yet hold a's buffer, and there
-is no count of the holders. But a tensor that got its buffer as the result of a program, and has been read by programs
-alone since, has no node of torch_xla's lazy graph; and every way to share a buffer goes through such a node. So
+`plan` selects the arguments, once per program. An argument that is also a result, or is cloned after the program, keeps
+its buffer. `Donors` checks at every call whether a tensor owns its buffer alone. torch_xla's tensors share buffers
+without being views of each other: `b.copy_(a)`, `a.clone()` and every pending operation hold a's buffer, and torch_xla
+does not count the holders. But a tensor has no node in torch_xla's lazy graph if its buffer is the result of a program
+and only programs have read it since; and sharing a buffer always needs such a node. So
 
-* after a call, the tensors that it has overwritten are noted with their buffers, if no view of them lives;
-* at the next call, what is noted, and unchanged since, is given away; of all others a fresh copy is.
+* after a call, the overwritten tensors are recorded with their buffers, unless a view of them is alive;
+* at the next call, a recorded and unchanged buffer is donated; for any other argument, a fresh copy is.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Donation:
-    """What of a program is donated.
+    """The donated inputs of a program.
 
     Attributes:
-        arguments: Positions of graph arguments.
-        inputs: The same, as inputs of the program.
-        renewed: (argument, root): results that are the new value of an argument, and no other result of the graph.
-        kept: (argument, reason) of arguments that the graph overwrites, and that keep their buffers.
+        arguments: Their positions among the graph's arguments.
+        inputs: Their positions among the program's inputs.
+        renewed: (argument, root): roots that are the new value of an argument, and no other result of the graph.
+        kept: (argument, reason): arguments that the graph overwrites but that keep their buffers.
     """
 
     arguments: tuple[int, ...] = ()
@@ -51,13 +51,14 @@ def plan(
     overwritten: Sequence[int | None],
     uneven: Collection[int] = (),
 ) -> Donation:
-    """What to donate of a traced program.
+    """Select the inputs of a traced program to donate.
 
     Args:
-        inputs: Of the program.
-        outputs: Of the graph.
-        overwritten: The arguments that the first outputs are the new values of; None for those that must be kept.
-        uneven: Arguments of which devices have parts of different sizes: a copy of one is whole on every device.
+        inputs: The program's inputs.
+        outputs: The graph's outputs.
+        overwritten: For each of the first outputs, the argument whose new value it is; None for an argument that must
+            keep its buffer.
+        uneven: Arguments that are sharded unevenly across devices: a copy of one is replicated.
     """
     input_of = {slot.value: i for i, slot in enumerate(inputs) if slot.kind == "argument"}
     returned = {slot.value for slot in outputs if slot.kind == "argument"}
@@ -71,7 +72,7 @@ def plan(
             kept.append((argument, f"the graph returns {'it' if argument in returned else 'its old value'}"))
             continue
         if argument in uneven:
-            kept.append((argument, "the devices share it out unevenly"))
+            kept.append((argument, "it is sharded unevenly across the devices"))
             continue
         donated.append(argument)
         if output.kind == "root" and times[output.value] == 1:
@@ -81,20 +82,20 @@ def plan(
 
 
 def mark(placeholders: Sequence[Any], donation: Donation) -> None:
-    """Have the program that is compiled next take these buffers; under `alias_with_buffer_donor_config`."""
+    """Let the program that is compiled next reuse these buffers; requires `alias_with_buffer_donor_config`."""
     for argument in donation.arguments:
         xla.xlac()._set_buffer_donation(placeholders[argument], True)
 
 
 class _Note(NamedTuple):
-    """Of a tensor that is alone with its buffer: torch_xla's name of that, and a result that keeps the name taken."""
+    """For a tensor that owns its buffer alone: torch_xla's name of the buffer, and a result that reserves the name."""
 
     name: str
     holder: torch.Tensor
 
 
 class Donors:
-    """Knows which tensors are alone with their buffers. Thread-safe; tensors are held weakly."""
+    """Records which tensors own their buffers alone. Thread-safe; holds tensors weakly."""
 
     def __init__(self) -> None:
         self._notes: Any = WeakIdKeyDictionary()
@@ -102,7 +103,7 @@ class Donors:
         self._lock = threading.Lock()
 
     def give(self, values: list[Any], positions: Sequence[int]) -> None:
-        """Replace in `values` what is not alone with its buffer by a copy that is. CPU tensors get a buffer anyway."""
+        """Replace each tensor in `values` that shares its buffer by a copy. CPU tensors get a new buffer anyway."""
         with self._lock:
             shared = [i for i in positions if values[i].device.type == "xla" and not self._take(values[i])]
         TELEMETRY.count("donated_buffers", len(positions))
@@ -111,7 +112,7 @@ class Donors:
             return
         with torch.no_grad():
             copies = [values[i].clone() for i in shared]
-        # torch_xla gives a clone its own buffer when it is synchronised.
+        # torch_xla gives a clone its own buffer when the clone is synchronized.
         xla.xlac()._xla_sync_multi(copies, devices=[], wait=False, sync_xla_data=False)
         for i, copy in zip(shared, copies, strict=True):
             values[i] = copy
@@ -121,19 +122,19 @@ class Donors:
         return note is not None and not _has_view(tensor) and _buffer_name(tensor) == note.name
 
     def renew(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
-        """The caller is about to copy `result` over `tensor`."""
+        """Record that the caller is about to copy `result` over `tensor`."""
         if tensor.device.type == "xla":
             with self._lock:
                 self._renewed[tensor] = result
 
     def record_donated(self, tensors: Iterable[Any]) -> None:
-        """Note which of these are alone with their buffers, now that results have been copied over them."""
+        """Record which of these own their buffers alone, after results have been copied over them."""
         with self._lock:
             renewed = [(t, self._renewed.pop(t)) for t in tensors if isinstance(t, torch.Tensor) and t in self._renewed]
         new = [(t, result) for t, result in renewed if not _has_view(t)]
         if not new:
             return
-        # A copy is a node of the lazy graph until it is synchronised; this runs no program.
+        # A copy is a node of the lazy graph until it is synchronized. This runs no program.
         xla.xlac()._xla_sync_multi([t for t, _ in new], devices=[], wait=False, sync_xla_data=False)
         with self._lock:
             for tensor, result in new:
@@ -142,14 +143,14 @@ class Donors:
 
 
 def _has_view(tensor: torch.Tensor) -> bool:
-    """Whether a view of a tensor lives, or one may that nobody sees."""
+    """Whether a view of a tensor is alive. True if that is unknown."""
     if not torch._is_functional_tensor(tensor):
         return True
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) != 1
 
 
 def _buffer_name(tensor: torch.Tensor) -> str | None:
-    """torch_xla's name of the buffer of a tensor; None where the tensor has a node of the lazy graph."""
+    """torch_xla's name of a tensor's buffer; None if the tensor has a node in the lazy graph."""
     name = str(xla.xlac()._unique_id_for_ir_and_data(tensor))
     return None if "," in name else name
 

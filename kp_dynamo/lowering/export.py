@@ -1,6 +1,6 @@
-"""A lowering that runs nothing: a graph's programs as StableHLO, for a compiler elsewhere.
+"""A lowering that runs nothing: it exports a graph's programs as StableHLO for another compiler.
 
-The same trace and the same cuts as `openxla`; results are fake tensors in the caller's fake mode.
+It traces and splits graphs as `openxla` does. Results are fake tensors in the caller's fake mode.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from kp_dynamo.ops.optimization_barrier import barriers
 
 @dataclass
 class ExportedProgram:
-    """One program on its way to a compiler.
+    """One program for another compiler.
 
     Attributes:
-        name: Of the graph it is of: "forward", "backward", "inference".
+        name: Name of its graph: "forward", "backward", "inference".
         stablehlo: A portable artifact (MLIR bytecode).
         origins: Name of an operation in it -> (ATen operator, the user's source line).
-        seconds: What tracing it took.
+        seconds: Time spent tracing it.
         gm: The graph that it computes.
-        num_runs: How often it has been called for: a program that serves equal graphs is handed over once.
-        donated: Its parameters whose buffers its results may take.
+        num_runs: Number of calls. Equal graphs share a program, which is exported once.
+        donated: Its parameters whose buffers its results may reuse.
     """
 
     name: str
@@ -55,11 +55,11 @@ class ExportedProgram:
 
 
 class Export:
-    """Hands each program that a graph needs to `receive`, at compile time.
+    """Passes each program of a graph to `receive`, at compile time.
 
     Args:
-        receive: Takes the programs.
-        as_text: Their `stablehlo` is text for people in the place of an artifact.
+        receive: Called with each program.
+        as_text: Whether `stablehlo` is readable text instead of an artifact.
     """
 
     name = "export"
@@ -88,7 +88,7 @@ class Export:
         spec: LoweringSpec,
         programs: list[ExportedProgram],
     ) -> int:
-        """Hand over the programs of a graph of which the CPU runs some nodes; how many there are."""
+        """Export the programs of a graph that runs some nodes on the CPU; returns the number of programs."""
 
         def run_piece(node: fx.Node, piece: fx.GraphModule, values: Sequence[Any]) -> Any:
             if is_xla_piece(node):
@@ -102,7 +102,7 @@ class Export:
     def _export(
         self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec, programs: list[ExportedProgram]
     ) -> list[fx.Node]:
-        """Trace, add to `programs` and hand over; the nodes that XLA lacks, if any stand in the way."""
+        """Trace one program, add it to `programs` and pass it to `receive`; returns the nodes that XLA cannot lower."""
         start = time.perf_counter()
         missing, stablehlo, donated = self._trace(gm, args, spec)
         if stablehlo is None:
@@ -119,7 +119,7 @@ class Export:
     def _trace(
         self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec
     ) -> tuple[list[fx.Node], bytes | None, tuple[int, ...]]:
-        """The nodes that XLA lacks; the program, if there is one; the inputs that are donated."""
+        """The nodes that XLA cannot lower, the program or None, and the donated inputs."""
         with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
             with barriers(xla.optimization_barrier), flash_calls(CustomCalls()):
                 traced = trace(gm, args, device_constants(gm), spec, on_node=_name_operations)
@@ -133,29 +133,29 @@ _SEPARATOR = "|"
 
 
 def node_of(op_name: str) -> str:
-    """The name of the node that an operation of a compiled program came from: the key of `origins`."""
+    """The name of the node that an operation of a compiled program came from: its key in `origins`."""
     return op_name.split(_SEPARATOR, 1)[0] if _SEPARATOR in op_name else ""
 
 
 def _name_operations(node: fx.Node, result: Any) -> None:
-    """Call what torch_xla has traced for a node by the node's name."""
+    """Name the operations that torch_xla traced for a node after the node."""
     for value in torch.utils._pytree.tree_leaves(result):
         if isinstance(value, torch.Tensor) and value.device.type == "xla":
-            # torch_xla 2.9: the name goes to the new operations alone; it has no public entry.
+            # torch_xla 2.9: only new operations get the name. No public function sets it.
             xla.xlac()._set_xla_custom_op_name_prefix(value, node.name + _SEPARATOR, 0)
 
 
 def _stablehlo(traced: Trace, as_text: bool) -> bytes:
     xlac = xla.xlac()
     with _operation_names():
-        # torch_xla 2.9's public `save_as_stablehlo` takes a torch.export program, and the real arguments.
+        # torch_xla 2.9's public `save_as_stablehlo` requires a torch.export program and the real arguments.
         found = xlac._get_stablehlo(traced.roots, xlac._xla_get_default_device(), [], not as_text)
     return found.encode() if isinstance(found, str) else bytes(found)
 
 
 @contextmanager
 def _operation_names() -> Iterator[None]:
-    """torch_xla 2.9 writes the names of operations down in its debug mode alone."""
+    """Turn on torch_xla's debug mode: torch_xla 2.9 writes the names of operations only there."""
     xlac = xla.xlac()
     was_on = xlac._get_ir_debug()
     xlac._set_ir_debug(True)
@@ -166,7 +166,7 @@ def _operation_names() -> Iterator[None]:
 
 
 class _FakeRun:
-    """Results of a graph without running it: fake tensors of the shapes that it gives."""
+    """Returns fake tensors with the shapes of a graph's results, without running the graph."""
 
     def __init__(self, gm: fx.GraphModule, programs: Sequence[ExportedProgram]) -> None:
         self._gm, self._programs = gm, programs
@@ -178,7 +178,7 @@ class _FakeRun:
         for program in self._programs:
             program.num_runs += 1
         if any(_is_symbolic(node) for node in self._nodes):
-            return list(self._gm(*args))  # on fakes: it works out the sizes of this call, and nothing else
+            return list(self._gm(*args))  # on fake tensors: this only computes the sizes of this call
         given = dict(zip(self._inputs, args, strict=True))
         return [given[node] if node in given else _fake_like(node) for node in self._nodes]
 

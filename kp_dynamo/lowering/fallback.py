@@ -1,14 +1,13 @@
 """Find the operators that torch_xla would run on the CPU, without running anything.
 
-A torch_xla kernel that lacks a lowering, for its operator or only for these arguments, hands
-its tensors to `aten::_to_cpu` or `aten::_local_scalar_dense`. On a placeholder, which has no buffer, that ends
-the process. Both therefore have kernels (torch_xla 2.9) that raise while a graph is traced.
+If a torch_xla kernel has no lowering for its operator or its arguments, it passes its tensors to `aten::_to_cpu` or
+`aten::_local_scalar_dense`. A placeholder has no buffer, so that would abort the process. Both operators therefore have
+kernels here that raise while a graph is traced (torch_xla 2.9).
 
-They are registered for a dispatch key that only a thread which traces includes. torch_xla's own kernels must stay the
-ones that every other thread calls: a Python kernel would hold the GIL while a tensor is read, which deadlocks with a
-thread that compiles (one has the GIL and waits for the lock of the device, the other has the lock and waits for the
-GIL), and a read that fails would end the process: torch_xla 2.9 leaves `ReleaseGilAndTransferData` by an early return,
-without the GIL that it has released.
+They are registered for a dispatch key that only tracing threads include. All other threads must call torch_xla's own
+kernels. A Python kernel would hold the GIL while it reads a tensor, which deadlocks with a compiling thread: one has
+the GIL and waits for the device lock, the other has the lock and waits for the GIL. And a failing read would abort the
+process: torch_xla 2.9 returns early from `ReleaseGilAndTransferData`, without the GIL that it released.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from typing import Any
 
 import torch
 
-# torch has no dispatch key for backends of other people that is a mode of a thread. This one has no kernels.
+# torch has no thread-local mode key for out-of-tree backends. This key has no kernels.
 _KEY = "TESTING_ONLY_GenericMode"
 
 
 class NeedsValue(Exception):
-    """An operator asked for the value of a tensor that is being traced."""
+    """An operator read the value of a tensor while it was traced."""
 
 
 @contextlib.contextmanager
 def values_forbidden() -> Iterator[None]:
-    """Within, in this thread, an operator that needs a tensor's value on the CPU raises `NeedsValue`."""
+    """Make an operator of this thread that needs a tensor's value on the CPU raise `NeedsValue`."""
     _register_kernels()
     with torch._C._IncludeDispatchKeyGuard(torch._C._dispatch_key_parse(_KEY)):
         yield
@@ -51,7 +50,7 @@ def _guarded(op: torch._ops.OpOverload) -> Any:
 
     def guarded(given: Any) -> Any:
         if isinstance(given, (bool, int, float, complex)):
-            return given  # torch hands a number that it has wrapped in a tensor to Python as the number
+            return given  # torch unwraps a number that it wrapped in a tensor before it calls Python
         tensors = [given] if isinstance(given, torch.Tensor) else given
         if any(tensor.device.type == "xla" for tensor in tensors):
             raise NeedsValue(op.name())

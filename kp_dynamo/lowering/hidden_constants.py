@@ -1,16 +1,16 @@
-"""Constants that XLA must not compute with: its algebra rounds where ATen does not.
+"""Hide constants from XLA, whose algebraic simplifier rounds where ATen does not.
 
-It divides by a constant by multiplying with the reciprocal, and adds two constants before it adds them to a tensor:
+XLA turns a division by a constant into a multiplication by its reciprocal, and it folds two added constants into one:
 
-    41 / 41                  0.99999994, so that its floor is 0 and `mean` of equal numbers is another number
-    (x + 2**23) - 2**23      x, which ATen rounds to a whole number
+    41 / 41                  is 0.99999994 in XLA: its floor is 0, and `mean` of equal numbers is a different number
+    (x + 2**23) - 2**23      is x in XLA, but ATen rounds to a whole number
 
 The rules are `A / Const => A * (1 / Const)`, `(A + C1) + C2 => A + (C1 + C2)` and `(C1 - A) + C2` of XLA's
-algebraic_simplifier.cc. Here such a constant is one that XLA does not know:
+algebraic_simplifier.cc. Here such a constant is hidden from XLA:
 
-TPU  behind an optimization barrier, which is a scalar in the fusion;
-CPU  `where(x > inf, 0, constant)`, of which LLVM makes the constant: XLA:CPU drops barriers, and LLVM reassociates
-     nothing.
+TPU  by an optimization barrier, which is a scalar in the fusion;
+CPU  by `where(x > inf, 0, constant)`, which LLVM simplifies to the constant. XLA:CPU drops barriers, and LLVM does not
+     reassociate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 _DIVISIONS = (aten.div.Tensor, aten.div.Scalar)
 _SUMS = (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar, aten.rsub.Tensor)
-# What XLA looks through, or drops, between two sums.
+# XLA looks through these between two additions, or removes them.
 _SEEN_THROUGH = (
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.permute.default,
     aten.transpose.int, aten.t.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims,
@@ -39,11 +39,11 @@ _SEEN_THROUGH = (
 
 
 def hidden(constant: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
-    """`constant`, in a form that XLA does not know the value of.
+    """`constant`, in a form whose value XLA does not know.
 
     Args:
-        constant: A tensor of floating-point numbers.
-        beside: Of real floating-point numbers, of a shape that broadcasts with it. Its values do not matter.
+        constant: A floating-point tensor.
+        beside: A real floating-point tensor that broadcasts with `constant`. Its values do not matter.
     """
     if keeps_barriers():
         return held(constant)
@@ -51,18 +51,18 @@ def hidden(constant: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
 
 
 def divided(x: torch.Tensor, divisor: float) -> torch.Tensor:
-    """x / divisor, rounded once; of floating-point numbers."""
+    """x / divisor for a floating-point x, rounded once."""
     return x / hidden(torch.full((), divisor, dtype=x.dtype, device=x.device), x)
 
 
 def mean(x: torch.Tensor, dims: Sequence[int], keepdim: bool = False) -> torch.Tensor:
-    """The sum over dimensions, divided by the number of elements: of equal numbers it is that number."""
+    """The mean over dimensions, as sum / count: the mean of equal numbers is that number."""
     total = x.sum(list(dims), keepdim) if dims else x
     return divided(total, math.prod(x.shape[d] for d in dims))
 
 
 class ExactForms:
-    """Forms of what a graph computes with constants: values that hang on no argument of it."""
+    """Exact forms of a graph's operations with constants: values that depend on none of its arguments."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._made: set[fx.Node] = set()
@@ -72,7 +72,7 @@ class ExactForms:
                 self._made.add(node)
 
     def form_of(self, node: fx.Node) -> Callable[..., Any] | None:
-        """That of a division by a constant, and of a sum with a second constant; None for other nodes."""
+        """The form of a division by a constant, or of an addition of a second constant; None for other nodes."""
         value = node.meta.get("val")
         if node.target not in (*_DIVISIONS, *_SUMS) or not isinstance(value, torch.Tensor):
             return None
@@ -113,7 +113,7 @@ def _sum(target: Any, dtype: torch.dtype, *, constant: int) -> Callable[..., Any
     def form(x: Any, y: Any, alpha: Any = 1) -> Any:
         like = x if isinstance(x, torch.Tensor) else y
         terms = [_in(dtype, x, like=like), _in(dtype, y, like=like)]
-        scaled = 1 if of_first == 1 else 0  # `alpha` is of the operand that is subtracted, or of the second
+        scaled = 1 if of_first == 1 else 0  # `alpha` scales the subtracted operand, in additions the second
         terms[scaled] = terms[scaled] if alpha == 1 else terms[scaled] * alpha
         terms[constant] = hidden(terms[constant], terms[1 - constant])
         terms = [term if sign == 1 else -term for term, sign in zip(terms, (of_first, of_second), strict=True)]
@@ -123,7 +123,7 @@ def _sum(target: Any, dtype: torch.dtype, *, constant: int) -> Callable[..., Any
 
 
 def _in(dtype: torch.dtype, value: Any, like: Any = None) -> torch.Tensor:
-    """An operand in the dtype that ATen computes in: float32 for bfloat16 and float16. A number keeps its value."""
+    """An operand in the dtype in which ATen computes: float32 for bfloat16 and float16. A number keeps its value."""
     computed = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
     if not isinstance(value, torch.Tensor):
         return torch.full((), value, dtype=computed, device=like.device)
@@ -131,7 +131,7 @@ def _in(dtype: torch.dtype, value: Any, like: Any = None) -> torch.Tensor:
 
 
 def _is_power_of_two(divisor: Any) -> bool:
-    """Whether a divisor is a number whose reciprocal XLA does not round: a power of two, 0, an infinity or NaN."""
+    """Whether a divisor is a number with an exact reciprocal: a power of two, 0, an infinity or NaN."""
     if isinstance(divisor, fx.Node):
         return False
     return not math.isfinite(divisor) or math.frexp(divisor)[0] in (0.5, -0.5, 0.0)

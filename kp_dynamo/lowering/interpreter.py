@@ -1,7 +1,7 @@
-"""Run a functional ATen graph on XLA tensors: one node after the other, on the XLA device.
+"""Run a functional ATen graph on XLA tensors, node by node.
 
-AOTAutograd traced the graph on CPU fake tensors; only here do `device=` arguments become the
-XLA device and tensor attributes become buffers on it.
+AOTAutograd traced the graph on CPU fake tensors. The interpreter replaces `device=` arguments by the XLA device and
+tensor attributes by buffers on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kp_dynamo.lowering.sharded_forms import form_of
 logger = logging.getLogger(__name__)
 
 
-# torch_xla 2.9 has them in signed integers and returns those: 40000 comes back as -25536.
+# torch_xla 2.9 stores these as signed integers and returns those: 40000 comes back as -25536.
 _SIGNED_IN_XLA = (torch.uint16, torch.uint32, torch.uint64)
 
 _PLACES = (torch.ops.aten.sym_stride.int, torch.ops.aten.sym_storage_offset.default)
@@ -37,7 +37,7 @@ OnNode = Callable[[fx.Node, Any], None]
 
 
 def ignore(_: fx.Node, __: Any) -> None:
-    """The listener of a trace that nobody asks about."""
+    """An `on_node` that does nothing."""
 
 
 class XlaInterpreter(fx.Interpreter):
@@ -47,9 +47,9 @@ class XlaInterpreter(fx.Interpreter):
         gm: The graph, on CPU fake tensors.
         device: The XLA device.
         constants: Tensor attributes of `gm` by name, already on the device.
-        on_fallback: Called with (node, args, kwargs) of an operator that XLA cannot lower; returns what
-            stands for its result.
-        on_node: Called with (node, result) of every call.
+        on_fallback: Called with (node, args, kwargs) for an operator that XLA cannot lower; returns a placeholder for
+            its result.
+        on_node: Called with (node, result) for every operator.
     """
 
     is_sharded = False
@@ -84,12 +84,12 @@ class XlaInterpreter(fx.Interpreter):
         return result
 
     def _place(self, node: fx.Node) -> int:
-        """A stride or an offset of the caller's tensor. What stands for it on the device is contiguous."""
+        """A stride or storage offset of the caller's tensor. Its copy on the device is contiguous."""
         number = self._size(node.meta["val"])
         if number is None:
             raise XLACompilationError(
-                f"{node.target}{user_line(node)} asks how an argument lies in memory, which varies and is not known on "
-                "the XLA device. Allowed: strides that follow from sizes. Pass the argument as x.contiguous()."
+                f"{node.target}{user_line(node)} reads the memory layout of an argument, which varies and is unknown "
+                "on the XLA device. Allowed: strides that follow from sizes. Try: pass the argument as x.contiguous()."
             )
         return number
 
@@ -108,15 +108,15 @@ class XlaInterpreter(fx.Interpreter):
             run: Any = form or node.target
             result = in_reported_dtype(_as_indices(run(*args, **kwargs)))
         except TPUBackendError:
-            raise  # ours: the user is to read it
+            raise  # our own error, written for the user
         except Exception as error:  # noqa: BLE001
-            # The operator ran on fake tensors before: what fails now is torch_xla's form of it.
+            # The operator ran on fake tensors before, so torch_xla's lowering is what fails.
             logger.debug("%s cannot be lowered for these arguments: %s", node.target, error)
             return self._on_fallback(node, args, kwargs)
         return result if self._is_as_traced(node, result) else self._on_fallback(node, args, kwargs)
 
     def _is_as_traced(self, node: fx.Node, result: Any) -> bool:
-        """Whether dtypes and shapes are those that ATen promises: torch_xla lowers some operators to something else."""
+        """Whether dtypes and shapes are those that ATen promises: torch_xla lowers some operators to different ones."""
         promised, given = node.meta.get("val"), result
         if isinstance(promised, torch.Tensor):
             promised, given = [promised], [result]
@@ -134,7 +134,7 @@ class XlaInterpreter(fx.Interpreter):
         )
 
     def _size(self, size: Any) -> int | None:
-        """A size as a number; None where the arguments do not say it."""
+        """A size as a number; None if it does not follow from the arguments."""
         if not isinstance(size, torch.SymInt):
             return int(size)
         expr = size.node.expr
@@ -157,22 +157,22 @@ class XlaInterpreter(fx.Interpreter):
             f"{mutating[0]}, which writes to its arguments," if mutating else f"the higher-order operator {node.target}"
         )
         raise XLACompilationError(
-            f"{what} has no lowering to XLA here{user_line(node)}. Allowed: graphs of ATen operators, and operators of "
-            "your own that return new tensors. Write the region without it, or wrap it in torch.compiler.disable."
+            f"{what} has no lowering to XLA here{user_line(node)}. Allowed: ATen operators, and custom operators that "
+            "return new tensors. Try: rewrite the region without it, or wrap it in torch.compiler.disable."
         )
 
 
 class ShardedInterpreter(XlaInterpreter):
-    """The same for a program that several devices run."""
+    """`XlaInterpreter` for a program that runs on several devices."""
 
     is_sharded = True
 
 
 def _as_indices(result: Any) -> Any:
-    """Integers of an operator with several results, apart from these.
+    """Detach the integer results of a multi-result operator from its tuple, by adding 0.
 
-    torch_xla 2.9 ends the process where they become an index (`index_select`, `embedding`): it asks the tuple of all
-    results for the number of dimensions.
+    torch_xla 2.9 aborts the process if such a result becomes an index (`index_select`, `embedding`), because it asks
+    the tuple of all results for the number of dimensions.
     """
     if not isinstance(result, (tuple, list)):
         return result
@@ -190,7 +190,7 @@ def _creates_on_default_device(target: Any) -> bool:
 
 
 def _is_opaque(target: Any) -> bool:
-    """An operator of the user's own without a kernel for XLA: its Python body must run, at every call."""
+    """Whether this is a custom operator without an XLA kernel: its Python body must run at every call."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims", "prim", "kp"):
         return False
     return not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "XLA")
@@ -198,7 +198,7 @@ def _is_opaque(target: Any) -> bool:
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
-    """The state in which a graph is traced: below autograd and autocast, which the graph already contains."""
+    """Trace below autograd and autocast, which the graph already contains."""
     with (
         torch._C._AutoDispatchBelowAutograd(),
         torch._C._DisableAutocast(),

@@ -1,9 +1,8 @@
-"""XLA tensors whose value is still a recipe: eager work that torch_xla carries out when somebody needs it.
+"""XLA tensors with pending values: lazy eager work that torch_xla runs when something reads the value.
 
-torch_xla 2.9 keeps a program by a key that says which operators there are and in which order arguments come, and not
-which operand is which argument (pytorch/xla#8353): after `((a - b) * a).cpu()` it takes that program for `(a - b) * b`,
-with a in the place of b. Here a number goes along that is made of the recipe's text, as one more result: it gives each
-recipe a key of its own.
+torch_xla 2.9's program key contains the operators and the order of the arguments, but not which operand is which
+argument (pytorch/xla#8353): after `((a - b) * a).cpu()` it uses that program for `(a - b) * b`, with a in place of b.
+The functions here add one more result, a hash of the lazy graph's text, which makes the key of each lazy graph unique.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kp_dynamo.compat import xla
 
 
 def run_pending(tensors: Sequence[torch.Tensor]) -> None:
-    """Give XLA tensors their values now; where one has none yet, all others of the device too."""
+    """Compute the pending values of XLA tensors; if there are any, compute all that is pending on the device."""
     if not tensors:
         return
     needed = xla.xlac()._check_tensor_need_materialization(list(tensors))
@@ -28,23 +27,24 @@ def run_pending(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def compute(pending: list[torch.Tensor]) -> None:
-    """Give XLA tensors that have no value yet their values, and with them all that is pending on the device.
+    """Compute these pending XLA tensors, and with them all that is pending on the device.
 
-    What is left would grow: the state of an optimizer that runs eagerly is never asked for, and its recipe, which that
-    of the parameters contains, becomes longer with each step, and a program of its own.
+    Anything left pending would grow: nothing reads the state of an eager optimizer, so its lazy graph, which contains
+    that of the parameters, would get longer with each step and need a new program each time.
     """
     xlac = xla.xlac()
     text = xlac._get_xla_tensors_text(pending)
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")  # exact in float64
-    key = _constant(number)  # alive until the program has run, of which it is a result
+    key = _constant(number)  # a result of the program: it must live until the program has run
     xlac._xla_sync_live_tensors(str(key.device), [], wait=True)
 
 
 class OwnBuffers:
-    """Gives parameters that share a buffer, as those of a deep copy do, one of their own before a program reads them.
+    """Gives parameters that share a buffer, such as those of a deep copy, their own before a program reads them.
 
-    torch_xla 2.9 knows of the sharing until a program reads the copy. Then it gives the buffer away with the source's
-    next update in place, and the copy has none: with its own bridge too. `torch_xla.sync()` does the same as this.
+    torch_xla 2.9 tracks the sharing only until a program reads the copy. The source's next in-place update then donates
+    the buffer, and the copy loses it; torch_xla's own bridge has this bug too. `torch_xla.sync()` has the same effect
+    as this class.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class OwnBuffers:
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def ensure(self, values: Sequence[torch.Tensor]) -> None:
-        """Check the parameters that are new to the program, and at its first call every value."""
+        """Check the parameters that are new to the program; at its first call, check every value."""
         if self._parameters is None:
             self._parameters = _positions(values)
             _separate(values)
@@ -68,7 +68,7 @@ class OwnBuffers:
         _separate(list(new.values()))
 
     def _forgetting(self, number: int) -> Callable[[Any], None]:
-        """Another tensor may get the id."""
+        """A callback that drops an id when its tensor dies, because another tensor may get the id."""
 
         def forget(_: Any) -> None:
             self._known.pop(number, None)
@@ -78,7 +78,7 @@ class OwnBuffers:
 
 
 def _positions(values: Sequence[torch.Tensor]) -> slice | list[int]:
-    """Those of parameters; as a slice, which is quicker, where they stand together."""
+    """The positions of parameters; a slice, which is faster, if they are contiguous."""
     found = [i for i, v in enumerate(values) if isinstance(v, torch.nn.Parameter)]
     is_together = found == list(range(found[0], found[-1] + 1)) if found else False
     return slice(found[0], found[-1] + 1) if is_together else found
@@ -93,7 +93,7 @@ def _separate(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _constant(number: int) -> torch.Tensor:
-    """A number that is a part of its program: otherwise it is an argument, and not in the key."""
+    """A number as a constant of its program: as an argument, it would not be in the key."""
     xlac = xla.xlac()
     before = xlac._get_xla_all_numbers_special_scalars()
     xlac._set_xla_all_numbers_special_scalars(True)

@@ -1,4 +1,4 @@
-"""One compiled XLA program and how it is run."""
+"""Compile one XLA program, and run it."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from kp_dynamo.ops.optimization_barrier import barriers
 
 Run = Callable[[Sequence[Any]], list[Any]]
 
-# Two threads may run programs on one tensor: torch_xla 2.9 changes its state without a lock when it is first used.
+# Two threads may run programs on one tensor: torch_xla 2.9 changes a tensor's state without a lock at its first use.
 _DISPATCH = threading.Lock()
-_DROPPED = "Failed to get computation by hash"  # what torch_xla 2.9 says of it
-# Key of a program in torch_xla -> what it computes, and at which product precision. torch_xla 2.9 leaves the precision
-# out of its keys, and the constants of some operators (alpha of elu).
+_EVICTED = "Failed to get computation by hash"  # torch_xla 2.9's error for a program that its cache has evicted
+# torch_xla's key of a program -> (what it computes, its matmul precision). torch_xla 2.9's keys contain neither the
+# matmul precision nor the constants of some operators (alpha of elu).
 _owners: dict[bytes, tuple[str, str]] = {}
 
 
 class CompiledProgram(NamedTuple):
-    """What comes of compiling a graph.
+    """The result of compiling a graph.
 
     Attributes:
-        run: How to run it, or None where nodes that XLA cannot lower stand in the way.
-        missing: These nodes.
-        seconds: By stage.
-        donation: The arguments whose buffers become results.
+        run: Runs the program. None if XLA cannot lower some nodes.
+        missing: The nodes that XLA cannot lower.
+        seconds: Time spent, by stage.
+        donation: The arguments whose buffers are reused for results.
     """
 
     run: Run | None
@@ -58,12 +58,12 @@ class CompiledProgram(NamedTuple):
 def compile_program(
     gm: fx.GraphModule, args: Sequence[Any], constants: dict[str, torch.Tensor], spec: LoweringSpec
 ) -> CompiledProgram:
-    """Trace and compile `gm` for the shapes of `args`, and under SPMD for their shardings."""
+    """Trace and compile `gm` for the shapes of `args`, and for their shardings under SPMD."""
     spec = replace(spec, is_sharded=is_spmd())
-    # AOTAutograd compiles under a fake mode, which would take the tensors made here for its own.
+    # AOTAutograd compiles under a fake mode, which would intercept the tensors that are created here.
     with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
-        # XLA:CPU drops barriers, and has no kernels. No XLA can share the work of a custom call among devices.
+        # XLA:CPU drops barriers and has no kernels. XLA cannot partition a custom call across devices.
         on_tpu = xla.device_kind() == "TPU"
         kernels = CustomCalls() if on_tpu and not spec.is_sharded else None
         with barriers(xla.optimization_barrier if on_tpu else None), flash_calls(kernels):
@@ -74,39 +74,39 @@ def compile_program(
         key = _compile(traced, spec)
         seconds = {"trace": middle - start, "xla": time.perf_counter() - middle}
         run = _runner(key, traced.inputs, traced.outputs, traced.donation)
-    lasting = _lasting(run, lambda again: compile_program(gm, again, constants, spec).run)
-    return CompiledProgram(lasting, [], seconds, traced.donation)
+    recompiling = _recompile_if_evicted(run, lambda args: compile_program(gm, args, constants, spec).run)
+    return CompiledProgram(recompiling, [], seconds, traced.donation)
 
 
-def _lasting(run: Run, compile_again: Callable[[Sequence[Any]], Run | None]) -> Run:
-    """`run`, compiled again where torch_xla has dropped the program from its own bounded cache."""
+def _recompile_if_evicted(run: Run, recompile: Callable[[Sequence[Any]], Run | None]) -> Run:
+    """`run`, which recompiles the program if torch_xla has evicted it from its own bounded cache."""
 
-    def lasting(args: Sequence[Any]) -> list[Any]:
+    def recompiling(args: Sequence[Any]) -> list[Any]:
         nonlocal run
         try:
             return run(args)
         except RuntimeError as error:
-            if _DROPPED not in str(error):
+            if _EVICTED not in str(error):
                 raise
-        run = compile_again(args)  # type: ignore[assignment]
+        run = recompile(args)  # type: ignore[assignment]
         return run(args)
 
-    return lasting
+    return recompiling
 
 
 @contextlib.contextmanager
 def settings(matmul_precision: str) -> Iterator[None]:
-    """torch_xla's settings while a graph is traced and its program compiled."""
+    """Set torch_xla's process-wide settings for tracing a graph and compiling its program."""
     from torch_xla import experimental
     from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
     xlac = xla.xlac()
     scalars, precision = xlac._get_xla_all_numbers_special_scalars(), xlac._xla_get_mat_mul_precision()
-    # Numbers become part of the program, where XLA can fold them, and not inputs of it.
+    # Numbers become constants of the program, which XLA can fold, instead of inputs.
     xlac._set_xla_all_numbers_special_scalars(True)
     xlac._xla_set_mat_mul_precision(matmul_precision)
     try:
-        # Without the donor setting, warming up and hashing disagree on a program (torch_xla 2.9).
+        # Without the donor setting, warm-up and hashing disagree about a program (torch_xla 2.9).
         with experimental.eager_mode_context(False), alias_with_buffer_donor_config():
             yield
     finally:
@@ -115,9 +115,9 @@ def settings(matmul_precision: str) -> Iterator[None]:
 
 
 def _compile(traced: Trace, spec: LoweringSpec) -> bytes | None:
-    """Compile the program of a trace, and return torch_xla's key of it.
+    """Compile the program of a trace, and return torch_xla's key for it.
 
-    One more result, a number, gives a program a key of its own where another one has taken the key.
+    If a different program already has that key, one more result, a number, makes the key unique.
     """
     if not traced.roots:
         return None
@@ -132,7 +132,7 @@ def _compile(traced: Trace, spec: LoweringSpec) -> bytes | None:
 
 
 def _is_compiled_here(roots: list[torch.Tensor]) -> bool:
-    """Compile the program of `roots`; False where it was there, from eager code or from another backend."""
+    """Compile the program of `roots`; False if eager code or another backend has compiled it before."""
     xlac = xla.xlac()
     compiled_before = xlac._xla_counter_value("UncachedCompile")
     # Looked up at call time: tools that watch compilation replace this entry.
@@ -144,11 +144,11 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
     if key is None:
         return lambda args: [_output(slot, args, []) for slot in outputs]
     gather = _gather(inputs) if not is_spmd() else _on_device(_gather(inputs))
-    straight = all(s.kind == "root" for s in outputs) and [s.value for s in outputs] == list(range(len(outputs)))
+    is_identity = all(s.kind == "root" for s in outputs) and [s.value for s in outputs] == list(range(len(outputs)))
     xlac, count = xla.xlac(), len(outputs)
     needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph
 
-    # Under SPMD a copy that is computed by itself loses its shards.
+    # Under SPMD a copy that is computed separately loses its sharding.
     separate = OwnBuffers().ensure if not is_spmd() else lambda _: None
 
     def run(args: Sequence[Any]) -> list[Any]:
@@ -163,7 +163,7 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
             results: list[Any] = run_cached(key, values)
         for argument, root in donation.renewed:
             DONORS.renew(args[argument], results[root])
-        if straight:
+        if is_identity:
             return results if len(results) == count else results[:count]
         return [_output(slot, args, results) for slot in outputs]
 
@@ -184,7 +184,7 @@ def _gather(inputs: list[Slot]) -> Callable[[Sequence[Any]], list[Any]]:
 
 
 def _on_device(gather: Callable[[Sequence[Any]], list[Any]]) -> Callable[[Sequence[Any]], list[Any]]:
-    """`gather` for the virtual device of SPMD, whose programs take nothing that is on the host."""
+    """`gather` for the virtual SPMD device, whose programs take no CPU tensors."""
     return lambda args: [v if v.device.type == "xla" else v.to(xla.device()) for v in gather(args)]
 
 
@@ -197,5 +197,5 @@ def _output(slot: Slot, args: Sequence[Any], results: list[Any]) -> Any:
         return args[slot.value].clone()
     if slot.kind == "root copy":
         return results[slot.value].clone()
-    # A caller may write into what it is given; the constant itself must not change.
+    # A caller may write to the result; the constant itself must not change.
     return slot.value.clone() if slot.kind == "constant" else slot.value

@@ -1,7 +1,7 @@
-"""Trace a graph with placeholder tensors and say what each program input and graph output is.
+"""Trace a graph with placeholder tensors and classify each program input and graph output.
 
-The user's own tensors never take part, so a trace executes nothing, copies nothing and leaves
-pending work alone. Which argument an input of the program is: `program_inputs`.
+The trace does not use the user's tensors, so it executes nothing, copies nothing and does not touch pending work.
+`program_inputs` maps each input of the program to its argument.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from kp_dynamo.lowering.spmd import is_uneven, sharded_placeholder
 
 @dataclass
 class Trace:
-    """A traced graph. Holds tensors without buffers: drop it before anything synchronises the device.
+    """A traced graph. It holds tensors without buffers: drop it before anything synchronizes the device.
 
     Attributes:
-        roots: The program's results, in order, each once.
-        inputs: One slot a program input.
-        outputs: One slot a graph output.
-        fallbacks: Nodes that XLA cannot lower; where there are any, the rest is of no use.
-        donation: The inputs whose buffers become results.
-        keep_alive: Placeholders, whose ids must stay taken until the program is compiled.
+        roots: The program's results, in order, without duplicates.
+        inputs: One slot per program input.
+        outputs: One slot per graph output.
+        fallbacks: Nodes that XLA cannot lower. If there are any, the other fields are empty.
+        donation: The inputs whose buffers are reused for results.
+        keep_alive: Placeholders, which must live until the program is compiled so that their ids are not reused.
     """
 
     roots: list[torch.Tensor]
@@ -49,10 +49,10 @@ class Trace:
 
 @contextlib.contextmanager
 def without_placeholders_in_errors() -> Iterator[None]:
-    """Empty the frames of an error that leaves what traces: with them it would keep placeholders alive.
+    """Clear the frames of an error that leaves the trace, because they would keep placeholders alive.
 
-    torch_xla 2.9 ends the process in `sync()`, in stock openxla too, while one is: and an error is kept by whoever
-    caught it, by an interactive session (`sys.last_value`) or by a logger.
+    While a placeholder is alive, `sync()` aborts the process in torch_xla 2.9, with stock openxla too. And an error may
+    live long: in the code that caught it, in an interactive session (`sys.last_value`) or in a logger.
     """
     outer = sys.exc_info()[1]
     try:
@@ -72,10 +72,10 @@ def trace(
     spec: LoweringSpec,
     on_node: OnNode = ignore,
 ) -> Trace:
-    """Trace `gm` for the shapes of `args` (tensors; numbers are taken as they are), and their shardings if it asks.
+    """Trace `gm` for the shapes of `args` (tensors; numbers are used as they are), and for their shardings under SPMD.
 
-    Results from position `spec.num_returned` on may share memory with an argument. `on_node` hears of every node's
-    result.
+    Results from position `spec.num_returned` on may share memory with an argument. `on_node` is called with the result
+    of every node.
     """
     placeholders = [_argument(a, spec.is_sharded) if isinstance(a, torch.Tensor) else a for a in args]
     fallbacks: list[fx.Node] = []
@@ -109,7 +109,7 @@ def _argument(given: torch.Tensor, is_sharded: bool) -> torch.Tensor:
 
 
 def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    # torch_xla 2.9: a tensor that has a shape and no buffer; there is no public way to make one.
+    # torch_xla 2.9: a tensor with a shape and no buffer. No public function creates one.
     from torch_xla.core.xla_builder import create_placeholder_tensor
 
     xla.xlac()
@@ -117,7 +117,7 @@ def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _stand_in(target: Any, args: Any, kwargs: Any) -> Any:
-    """Placeholders of the shapes that `target` would return."""
+    """Placeholders with the shapes and dtypes that `target` would return."""
 
     def swap(convert: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
         return torch.utils._pytree.tree_map_only(torch.Tensor, convert, tree)
@@ -131,7 +131,7 @@ def _stand_in(target: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _memories(graph: fx.Graph) -> list[Any]:
-    """For each result the node whose memory it has in eager."""
+    """For each result, the node whose memory it uses in eager."""
     results = graph.output_node().args[0]
     return [base_of(r) for r in results] if isinstance(results, (list, tuple)) else [base_of(results)]
 
@@ -139,7 +139,7 @@ def _memories(graph: fx.Graph) -> list[Any]:
 def _classify_outputs(
     results: list[Any], memories: list[Any], placeholders: list[Any], known: InputIds, spec: LoweringSpec
 ) -> tuple[list[Slot], list[torch.Tensor]]:
-    """What each result is. What a caller is given shares memory with no argument and with no other result."""
+    """The slot of each result, and the roots. A returned result shares memory with no argument or other result."""
     xlac = xla.xlac()
     argument_of = {id(t): Slot("argument", i) for i, t in enumerate(placeholders)}
     seen: dict[str, tuple[int, Any, bool]] = {}
@@ -151,7 +151,7 @@ def _classify_outputs(
             slots.append(Slot("value", result))
         elif id(result) in argument_of or not xlac._check_tensor_need_materialization([result])[0]:
             slot = argument_of.get(id(result)) or _without_work(result, known)
-            # What is saved for a backward may be the argument itself, but where the caller copies a result over it.
+            # A result saved for the backward may be the argument itself, unless the caller copies a result over it.
             may_share = is_saved and slot.value not in spec.overwritten
             slots.append(Slot("copy", slot.value) if slot.kind == "argument" and not may_share else slot)
         else:
@@ -165,6 +165,6 @@ def _classify_outputs(
 
 
 def _without_work(result: torch.Tensor, known: InputIds) -> Slot:
-    """An output that no program computes: a constant, or a clone of an argument, whose memory a caller may write to."""
+    """An output that needs no program: a constant, or a clone of an argument, whose memory a caller may write to."""
     ids, _ = xla.xlac()._get_tensors_xla_device_data_node([result])
     return (known.slot(ids[0]) if ids else None) or Slot("constant", result)

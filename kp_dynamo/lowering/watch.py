@@ -1,4 +1,4 @@
-"""See the programs that torch_xla's own bridge would compile, for comparison, without compiling or running them."""
+"""Record the programs that torch_xla's own bridge would compile, without compiling or running them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kp_dynamo.lowering.export import ExportedProgram
 
 @contextmanager
 def watch_programs(receive: Callable[[ExportedProgram], None]) -> Iterator[None]:
-    """Hand every program that `torch_xla._dynamo.dynamo_bridge` compiles to `receive`; torch_xla 2.9.
+    """Pass every program that `torch_xla._dynamo.dynamo_bridge` compiles to `receive`; torch_xla 2.9.
 
-    XLA:CPU neither compiles nor runs them, which at a length of 2048 takes it minutes: a run gives zeros of the right
-    shapes, also where another thread compiles by openxla meanwhile. Programs of earlier run as ever. A graph that the
-    bridge splits is named in the first of its programs. Its runs are counted.
+    XLA:CPU neither compiles nor runs them, because that takes minutes at a length of 2048. A run returns zeros of the
+    right shapes, also for other threads that compile with openxla meanwhile. Programs compiled before run as usual. If
+    the bridge splits a graph, only its first program gets the graph. Runs are counted.
     """
-    # torch's openxla backend takes the bridge from the second, which holds the names of the first.
+    # torch's openxla backend imports the bridge from the second module, which holds the names of the first.
     from torch_xla._dynamo import dynamo_bridge
     from torch_xla.core import dynamo_bridge as bridge_of_torch
 
@@ -54,7 +54,7 @@ def watch_programs(receive: Callable[[ExportedProgram], None]) -> Iterator[None]
     with (
         mock.patch.object(dynamo_bridge, "extract_compiled_graph", extract_watched),
         mock.patch.object(bridge_of_torch, "extract_compiled_graph", extract_watched),
-        # Of the bridge alone: graphs of kp_tpu in other threads go on.
+        # Only for the bridge: graphs of kp_tpu in other threads still compile and run.
         mock.patch.object(dynamo_bridge, "torch_xla", _Instead(dynamo_bridge.torch_xla, _XLAC=watched)),
     ):
         yield
