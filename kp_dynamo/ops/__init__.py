@@ -1,4 +1,4 @@
-"""Operators of our own (`torch.ops.kp`), registered once when this package is imported."""
+"""Custom operators (`torch.ops.kp`), registered once when this package is imported."""
 
 from kp_dynamo.ops import at_true_sizes as _at_true_sizes  # noqa: F401  # registers the operator
 from kp_dynamo.ops import attention as _attention  # noqa: F401  # registers the operators

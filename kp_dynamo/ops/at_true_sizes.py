@@ -1,13 +1,13 @@
-"""`kp::at_true_sizes`: an operator that runs on the CPU, on tensors without the tails that buckets put behind them.
+"""`kp::at_true_sizes`: run an operator on the CPU, on tensors without the padding of their buckets.
 
     at_true_sizes(call, operands, true_sizes, padded_sizes) -> results
 
-call          which operator, and what it is given besides tensors: JSON, made by `described`;
+call          the operator and its non-tensor arguments: JSON, made by `described`;
 operands      its tensors, padded;
 true_sizes    int64[n]: the sizes of all operands, in their order, then the lengths that are arguments;
-padded_sizes  the sizes of all results, in their order; results are 0 behind what the operator gives.
+padded_sizes  the sizes of all results, in their order; results are zero-padded.
 
-The CPU needs no fixed shapes. XLA has no form of this, so the graph is cut around it, as around the operator itself.
+The CPU needs no fixed shapes. XLA has no lowering for this op, so the graph is split around it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def described(
     operands: Sequence[Tensor],
     results: Sequence[Tensor],
 ) -> str | None:
-    """What `call` is; None where an argument has no such text.
+    """The `call` argument as JSON; None if an argument cannot be serialized.
 
     Args:
         target: The operator.
         args: Its arguments. A tensor is the next operand, a SymInt the next length.
-        kwargs: Those by name.
-        operands: Fake tensors that lie as autograd has seen them: a backward is made for an LU of a matrix, or of its
+        kwargs: Its keyword arguments.
+        operands: Fake tensors with the strides that autograd saw: a backward expects the LU of a matrix, or of its
             transpose.
-        results: Those that it gives.
+        results: Fake tensors of its results.
     """
     numbers, lengths = itertools.count(), itertools.count()
 
@@ -69,7 +69,7 @@ def described(
 
 
 def _order(x: Tensor) -> list[int]:
-    """The dimensions from the outermost in memory to the innermost."""
+    """The dimensions, from outermost to innermost in memory."""
     return sorted(range(x.dim()), key=lambda d: -_hint(x.stride(d)))
 
 
@@ -78,7 +78,7 @@ def _hint(step: Any) -> int:
 
 
 def name_of(node: fx.Node) -> str:
-    """The operator that a node calls, as aten.mode.default: the one within, where it runs at true sizes."""
+    """The operator that a node calls, such as aten.mode.default; for `kp::at_true_sizes`, the wrapped operator."""
     if node.target is not torch.ops.kp.at_true_sizes.default:
         return str(node.target)
     return str(json.loads(str(node.args[0]))["operator"])
@@ -126,8 +126,8 @@ def _shapes(kinds: list[Any], sizes: Sequence[Any]) -> list[tuple[list[Any], lis
 
 
 def _padded(result: Tensor, shape: Sequence[int]) -> Tensor:
-    behind = [pair for size, full in zip(result.shape, shape, strict=True) for pair in (full - size, 0)]
-    return F.pad(result.resolve_conj().resolve_neg(), behind[::-1])
+    pads = [pair for size, full in zip(result.shape, shape, strict=True) for pair in (full - size, 0)]
+    return F.pad(result.resolve_conj().resolve_neg(), pads[::-1])
 
 
 def _fake(call: str, operands: list[Tensor], true_sizes: Tensor, padded_sizes: list[Any]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""`kp::attention`, `kp::attention_train` and its backward: attention without anything of S x T between programs.
+"""`kp::attention`, `kp::attention_train` and its backward: attention that passes no S x T tensor between programs.
 
     attention(q, k, v, masks, fills, batch_dims, scale, is_causal, zero_rows, block) -> result
     attention_train(the same) -> (result, statistics)
@@ -6,8 +6,8 @@
 
     q [N, S, D], k [N, D, T], v [N, T, E], result and grad [N, S, E], statistics [2, N, S]; N = B x H
 
-`attention_forms.py` has the arithmetic, and says what the arguments mean. A pass puts them into graphs that are
-differentiated already, so that the operators themselves have no derivatives.
+`attention_forms.py` implements them and documents the arguments. A pass inserts them into graphs after autograd, so the
+operators need no derivatives.
 """
 
 from __future__ import annotations
@@ -83,22 +83,22 @@ def _attention_backward_fake(
 
 
 def _check(operands: Sequence[Tensor], scoring: Sequence[Any]) -> None:
-    """Refuse what the formula has no meaning for; sizes, which may be symbols, are the products' to check."""
+    """Raise for invalid arguments. Sizes may be symbols, so the matmuls check them."""
     dtypes = {x.dtype for x in operands}
     if len(dtypes) != 1 or not operands[0].dtype.is_floating_point:
         names = ", ".join(str(x.dtype) for x in operands)
-        raise TypeError(f"kp::attention: operands {names} must be of one floating-point dtype")
+        raise TypeError(f"kp::attention: operands {names} must have the same floating-point dtype")
     if any(x.dim() != 3 for x in operands):
-        raise ValueError(f"kp::attention: operands of {[x.dim() for x in operands]} dimensions must have 3 each")
+        raise ValueError(f"kp::attention: operands have {[x.dim() for x in operands]} dimensions, must have 3 each")
     masks, fills, block = scoring[0], scoring[1], scoring[6]
     if len(masks) != len(fills):
-        raise ValueError(f"kp::attention: {len(masks)} masks and {len(fills)} fills must be as many")
+        raise ValueError(f"kp::attention: {len(masks)} masks need as many fills, got {len(fills)}")
     if block < 1:
-        raise ValueError(f"kp::attention: block {block} must be at least 1")
+        raise ValueError(f"kp::attention: {block=} is invalid: it must be at least 1")
 
 
-# torch_xla 2.9 writes views as views where they are functionalized, and as gathers of elements below that: there the
-# operators are taken apart.
+# torch_xla 2.9 lowers views to views during functionalization, but to gathers of elements below it. So the operators
+# are decomposed at the Functionalize key.
 for _device in ("CPU", "Functionalize"):
     _library.impl("attention", _attention, _device)
     _library.impl("attention_train", _attention_train, _device)
@@ -110,11 +110,11 @@ torch.library.register_fake("kp::attention_backward", _attention_backward_fake, 
 
 @register_flop_formula([torch.ops.kp.attention, torch.ops.kp.attention_train])
 def _flops(q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
-    """For `torch.utils.flop_counter`: two products, whole ones, whatever the mask lets out."""
+    """For `torch.utils.flop_counter`: two full matmuls, whatever the mask skips."""
     return 2 * q[0] * q[1] * k[2] * (q[2] + v[2])
 
 
 @register_flop_formula(torch.ops.kp.attention_backward)
 def _backward_flops(_: torch.Size, q: torch.Size, k: torch.Size, v: torch.Size, *__: Any, **___: Any) -> int:
-    """The four products of the gradients; the scores, made again, are not what a model asks for."""
+    """The four matmuls of the gradients. The recomputed scores are not model FLOPs."""
     return 2 * _flops(q, k, v)

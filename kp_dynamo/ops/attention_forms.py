@@ -1,14 +1,14 @@
 """The arithmetic of `kp::attention`, in the form that XLA's TPU compiler fuses best; the same on every device.
 
-Shapes: N batch x heads, S queries, T keys, D and E widths of a head. Keys come transposed, [N, D, T], as products take
+Shapes: N batch x heads, S queries, T keys, D and E widths of a head. Keys are transposed, [N, D, T], as matmuls take
 them.
 
-Scores are float32 (float64 of float64 operands), whatever the operands are; probabilities are rounded to the dtype of
-the operands before the second product, which the compiler accumulates in float32. The operands of a product are widened
-first: the compiler folds the widening back into one bfloat16 pass with a float32 result.
+Scores are float32 (float64 for float64 operands). Probabilities are rounded to the dtype of the operands before the
+second matmul, which the compiler accumulates in float32. The operands of a matmul are upcast first: the compiler folds
+the upcast back into one bfloat16 pass with a float32 result.
 
-The gradients are those of FlashAttention (Dao et al., arXiv:2205.14135): probabilities are made again from two numbers
-a row, and nothing of S x T outlives a program.
+The gradients are those of FlashAttention (Dao et al., arXiv:2205.14135): probabilities are recomputed from two numbers
+per row, and no S x T tensor outlives a program.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from kp_dynamo.ops.optimization_barrier import held
 
 @dataclass(frozen=True)
 class Scoring:
-    """What becomes of q @ k before the softmax, one after the other.
+    """How scores are computed from q @ k, in this order.
 
     Attributes:
-        scale: Factor of the products.
-        masks: Booleans choose between a score and a number, others are added; [B|1, H|1, S|1, T|1] or fewer.
-        fills: What takes the place of a score where a mask is False; one number a mask.
-        batch_dims: Sizes (B, H) that N is the product of; empty where no mask needs them.
+        scale: Factor of q @ k.
+        masks: A boolean mask selects a score or its fill, any other is added; [B|1, H|1, S|1, T|1] or fewer.
+        fills: Replacements for the scores where a mask is False; one number per mask.
+        batch_dims: Sizes (B, H), whose product is N; empty if no mask needs them.
         is_causal: Whether query i reads keys 0 to i.
-        zero_rows: Whether a row without keys is 0; NaN otherwise.
-        block: Queries that are computed at a time: their scores should stay in the chip's vector memory.
+        zero_rows: Whether a row without keys is 0; otherwise it is NaN.
+        block: Queries that are computed at a time: their scores should fit into the chip's vector memory.
     """
 
     scale: float
@@ -46,14 +46,14 @@ class Scoring:
     block: int
 
     def blocks(self, num_queries: int, num_keys: int) -> Iterator[tuple[int, int, int]]:
-        """(first query, end of queries, end of keys); causal queries read no keys behind them."""
+        """(first query, end of queries, end of keys); causal queries read no later keys."""
         for first in range(0, num_queries, self.block):
             end = min(first + self.block, num_queries)
             yield first, end, min(end, num_keys) if self.is_causal else num_keys
 
     def scores(self, q: Tensor, k: Tensor, first: int) -> Tensor:
-        """[N, s, D], [N, D, t] -> [N, s, t]: scores of the queries from `first` on, and the first t keys."""
-        scores = _scaled_product(q, k, self.scale)
+        """[N, s, D], [N, D, t] -> [N, s, t]: scores of the queries from `first` on with the first t keys."""
+        scores = _scaled_matmul(q, k, self.scale)
         rows, columns = scores.shape[1:]
         for mask, fill in zip(self.masks, self.fills, strict=True):
             part = self._flat(mask, first, rows, columns)
@@ -65,7 +65,7 @@ class Scoring:
         return scores
 
     def without_masked(self, d_scores: Tensor, first: int) -> Tensor:
-        """Gradients of a block's scores, [N, t, s], zero where a number has taken the place of a score."""
+        """Gradients of a block's scores, [N, t, s], zero where a fill replaced the score."""
         columns, rows = d_scores.shape[1:]
         for mask in self.masks:
             if mask.dtype == torch.bool:
@@ -73,7 +73,7 @@ class Scoring:
         return d_scores
 
     def _flat(self, mask: Tensor, first: int, rows: int, columns: int) -> Tensor:
-        """The part of a mask that belongs to a block, [N, rows, columns]."""
+        """A block's slice of a mask, [N, rows, columns]."""
         if mask.dim() > 1 and mask.shape[-2] != 1:
             mask = mask[..., first : first + rows, :]
         if mask.dim() > 0 and mask.shape[-1] != 1:
@@ -90,14 +90,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
     parts = []
     for first, end, keys in scoring.blocks(q.shape[1], k.shape[2]):
         scores = scoring.scores(q[:, first:end], k[:, :, :keys], first)
-        parts.append(_product(scores.softmax(-1).to(v.dtype), v[:, :keys]))
+        parts.append(_matmul(scores.softmax(-1).to(v.dtype), v[:, :keys]))
     return _joined(parts, 1).to(v.dtype)
 
 
 def attention_train(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
-    """The same, and of each row its largest score and the sum of the weights behind it, [2, N, S].
+    """`attention`, and for each row its largest score and the sum of its exponentials, [2, N, S].
 
-    Not the logarithm of both: where a mask has added -1e9 to all of a row, float32 holds no sum beside it.
+    They are not merged into one logsumexp: if a mask adds -1e9 to a whole row, float32 cannot hold the sum beside it.
     """
     parts = [
         _with_statistics(q[:, first:end], k[:, :, :keys], v[:, :keys], first, scoring)
@@ -111,20 +111,20 @@ def _with_statistics(q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scori
     scores = scoring.scores(q, k, first)
     largest = scores.amax(-1, keepdim=True)
     if scoring.zero_rows:
-        # Where a row has no score: exp(score - largest) is 0 then, and not NaN.
+        # If a row has no scores, exp(score - largest) becomes 0 instead of NaN.
         largest = largest.clamp(min=torch.finfo(largest.dtype).min)
     weights = torch.exp(scores - largest).to(v.dtype)
-    # A column of ones gives the sums with the product: heads are narrower than the matrix unit.
-    both = _product(weights, torch.cat([v, v.new_ones(()).expand(*v.shape[:2], 1)], -1))
+    # A column of ones computes the sums in the same matmul: heads are narrower than the MXU.
+    both = _matmul(weights, torch.cat([v, v.new_ones(()).expand(*v.shape[:2], 1)], -1))
     result, sums = both.narrow(-1, 0, v.shape[2]), both.narrow(-1, v.shape[2], 1)
     if scoring.zero_rows:
-        sums = torch.where(sums == 0, torch.inf, sums)  # no key: 0 / inf, in the gradients as well
+        sums = torch.where(sums == 0, torch.inf, sums)  # no keys: 0 / inf, in the gradients as well
     return result / sums, largest, sums
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a backward has of its forward: q, k and v as they went in, the result, and the rows' statistics."""
+    """The tensors that the forward saves for the backward: q, k, v, the result, and the statistics of the rows."""
 
     q: Tensor
     k: Tensor
@@ -136,14 +136,14 @@ class Saved:
 def attention_backward(
     grad: Tensor, saved: Saved, scoring: Scoring, factors: tuple[float, float]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, in their shapes and dtypes, from that of the result, [N, S, E].
+    """Gradients of q, k and v, in their shapes and dtypes, from the gradient of the result, [N, S, E].
 
-    The gradients of the scores are multiplied by the first of `factors` for q, by the second for k.
+    The gradient of q is multiplied by the first of `factors`, the gradient of k by the second.
     """
     wide = compute_dtype(grad.dtype)
-    # Whoever reads probabilities reads them times this gradient: it is divided by the sums in their place.
+    # Probabilities are only used times this gradient, so the gradient is divided by the sums instead of them.
     scaled = (grad.to(wide) / saved.statistics[1].unsqueeze(-1)).to(grad.dtype)
-    # Of what the products read: what is left of d_w - delta is often much less than either.
+    # From the rounded values that the matmuls read: d_w - delta is often much smaller than either.
     delta = (scaled.to(wide) * saved.result.to(wide)).sum(-1, keepdim=True)
     rows: list[Tensor] = []
     columns: list[tuple[Tensor, Tensor]] = []
@@ -163,7 +163,7 @@ def attention_backward(
 
 @dataclass(frozen=True)
 class _Block:
-    """What some queries and the keys that they read have part in; `grad` and `delta` are divided by the rows' sums."""
+    """A block of queries with the keys that they read; `grad` and `delta` are divided by the rows' sums."""
 
     grad: Tensor
     delta: Tensor
@@ -173,19 +173,19 @@ class _Block:
     v: Tensor
 
     def gradients(self, first: int, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
-        """Of q, k and v. Scores lie [t, s], and are computed before they are read: measured to be best."""
+        """Gradients of q, k and v. Scores are [t, s], and a barrier materializes them: measured to be best."""
         dtype = self.grad.dtype
         scores = held(scoring.scores(self.q, self.k, first).transpose(1, 2))
         weights = torch.exp(scores - self.largest.unsqueeze(1)).to(dtype)
-        d_w = _product(self.v, self.grad.transpose(1, 2))
+        d_w = _matmul(self.v, self.grad.transpose(1, 2))
         d_s = weights.to(d_w.dtype) * (d_w - self.delta.transpose(1, 2))
         d_s = scoring.without_masked(d_s, first).to(dtype)
-        d_q = _product(d_s.transpose(1, 2), self.k.transpose(1, 2))
-        return d_q, _product(d_s, self.q).transpose(1, 2), _product(weights, self.grad)
+        d_q = _matmul(d_s.transpose(1, 2), self.k.transpose(1, 2))
+        return d_q, _matmul(d_s, self.q).transpose(1, 2), _matmul(weights, self.grad)
 
 
 def _sum_of_parts(parts: list[Tensor], dim: int, size: int) -> Tensor:
-    """The sum of parts that begin at 0 and are of growing sizes, along `dim`."""
+    """The sum of parts that start at 0 along `dim` and have increasing sizes, zero-padded to `size`."""
     pieces: list[Tensor] = []
     begin = 0
     for number, part in enumerate(parts):
@@ -213,22 +213,22 @@ def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the scores of operands of `dtype`."""
+    """The dtype of scores for operands of `dtype`."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _scaled_product(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """q @ k times `scale`, which queries are multiplied by where that rounds nothing: by 1/8, for heads of 64.
+def _scaled_matmul(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """q @ k times `scale`. If that is exact, the queries are scaled: by 1/8 for heads of 64.
 
-    A v6e's compiler then keeps scores in the product that reads them: a BERT with a mask takes 0.281 / 0.253 ms and
-    83 MiB in inference, and 0.330 / 0.302 and 148 where the scores are scaled. float16 has too few exponents.
+    A v6e's compiler then fuses the scores into the matmul that reads them: a BERT with a mask takes 0.281 / 0.253 ms
+    and 83 MiB in inference, and 0.330 / 0.302 and 148 if the scores are scaled. float16 has too few exponents.
     """
     if scale == 1:
-        return _product(q, k)
+        return _matmul(q, k)
     is_exact = abs(math.frexp(scale)[0]) == 0.5 and q.dtype != torch.float16
-    return _product(q * scale, k) if is_exact else _product(q, k) * scale
+    return _matmul(q * scale, k) if is_exact else _matmul(q, k) * scale
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
     wide = compute_dtype(a.dtype)
     return torch.bmm(a.to(wide), b.to(wide))

@@ -1,14 +1,14 @@
-"""`kp::contract`: a product over dimensions of any number, as an einsum names them, rounded once at its end.
+"""`kp::contract`: an einsum-style contraction over any dimensions, rounded once at the end.
 
     contract(a, b, bias, equation, *, out_dtype) -> result, of the dtype of a and b or of `out_dtype`
 
-"bsk,nk->bns" is x [B, S, K] times a weight [N, K], its features before its positions. A letter is in two of the three
-terms, and in a term once. `bias` broadcasts to the result. Sums, that with the bias as well, are float32 (float64 of
-float64 operands) before they are rounded.
+"bsk,nk->bns" is x [B, S, K] times a weight [N, K], with the features before the positions. A letter occurs in two of
+the three terms, once per term. `bias` broadcasts to the result. Sums, also the one with the bias, are float32 (float64
+for float64 operands) before they are rounded.
 
-ATen's own products are of matrices and of batches of them, and whoever writes [B, S, K] as [B * S, K] for one fixes how
-the TPU's compiler lays out what comes of it: see `passes/fold_views.py`, which puts these into graphs that are
-differentiated already. The operator has no derivative.
+ATen only has matmuls of matrices and of batches of them. Flattening [B, S, K] to [B * S, K] for one fixes the layout
+that the TPU's compiler gives the result: see `passes/fold_views.py`, which inserts this operator into graphs after
+autograd. The operator has no derivative.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _library.define(
     tags=torch.Tag.pt2_compliant_tag,
 )
 
-# torch_xla 2.9 has an einsum of its own, one product of XLA's, and keeps it where XLA tensors are differentiated; below
-# that ATen takes an einsum apart, into the flattened product that this operator is there to avoid.
+# torch_xla 2.9 has its own einsum, which is one XLA dot, at the AutogradXLA key. Below that key ATen decomposes an
+# einsum into the flattened matmul that this operator avoids.
 _OF_XLA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradXLA)
 
 
@@ -59,16 +59,16 @@ def _computed(
     dtype = operands[0].dtype
     if bias is None and out_dtype in (None, dtype):
         return einsum(equation, *operands)
-    # The TPU's compiler folds the widening back into the product: one pass over the matrix unit, a float32 result.
-    product = einsum(equation, *(x.to(compute_dtype(dtype)) for x in operands))
-    return (product if bias is None else product + bias.to(product.dtype)).to(out_dtype or dtype)
+    # The TPU's compiler folds the upcast back into the contraction: one pass over the MXU, with a float32 result.
+    result = einsum(equation, *(x.to(compute_dtype(dtype)) for x in operands))
+    return (result if bias is None else result + bias.to(result.dtype)).to(out_dtype or dtype)
 
 
 def _contract_fake(
     a: Tensor, b: Tensor, bias: Tensor | None, equation: str, *, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     if a.dtype != b.dtype or not a.dtype.is_floating_point:
-        raise TypeError(f"kp::contract: operands {a.dtype}, {b.dtype} must be of one floating-point dtype")
+        raise TypeError(f"kp::contract: operands {a.dtype}, {b.dtype} must have the same floating-point dtype")
     return a.new_empty(_result_shape(equation, a.shape, b.shape), dtype=out_dtype or a.dtype)
 
 
@@ -88,7 +88,7 @@ torch.library.register_fake("kp::contract", _contract_fake, lib=_library)
 
 @register_flop_formula(torch.ops.kp.contract)
 def _flops(a: torch.Size, b: torch.Size, _: object, equation: str, **__: object) -> int:
-    """For `torch.utils.flop_counter`: every pair of an element of the result and one that is summed over."""
+    """For `torch.utils.flop_counter`: a multiply and an add for each combination of indices."""
     first, second = equation.split("->")[0].split(",")
     sizes: dict[str, int] = dict(zip(first + second, (*a, *b), strict=True))
     return 2 * math.prod(sizes.values())

@@ -1,4 +1,4 @@
-"""`kp::flash_attention`, its form for training and its backward: `kp::attention` by a kernel, where a TPU has one.
+"""`kp::flash_attention`, its form for training and its backward: `kp::attention` as a TPU kernel.
 
     flash_attention(q, k, v, scale, is_causal, block) -> result
     flash_attention_train(the same) -> (result, statistics)
@@ -7,9 +7,9 @@
 
     q [N, S, D], k [N, D, T], v [N, T, D], result and grad [N, S, D], statistics [2, N, S]; N = B x H
 
-Two forms. Where a TPU is traced for (`flash_kernels.flash_calls`) each is a custom call or two; anywhere else it is the
-`kp::attention` of the same name, without masks. A pass puts them into graphs that are differentiated already, so that
-the operators themselves have no derivatives.
+Each has two forms. In a trace for a TPU (`flash_kernels.flash_calls`) it is one or two custom calls. Anywhere else it
+is the `kp::attention` of the same name, without masks. A pass inserts them into graphs after autograd, so the operators
+need no derivatives.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ _FORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 for _name, (_plain, _traced) in _FORMS.items():
     _library.impl(_name, _plain, "CPU")
-    _library.impl(_name, _traced, "Functionalize")  # where kp::attention is taken apart, see there
+    _library.impl(_name, _traced, "Functionalize")  # where kp::attention is decomposed, see there
     torch.library.register_fake(f"kp::{_name}", _plain, lib=_library)
 
-# Products are counted as those of kp::attention, whole ones; what a kernel leaves out is in its own estimate.
+# The FLOPs are those of kp::attention, with full matmuls. A kernel's own cost estimate leaves out what it skips.
 for _flash, _whole in (
     (kp.flash_attention, kp.attention),
     (kp.flash_attention_train, kp.attention_train),

@@ -1,4 +1,4 @@
-"""What a TPU's kernels of flash attention are asked for, and who calls them: nobody, unless a context says so.
+"""The interface of a TPU's flash attention kernels. They are only called within `flash_calls`.
 
 Shapes: N batch x heads, S queries, T keys, D width of a head.
 """
@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 Part = Literal["forward", "train", "keys", "queries"]
-"""Forward; the same with the statistics of its rows; gradients of keys and values; gradient of queries."""
+"""Forward; forward with the statistics of its rows; gradients of keys and values; gradient of queries."""
 
 
 @dataclass(frozen=True)
 class FlashScoring:
-    """How scores come of q @ k.
+    """How scores are computed from q @ k.
 
     Attributes:
-        scale: Factor of the products.
+        scale: Factor of q @ k.
         is_causal: Whether query i reads keys 0 to i.
-        block: Queries, and keys, that are in vector memory at a time; divides S and T.
+        block: Number of queries, and of keys, in vector memory at a time; divides S and T.
     """
 
     scale: float
@@ -44,8 +44,8 @@ class FlashKernel:
         num_keys: T.
         width: D.
         dtype: Of operands and results: bfloat16 or float32.
-        scoring: How scores are made.
-        precision: Of float32 products: "default" is one bfloat16 pass, "highest" is float32.
+        scoring: How scores are computed.
+        precision: Precision of float32 matmuls: "default" is one bfloat16 pass, "highest" is float32.
     """
 
     part: Part
@@ -59,7 +59,7 @@ class FlashKernel:
 
 
 class FlashCalls(Protocol):
-    """Calls the kernels, on operands as `kp::attention` has them: q [N, S, D], k [N, D, T], v [N, T, D]."""
+    """Calls the kernels, on the operands of `kp::attention`: q [N, S, D], k [N, D, T], v [N, T, D]."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scoring: FlashScoring) -> Tensor: ...
 
@@ -75,7 +75,7 @@ _CALLS: ContextVar[FlashCalls | None] = ContextVar("kernels of the platform that
 
 @contextlib.contextmanager
 def flash_calls(calls: FlashCalls | None) -> Iterator[None]:
-    """Trace for a compiler that has the kernels; None for one that has not."""
+    """Trace for a compiler that has the kernels; None for one that does not."""
     token = _CALLS.set(calls)
     try:
         yield
@@ -84,5 +84,5 @@ def flash_calls(calls: FlashCalls | None) -> Iterator[None]:
 
 
 def current_calls() -> FlashCalls | None:
-    """Who calls the kernels of the platform that is traced for, or None where there are none."""
+    """Calls the kernels of the platform that is traced for; None if it has no kernels."""
     return _CALLS.get()

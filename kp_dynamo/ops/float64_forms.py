@@ -1,4 +1,4 @@
-"""float64 in full: torch_xla 2.9 writes the constants of some operators as float32, for every dtype."""
+"""Full float64 precision: torch_xla 2.9 writes the constants of some operators as float32, for every dtype."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 @functools.cache
 def float64_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Forms of these operators that hold for float64 tensors; others keep torch_xla's."""
+    """Decompositions of these operators for float64 tensors; other dtypes keep torch_xla's lowering."""
     forms: dict[Any, Callable[..., Any]] = {
         aten.log2.default: lambda x: x.log() / math.log(2),
         aten.log10.default: lambda x: x.log() / math.log(10),
@@ -24,12 +24,12 @@ def float64_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _affine_grid(theta: torch.Tensor, size: list[int], align_corners: bool) -> torch.Tensor:
-    """`F.affine_grid`: positions from -1 to 1, or between the middles of the outer pixels, x first, times theta.
+    """`F.affine_grid`: positions times theta, x first. They span -1 to 1, or the centers of the outer pixels.
 
     Args:
         theta: [N, 2, 3] or [N, 3, 4].
         size: [N, C, H, W] or [N, C, D, H, W].
-        align_corners: Whether -1 and 1 are middles of pixels.
+        align_corners: Whether -1 and 1 are the centers of pixels.
     """
     batch, _, *spatial = size
     axes = []

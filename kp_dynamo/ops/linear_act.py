@@ -1,4 +1,4 @@
-"""`kp::linear_act`: matrix product, bias, activation and gate, rounded once at the end.
+"""`kp::linear_act`: matmul, bias, activation and gate, rounded once at the end.
 
     result = round(act(input @ weight + bias) * multiplier)
 
@@ -6,18 +6,18 @@
 
 Everything before `round` is computed in float32 (float64 for float64 operands); `round` is one cast to `out_dtype`,
 by default the dtype of `input`. `kp::linear_act_train` also returns the pre-activation `input @ weight + bias`, rounded
-to the dtype of `input`: what the backward of the activation needs.
+to the dtype of `input`, for the backward of the activation.
 
-What it is worth: numerics, no time. This is the correctly rounded result (GELU: 1.67e-3 from float64, as the rounded
-float64 value is). The bfloat16 chain rounds the product, the sum with the bias and the activation; for pre-activations
-of unit variance, this error over the chain's, on XLA:CPU: GELU 0.47, SiLU 0.46, ReLU 0.71, Tanh 0.75, Sigmoid 0.92.
-(Eager on the CPU rounds once before the activation: 0.64, 0.63, 1, 0.87, 0.96.) For the v5e compiler both are one
-fusion around the product, equal to the cycle (153,692 for 2048 x 1024 x 4096; a bfloat16 bias adds the compiler's
-estimate of 1,834 for widening it, a float32 bias does not, so keep biases in float32 where there is a choice).
+It improves numerics, not time. The result is correctly rounded (GELU: 1.67e-3 from float64, like the rounded float64
+value). The bfloat16 chain rounds the matmul, the sum with the bias and the activation. For pre-activations of unit
+variance, this op's error over the chain's, on XLA:CPU: GELU 0.47, SiLU 0.46, ReLU 0.71, Tanh 0.75, Sigmoid 0.92.
+(Eager on the CPU rounds once before the activation: 0.64, 0.63, 1, 0.87, 0.96.) The v5e compiler makes one fusion
+around the matmul from either, equal to the cycle (153,692 for 2048 x 1024 x 4096; a bfloat16 bias adds the compiler's
+estimate of 1,834 for the upcast, a float32 bias does not, so prefer biases in float32).
 
-The operands are widened before the product. The v5e compiler folds the widening back into the product: one pass over
-the MXU with a float32 result, at torch_xla's matmul precision "highest" too (the same 155,526 cycles at "default",
-"high" and "highest"; operands that were float32 from the start take 146,710, 407,308 and 817,904).
+The operands are upcast before the matmul. The v5e compiler folds the upcast back into the matmul: one pass over the
+MXU with a float32 result, also at torch_xla's matmul precision "highest" (the same 155,526 cycles at "default", "high"
+and "highest"; operands that were float32 from the start take 146,710, 407,308 and 817,904).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Activation:
     """An activation and its derivative.
 
     Attributes:
-        op: Of ATen, which takes the pre-activation.
+        op: The ATen op, which takes the pre-activation.
         backward: (gradient, pre-activation) -> gradient of the pre-activation.
-        options: Of `op`.
+        options: Keyword arguments of `op`.
     """
 
     op: Callable[..., Tensor]
@@ -50,7 +50,7 @@ class Activation:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def forward(self, pre: Tensor) -> Tensor:
-        # Inside of an operator of ours no form of the lowering applies.
+        # The lowering replaces no operators inside a `kp::` op, so the exact forms are called here.
         op = _ON_XLA.get(self.op, self.op) if pre.device.type == "xla" else self.op
         return op(pre, **self.options)
 
@@ -59,7 +59,7 @@ _ON_XLA: dict[Any, Callable[..., Tensor]] = {_aten.gelu.default: gelu, _aten.tan
 
 
 def _silu_backward(grad: Tensor, pre: Tensor) -> Tensor:
-    # aten.silu_backward has no derivative of its own; this keeps second derivatives
+    # aten.silu_backward is not differentiable; this form is, and keeps second derivatives
     sigmoid = torch.sigmoid(pre)
     return grad * sigmoid * (1 + pre * (1 - sigmoid))
 
@@ -157,11 +157,11 @@ def _linear_act_train_fake(input: Tensor, weight: Tensor, *arguments: Any, **opt
 
 
 def _check(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str, multiplier: Tensor | None) -> None:
-    """Refuse what the formula has no meaning for; the same for every device and for fake tensors."""
+    """Raise for invalid arguments, equally for every device and for fake tensors."""
     if activation not in ACTIVATIONS:
-        raise ValueError(f"kp::linear_act: activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"kp::linear_act: {activation=} is invalid. Allowed: {', '.join(ACTIVATIONS)}.")
     if input.dtype != weight.dtype or not input.dtype.is_floating_point:
-        message = f"input {input.dtype} and weight {weight.dtype} must be of one floating-point dtype"
+        message = f"input {input.dtype} and weight {weight.dtype} must have the same floating-point dtype"
         raise TypeError(f"kp::linear_act: {message}")
     rows, columns = input.shape[0], weight.shape[-1]
     _check_shape("weight", weight, (input.shape[-1], columns))
@@ -179,7 +179,7 @@ def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
     torch._check(tensor.dim() == len(shape), message)
     for size, expected in zip(tensor.shape, shape, strict=True):
-        torch._check(size == expected, message)  # not an `if`: sizes may be symbols that nothing is known of
+        torch._check(size == expected, message)  # not an `if`: sizes may be unbacked symbols
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:
@@ -195,7 +195,7 @@ def _save_train(
 
 
 def _backward(ctx: Any, grad: Tensor, grad_pre: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    """Gradients of (input, weight, bias, activation, multiplier); `grad_pre` is that of a returned pre-activation."""
+    """Gradients of (input, weight, bias, activation, multiplier); `grad_pre` is the pre-activation's, if returned."""
     input, weight, bias, multiplier, saved = ctx.saved_tensors
     pre = _preactivation(input, weight, bias) if saved is None else saved.to(compute_dtype(input.dtype))
     activation, grad = ACTIVATIONS[ctx.activation], grad.to(pre.dtype)
@@ -208,7 +208,7 @@ def _backward(ctx: Any, grad: Tensor, grad_pre: Tensor | None = None) -> tuple[T
         d_pre.sum(0).to(bias.dtype) if ctx.needs_input_grad[2] else None,
         None,
         (grad * activation.forward(pre)).to(multiplier.dtype)
-        if multiplier is not None and ctx.needs_input_grad[4]  # a default is cut off the tuple
+        if multiplier is not None and ctx.needs_input_grad[4]  # the tuple lacks an argument left at its default
         else None,
     )
 
@@ -224,5 +224,5 @@ torch.library.register_autograd("kp::linear_act_train", _backward, setup_context
 
 @register_flop_formula([torch.ops.kp.linear_act, torch.ops.kp.linear_act_train])
 def _flops(rows: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
-    """For `torch.utils.flop_counter`, which counts products and no pointwise work."""
+    """For `torch.utils.flop_counter`, which counts matmuls and no pointwise work."""
     return 2 * rows[0] * rows[1] * weight[1]

@@ -1,14 +1,14 @@
-"""`kp::optimization_barrier`: values that nothing may read before a signal is there; the identity otherwise.
+"""`kp::optimization_barrier`: the identity, but nothing can read the values before the signal is computed.
 
     optimization_barrier(values, signal) -> [*values, signal]
 
-XLA schedules what a backward recomputes as early as its operands allow, all segments at once, and the memory that
-gradient checkpointing should free is never free. A segment that reads `optimization_barrier(saved values, incoming
-gradient)` cannot run before its gradient has arrived. Two forms, neither of which changes a value:
+XLA schedules recomputed nodes as early as their operands allow, all segments at once, so gradient checkpointing would
+free no memory. A segment that reads `optimization_barrier(saved values, incoming gradient)` cannot run before its
+gradient is computed. The operator has two forms, neither of which changes a value:
 
-TPU  an optimization barrier over values and signal: the scheduler keeps the order, and no byte moves. XLA prunes a
-     barrier's results that nobody reads, and what they waited for: somebody must read the signal that comes out;
-CPU  `where(signal[0] > inf, 0, value)`, which no compiler can know to be `value`: XLA:CPU drops barriers.
+TPU  an optimization barrier over values and signal: the scheduler keeps the order, and nothing is copied. XLA prunes a
+     barrier's unused results with their dependencies, so something must read the returned signal;
+CPU  `where(signal[0] > inf, 0, value)`, which no compiler can simplify to `value`: XLA:CPU drops barriers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _on_xla(values: list[Tensor], signal: Tensor) -> list[Tensor]:
     barrier = _BARRIER.get()
     if barrier is None:
         return _depending(values, signal)
-    held = [tensor.clone() for tensor in (*values, signal)]  # the barrier is in place, and arguments stay as they are
+    held = [tensor.clone() for tensor in (*values, signal)]  # the barrier is in-place, and must not change arguments
     barrier(held)
     return held
 
@@ -55,7 +55,7 @@ def _depending(values: list[Tensor], signal: Tensor) -> list[Tensor]:
 
 
 def held(value: Tensor) -> Tensor:
-    """A value that the TPU's compiler computes once, as it stands, and fuses into no reader; elsewhere the value."""
+    """A value that the TPU's compiler materializes once and fuses into no consumer; elsewhere the value itself."""
     kept: Tensor = value if not keeps_barriers() else torch.ops.kp.optimization_barrier([], value)[0]
     return kept
 
@@ -76,5 +76,5 @@ torch.library.register_fake("kp::optimization_barrier", _fake, lib=_library)
 
 
 def keeps_barriers() -> bool:
-    """Whether the compiler that is traced for is a TPU's."""
+    """Whether the trace is for a TPU's compiler."""
     return _BARRIER.get() is not None

@@ -1,9 +1,9 @@
-"""GELU and tanh that end where ATen's do: GELU at x times 0 for very negative x, which is -0 and, for -inf, NaN.
+"""GELU and tanh that saturate as ATen's do: GELU at x times 0 for very negative x, which is -0 and, for -inf, NaN.
 
-    gelu(x) = x * below(x)      below(x) = 1/2 + erf(x / sqrt(2)) / 2, the share of normal numbers below x
+    gelu(x) = x * below(x)      below(x) = 1/2 + erf(x / sqrt(2)) / 2, the normal distribution function
 
-XLA's `erf` of float32 ends three roundings short of -1, where torch_xla 2.9 gives -9e22 of -1e30; its `tanh` of float64
-ends short of -1 too. Both are set right from where on the exact value is nearer to the end than they are.
+XLA's float32 `erf` saturates three roundings short of -1, so torch_xla 2.9's GELU of -1e30 is -9e22. Its float64 `tanh`
+saturates short of -1 too. Both are corrected where the exact value is nearer to the limit than to XLA's.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 _CUBIC = 0.044715
 _FACTOR = math.sqrt(2 / math.pi)
-_LEAST = -5.5  # the share below it is 2e-8, a third of a rounding of float32 beside 1
-_ONE = 19.1  # from where on tanh is 1 in float64
+_LEAST = -5.5  # below(x) is 2e-8 there, a third of a float32 rounding at 1
+_ONE = 19.1  # tanh is 1 in float64 from here on
 
 
 def gelu(x: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
@@ -39,7 +39,7 @@ def tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 def _curve(x: torch.Tensor, approximate: str) -> torch.Tensor:
-    """What goes from -1 to 1."""
+    """2 * below(x) - 1, which goes from -1 to 1."""
     if approximate == "none":
         return torch.erf(x * math.sqrt(0.5))
     return tanh(_FACTOR * (x + _CUBIC * (x * x * x)))

@@ -1,9 +1,9 @@
-"""`kp::shard_batch`: dimension 0 of a tensor, the batch, over the first axis of a mesh of devices.
+"""`kp::shard_batch`: shard dimension 0 of a tensor, the batch, along the first axis of a device mesh.
 
     shard_batch(x: [B, ...], mesh_shape) -> x: [B, ...]
 
-The identity: where a tensor lies is no matter of values. Its gradient is sharded as it is. The form for XLA is in
-`kp_dynamo.lowering.spmd`, which knows the devices.
+It does not change values. The gradient gets the same sharding. The XLA implementation is in `kp_dynamo.lowering.spmd`,
+which knows the devices.
 """
 
 from __future__ import annotations

@@ -105,10 +105,10 @@ def test_operations_are_those_of_the_products():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda q, k, v: (q.double(), k, v, *CAUSAL), "must be of one floating-point dtype"),
+        (lambda q, k, v: (q.double(), k, v, *CAUSAL), "must have the same floating-point dtype"),
         (lambda q, k, v: (q[0], k, v, *CAUSAL), "must have 3 each"),
-        (lambda q, k, v: (q, k, v, [KEPT], [], [2, 2], 1.0, False, True, 3), "1 masks and 0 fills must be as many"),
-        (lambda q, k, v: (q, k, v, *CAUSAL[:-1], 0), "block 0 must be at least 1"),
+        (lambda q, k, v: (q, k, v, [KEPT], [], [2, 2], 1.0, False, True, 3), "1 masks need as many fills, got 0"),
+        (lambda q, k, v: (q, k, v, *CAUSAL[:-1], 0), "block=0 is invalid: it must be at least 1"),
     ],
 )
 def test_what_has_no_meaning_is_refused(change, message):

@@ -38,8 +38,8 @@ def test_a_wide_result_is_not_rounded():
 @pytest.mark.parametrize(
     ("change", "equation", "error", "text"),
     [
-        (lambda x, w: (x, w.double()), "bsk,nk->bns", TypeError, "must be of one floating-point dtype"),
-        (lambda x, w: (x.long(), w.long()), "bsk,nk->bns", TypeError, "must be of one floating-point dtype"),
+        (lambda x, w: (x, w.double()), "bsk,nk->bns", TypeError, "must have the same floating-point dtype"),
+        (lambda x, w: (x.long(), w.long()), "bsk,nk->bns", TypeError, "must have the same floating-point dtype"),
         (lambda x, w: (x, w), "bs,nk->bns", ValueError, "does not name the dimensions of"),
     ],
 )

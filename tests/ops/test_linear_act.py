@@ -130,8 +130,8 @@ def test_empty_sizes(shape):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"activation": "mish"}, ValueError, "activation 'mish' is none of relu, gelu"),
-        ({"input": torch.zeros(6, 4, dtype=BF16)}, TypeError, "must be of one floating-point dtype"),
+        ({"activation": "mish"}, ValueError, "activation='mish' is invalid. Allowed: relu, gelu"),
+        ({"input": torch.zeros(6, 4, dtype=BF16)}, TypeError, "must have the same floating-point dtype"),
         ({"input": torch.zeros(6, 4).int(), "weight": torch.zeros(4, 8).int()}, TypeError, "floating-point dtype"),
         ({"input": torch.zeros(2, 3, 4)}, RuntimeError, r"input is \(2, 3, 4\), it must be"),
         ({"weight": torch.zeros(5, 8)}, RuntimeError, r"weight is \(5, 8\), it must be \(4, 8\)"),
