@@ -1,1 +1,1 @@
-"""Every difference between versions of torch and torch_xla. Empty: `doctor` reads versions without torch."""
+"""Differences between versions of torch and torch_xla. Empty, so that `doctor` reads versions without torch."""

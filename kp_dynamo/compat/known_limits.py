@@ -1,4 +1,4 @@
-"""What is known to go wrong, here or in the torch and torch_xla beneath, and what to do about it."""
+"""Known limits of this package, torch and torch_xla, with workarounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KnownLimit:
-    """Something that does not work as a user would expect, and what to do instead."""
+    """Something that does not work as a user would expect, and its workaround."""
 
     what: str
     cure: str
@@ -107,4 +107,4 @@ EARLIER_LIMITS = (
     KnownLimit("`dynamic=True` fails at LayerNorm.", "Compile with `dynamic=False`: one program for each length."),
     KnownLimit("`torch.utils.checkpoint` around dropout fails.", "Leave one of the two out."),
 )
-"""What torch_xla 2.5.1 and 2.8.0 get wrong by themselves; seen with both, 2.6 and 2.7 were not tried."""
+"""Bugs of torch_xla 2.5.1 and 2.8.0 themselves, seen with both. 2.6 and 2.7 were not tried."""

@@ -1,4 +1,4 @@
-"""One lock for whatever traces, and for whatever reaches every live tensor of the device."""
+"""One lock for tracing, and for calls that reach every live tensor of the device."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Tracing moves process-wide state of torch_xla (scalars, precision, seed): one graph at a time.
+# Tracing changes process-wide state of torch_xla (scalars, precision, seed): one graph at a time.
 LOCK = threading.RLock()
-# torch_xla 2.9: `sync()` runs, and the last one forgets, what is pending of every live tensor of the device.
+# torch_xla 2.9: these run, and the last one discards, the pending work of every live tensor of the device.
 _REACH_ALL_TENSORS = ("_xla_step_marker", "_xla_sync_live_tensors", "_clear_pending_irs")
 
 
 @contextlib.contextmanager
 def one_trace_at_a_time() -> Iterator[None]:
-    """Hold the lock. As the outermost decorator of a function that traces: its placeholders are gone when it ends."""
+    """Hold the lock. Must be a tracing function's outermost decorator: its placeholders die before the lock is free."""
     with LOCK:
         yield
 
 
 @functools.cache
 def install() -> None:
-    """Let `torch_xla.sync()` of another thread wait until no placeholder is alive; torch_xla must have been imported.
+    """Make `torch_xla.sync()` of other threads wait until no placeholder is alive. Import torch_xla first.
 
-    A placeholder has no buffer, and torch_xla ends the process where it is to run what is made of one.
+    A placeholder has no buffer, so torch_xla aborts the process if it runs work that depends on one.
     """
     import torch_xla
 

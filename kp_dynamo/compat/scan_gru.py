@@ -1,7 +1,7 @@
-"""Keep Dynamo out of the GRU that torch_xla 2.9 puts in the place of `torch.nn.GRU` when it is imported.
+"""Keep Dynamo out of torch_xla 2.9's GRU, which replaces `torch.nn.GRU` when torch_xla is imported.
 
-It runs a loop of torch_xla's own, which compiles its body by itself and takes XLA tensors alone. Compiled piece by
-piece by Dynamo it ends the process. So Dynamo breaks the graph there, and tensors on the CPU get torch's GRU.
+It runs torch_xla's own loop, which compiles its body itself and only takes XLA tensors. If Dynamo compiles it piece by
+piece, the process aborts. So Dynamo breaks the graph there, and CPU tensors use torch's GRU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 @functools.cache
 def install() -> None:
-    """Override its `forward`, once; torch_xla must have been imported."""
+    """Override its `forward`, once. Import torch_xla first."""
     from torch_xla.experimental.gru import GRU
 
     plain = GRU.__mro__[1].forward

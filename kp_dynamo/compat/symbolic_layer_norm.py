@@ -1,8 +1,8 @@
-"""Let Dynamo trace `F.layer_norm` on XLA tensors whose sizes are symbols.
+"""Let Dynamo trace `F.layer_norm` on XLA tensors with symbolic sizes.
 
-torch_xla 2.9 registers a kernel at AutogradXLA that reads sizes as numbers, and fails on a fake tensor with symbolic
-ones. For those alone the definition is used instead (Ba, Kiros and Hinton 2016, arXiv:1607.06450); what is compiled
-comes from the CPU's form either way.
+torch_xla 2.9's kernel at AutogradXLA reads sizes as numbers, and fails on a fake tensor with symbolic sizes. Only for
+those, the definition replaces it (Ba, Kiros and Hinton 2016, arXiv:1607.06450). The compiled graph comes from the CPU's
+decomposition either way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 @functools.cache
 def install() -> torch.library.Library:
-    """Override the kernel, once; torch_xla must have been imported."""
+    """Override the kernel, once. Import torch_xla first."""
     library = torch.library.Library("aten", "IMPL")
     kernel = torch.library.get_kernel("aten::native_layer_norm", "AutogradXLA")
 
@@ -27,7 +27,7 @@ def install() -> torch.library.Library:
         return kernel.call_boxed(keyset, x, shape, weight, bias, eps)
 
     with warnings.catch_warnings():
-        # torch warns of any override, and this one is meant.
+        # torch warns about every override; this one is intended.
         warnings.simplefilter("ignore", UserWarning)
         library.impl("native_layer_norm", layer_norm, "AutogradXLA", with_keyset=True, allow_override=True)
     return library
@@ -36,7 +36,7 @@ def install() -> torch.library.Library:
 def _definition(
     x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x [..., *shape] -> (normalised, scaled and shifted; mean; reciprocal deviation), statistics in float32."""
+    """x [..., *shape] -> (result, mean, reciprocal standard deviation), statistics in float32."""
     dims = tuple(range(x.dim() - len(shape), x.dim()))
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     mean = wide.mean(dims, keepdim=True)

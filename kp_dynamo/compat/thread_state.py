@@ -1,4 +1,4 @@
-"""State of torch 2.9 that belongs to a thread, and that it keeps for the whole process."""
+"""Make process-wide state of torch 2.9 thread-local where it describes one thread."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _here = threading.local()
 
 @functools.cache
 def install() -> None:
-    """Let threads compile at once. Once; `import kp_dynamo.backend` does it.
+    """Let threads compile concurrently. `import kp_dynamo.backend` calls this once.
 
-    * While one thread traces (AOTAutograd does, at every first call), torch takes a call of a compiled function in any
-      other thread for one inside the trace, and raises "Detected that you are using FX to symbolically trace a
-      dynamo-optimized function". Every trace is noted with its thread, and torch asked about the thread that asks.
+    * While one thread traces (AOTAutograd does, at every first call), torch mistakes a call of a compiled function in
+      any other thread for one inside the trace, and raises "Detected that you are using FX to symbolically trace a
+      dynamo-optimized function". The patch counts traces per thread, and torch's check only sees its own thread's.
     * Two threads that name a backend for the first time both register it, and the second fails with "duplicate name".
+      The patch accepts the second registration.
     """
     _symbolic_trace.Tracer.trace = _noted(_symbolic_trace.Tracer.trace)  # type: ignore[method-assign]
     for asked in (_symbolic_trace.is_fx_tracing, _symbolic_trace.is_fx_symbolic_tracing):
@@ -46,9 +47,9 @@ def _traces_here() -> int:
 
 
 def _only_here(asked: Any) -> None:
-    """Let `asked` be false where only other threads trace.
+    """Make `asked` return False while only other threads trace.
 
-    In place: compiled functions hold it, and Dynamo knows it by its identity.
+    This changes it in place, because compiled functions hold it and Dynamo compares its identity.
     """
     original = FunctionType(asked.__code__, asked.__globals__)
     asked.__kwdefaults__ = {"original": original, "traces_here": _traces_here}

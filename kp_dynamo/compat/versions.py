@@ -1,7 +1,7 @@
-"""Do torch and torch_xla fit? Read from package metadata, so that neither is imported.
+"""Check from package metadata, without importing them, whether torch and torch_xla fit together.
 
-torch_xla is built against one minor version of torch and pip does not check it: a mismatch shows as an
-undefined symbol in the middle of an import, or not at all.
+torch_xla is built against one minor version of torch, but pip does not check that. A mismatch appears as an undefined
+symbol in the middle of an import, or not at all.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError
 
 SUPPORTED_MINOR = "2.9"
 EARLIER_MINORS = ("2.5", "2.6", "2.7", "2.8")
-"""Versions on which torch_xla's own lowering is all there is, see `kp_dynamo.legacy_backend`."""
+"""Versions that only support torch_xla's own lowering; see `kp_dynamo.legacy_backend`."""
 PACKAGES = ("torch", "torch_xla")
 CURE = "pip install " + " ".join(f'"{name}=={SUPPORTED_MINOR}.*"' for name in PACKAGES)
 
-# Distributions that bring PyTorch's native TPU backend, which knows no torch_xla.
+# Distributions of PyTorch's native TPU backend, which does not use torch_xla.
 _NATIVE = ("torch_tpu", "torchtpu")
 _MINOR = re.compile(r"(\d+\.\d+)(?:\D|$)")
 
 
 def check_versions() -> dict[str, str]:
-    """The installed versions of torch and torch_xla by name, after seeing that they work together.
+    """Check that torch and torch_xla fit together, and return their versions by name.
 
     Raises:
         TPUNotAvailableError: One of them is not installed.
-        TPUConfigurationError: They are of different minor versions, or of one we do not support.
+        TPUConfigurationError: Their minor versions differ or are unsupported.
     """
     found = {name: _installed(name) for name in PACKAGES}
     minors = {_minor(version) for version in found.values()}
@@ -41,7 +41,7 @@ def check_versions() -> dict[str, str]:
 
 
 def earlier_version() -> str | None:
-    """The version of torch_xla where it is one of `EARLIER_MINORS`, else None."""
+    """The version of torch_xla if it is one of `EARLIER_MINORS`, else None."""
     try:
         version = metadata.version("torch_xla")
     except metadata.PackageNotFoundError:
@@ -50,7 +50,7 @@ def earlier_version() -> str | None:
 
 
 def native_runtime_hint() -> str:
-    """What to say where PyTorch's native TPU backend is installed; "" where it is not."""
+    """A hint for messages if PyTorch's native TPU backend is installed; "" if it is not."""
     for name in _NATIVE:
         try:
             version = metadata.version(name)
@@ -58,7 +58,7 @@ def native_runtime_hint() -> str:
             continue
         return (
             f" ({name} {version} is installed: PyTorch's native `tpu` device, which this version of kp_tpu does not "
-            "speak to; it goes through torch_xla)"
+            "support; it uses torch_xla)"
         )
     return ""
 
@@ -74,6 +74,6 @@ def _installed(name: str) -> str:
 
 
 def _minor(version: str) -> str:
-    """ "2.9" of "2.9.1+cpu"; the whole text where it is no version, which then fits nothing."""
+    """ "2.9" for "2.9.1+cpu". Text that is not a version is returned whole, and then matches no version."""
     match = _MINOR.match(version)
     return match[1] if match else version

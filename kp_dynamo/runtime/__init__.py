@@ -1,1 +1,1 @@
-"""What a call of a compiled graph needs: copies on the device, the program, events and results in place."""
+"""Run a compiled graph: copy arguments to the device, run the program, report events, return results."""

@@ -1,4 +1,4 @@
-"""A compiled graph as AOTAutograd calls it: place the arguments, run the program, bring results back."""
+"""A compiled graph as AOTAutograd calls it: place the arguments, run the program, copy results back."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GraphContract:
-    """What the caller of a graph counts on.
+    """How a graph is identified and called.
 
     Attributes:
-        key: Identity of the graph and of everything it is compiled under, without the shapes of a call;
-            None where it has no stable text: then it is shared with no other graph.
-        is_placed: Arguments are CPU tensors, and results go back to the CPU.
+        key: Identity of the graph and of all its compile settings, without the shapes of a call; None if the graph has
+            no stable text and therefore shares no program.
+        is_placed: Whether arguments are CPU tensors, and results go back to the CPU.
         label: Its name in logs, dumps and reports: "1.forward".
-        timeout_s: Soft budget of compiling it for one set of shapes, or None.
+        timeout_s: Soft time limit for compiling it for one set of shapes, or None.
     """
 
     key: Parts | None
@@ -49,7 +49,7 @@ _numbers = itertools.count()
 
 
 class Program:
-    """An entry of the compile cache. Eviction takes the executable; whoever holds the entry compiles again."""
+    """An entry of the compile cache. Eviction clears the executable; a graph that holds the entry recompiles."""
 
     __slots__ = ("executable", "key")
 
@@ -72,7 +72,7 @@ class CompiledGraph:
         runtime: Runtime,
     ) -> None:
         self._gm, self._contract, self._lowering, self._spec, self._runtime = gm, contract, lowering, spec, runtime
-        # A graph without a stable text is told apart by a number that no other graph ever gets.
+        # A graph without a stable text is identified by a unique number.
         self._key = contract.key or (("graph", f"number {next(_numbers)}"),)
         self._programs: dict[_Variant | None, Program] = {}
         self._results = _result_values(gm)[: spec.num_returned]
@@ -81,7 +81,7 @@ class CompiledGraph:
         values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
         self._is_static = not any(_is_symbolic(v) for v in values)
         self._symbols = SymbolReader(values)
-        # Under SPMD only a call says how the arguments are sharded.
+        # Under SPMD the shardings of the arguments are only known at a call.
         self._is_spmd = is_spmd()
         self._has_one_variant = self._is_static and not self._is_spmd
         if self._has_one_variant:
@@ -91,7 +91,7 @@ class CompiledGraph:
         xla.refuse_fork()
         variant = None if self._has_one_variant else self._variant(args)
         program = self._programs.get(variant)
-        # Taken once: another thread may evict the program at any moment.
+        # Read once: another thread may evict the program at any time.
         executable = program.executable if program is not None else None
         if program is None or executable is None:
             program, executable = self._program(variant, args)
@@ -110,7 +110,7 @@ class CompiledGraph:
         if strides is None:
             strides = self._strides[variant] = self._strides_in(args)
         values = [self._place(a, i in executable.donated) for i, a in enumerate(args)]
-        # An argument that is saved for the backward goes back as the caller's own tensor: autograd watches it.
+        # An argument that is saved for the backward is returned as the caller's tensor, which autograd tracks.
         own = {id(value): argument for value, argument in zip(values, args, strict=True)}
         args.clear()
         results = executable.run(values)
@@ -132,7 +132,7 @@ class CompiledGraph:
         return _Variant(shapes, shardings(args) if self._is_spmd else None)
 
     def _program(self, variant: _Variant | None, args: Sequence[Any]) -> tuple[Program, Executable]:
-        """The program for `args`, which are of `variant`: another equal graph's, or a new one."""
+        """The program for `args`, whose variant is `variant`: that of an equal graph, or a new one."""
         key = CompileKey((*self._key, *(variant or _Variant())._asdict().items()))
         program = self._look_up(key)
         executable = program.executable if program is not None else None
@@ -143,10 +143,10 @@ class CompiledGraph:
                 program = Program(key, executable)
                 self._runtime.cache.set(key, program)
         self._programs[variant] = program
-        self._tell(key, executable, is_hit)
+        self._report(key, executable, is_hit)
         return program, executable
 
-    def _tell(self, key: CompileKey, executable: Executable, is_hit: bool) -> None:
+    def _report(self, key: CompileKey, executable: Executable, is_hit: bool) -> None:
         is_cacheable = self._contract.key is not None
         self._runtime.observe(ProgramReady(self._contract.label, self._gm, key, is_cacheable, is_hit, executable))
 
@@ -174,7 +174,7 @@ class CompiledGraph:
 
 
 class _Variant(NamedTuple):
-    """What a call decides of a program: the arguments' sizes, where the graph leaves them open, and shardings."""
+    """The part of a program's key that depends on the call: sizes, if they are dynamic, and shardings under SPMD."""
 
     shapes: tuple[object, ...] | None = None
     shardings: tuple[str, ...] | None = None
@@ -182,7 +182,7 @@ class _Variant(NamedTuple):
 
 @dataclass(frozen=True)
 class Runtime:
-    """What all compiled graphs of a process share."""
+    """State that all compiled graphs of a process share."""
 
     cache: LRUCache[CompileKey, Program]
     placement: Placement
@@ -200,7 +200,7 @@ def _shape_key(value: Any) -> object:
 
 
 def _result_values(gm: fx.GraphModule) -> list[Any]:
-    """The fake tensors of a graph's results; None for a result that is no node."""
+    """The fake tensors of a graph's results; None for a result that is not a node."""
     results = gm.graph.output_node().args[0]
     flat = results if isinstance(results, (list, tuple)) else [results]
     return [r.meta.get("val") if isinstance(r, fx.Node) else None for r in flat]
@@ -213,4 +213,4 @@ def _warn_once(op: str, line: str) -> None:
     if (op, line) not in _warned:
         _warned.add((op, line))
         where = f" at {line}" if line else ""
-        logger.warning("%s%s has no XLA lowering and runs on the CPU, with a transfer each way every call", op, where)
+        logger.warning("%s%s has no XLA lowering and runs on the CPU, with a transfer each way per call", op, where)

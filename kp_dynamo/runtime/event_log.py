@@ -1,4 +1,4 @@
-"""What a session tells, as log records; their `extra` fields make the JSON form."""
+"""Log a session's events; the `extra` fields of the records make the JSON form."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ logger = logging.getLogger(__name__)
 
 
 def log_event(event: Event) -> None:
-    """Log one event: programs that were made at INFO, all else at DEBUG."""
+    """Log one event: newly compiled programs and notes of passes at INFO, everything else at DEBUG."""
     match event:
         case CaptureReady(number=None):
-            logger.debug(
-                "a capture equal to an earlier one: nothing is traced", extra={"event": "capture", "is_hit": True}
-            )
+            logger.debug("capture cache hit: nothing is traced", extra={"event": "capture", "is_hit": True})
         case CaptureReady():
             logger.debug("capture %s took %.3f s", event.number, event.seconds, extra=_capture_fields(event))
         case GraphTransformed():

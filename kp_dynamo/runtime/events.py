@@ -1,7 +1,7 @@
-"""What happens while a session compiles, told to whoever asked: `explain` listens, others pass `ignore`.
+"""Events of a session's compilations, for an observer: `explain` records them, others pass `ignore`.
 
-Events travel through the session that causes them and not through a global, so that two sessions, or two threads
-that use different ones, never hear of each other.
+Events go to the observer of their own session, not through a global. So two sessions, or two threads that use different
+sessions, never see each other's events.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kp_dynamo.passes.base import PassReport
 
 @dataclass(frozen=True)
 class CaptureReady:
-    """A graph of Dynamo's can be called.
+    """A graph that Dynamo captured is ready to be called.
 
     Attributes:
-        number: Which one of those that went through AOTAutograd; None where an equal capture was found before it.
-        key: What it was looked up by; None where only AOTAutograd's own graphs may be looked up.
-        seconds: Time spent, everything below AOTAutograd included.
+        number: Its number among the captures that AOTAutograd traced; None on a capture cache hit.
+        key: Its key in the capture cache; None if only AOTAutograd's graphs may be looked up.
+        seconds: Time spent, including everything below AOTAutograd.
     """
 
     number: int | None
@@ -42,14 +42,14 @@ class GraphTransformed:
 
 @dataclass(frozen=True)
 class ProgramReady:
-    """A graph, `label` "1.forward", can be run for one set of shapes.
+    """A graph, `label` "1.forward", is ready to run for one set of shapes.
 
     Attributes:
         label: Number of the capture and name of the graph.
         gm: The graph as it is lowered.
-        key: What it was looked up by, for this set of shapes.
-        is_cacheable: The key is of the graph's text, not of this one object.
-        is_hit: An equal graph had been compiled, and its program is shared.
+        key: Its key in the program cache, for this set of shapes.
+        is_cacheable: Whether the key identifies the graph's text, and not only this object.
+        is_hit: Whether it shares the program of an equal graph.
         executable: The program.
     """
 
@@ -66,4 +66,4 @@ Observe = Callable[[Event], None]
 
 
 def ignore(_: Event) -> None:
-    """The listener of a session that nobody asks about."""
+    """An observer that does nothing."""

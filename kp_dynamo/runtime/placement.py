@@ -1,7 +1,7 @@
-"""Tensors on the CPU and their copies on the XLA device.
+"""Copy CPU tensors to the XLA device.
 
-A copy of a parameter is made once, and again only when the parameter's *bytes* have changed. Version counters cannot
-tell: they do not move for `p.data.add_()`, `p.data = t`, a numpy write or a fused optimizer.
+A parameter is copied once, and again only after its *bytes* have changed. Version counters do not detect that: they do
+not change for `p.data.add_()`, `p.data = t`, a numpy write or a fused optimizer.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class _Copy(NamedTuple):
 
 
 class Placement:
-    """Copies on the XLA device of CPU tensors that are seen again: parameters, buffers, repeated inputs.
+    """Caches XLA copies of CPU tensors that are used repeatedly: parameters, buffers, repeated inputs.
 
-    A tensor seen for the first time that is no parameter is passed on as it is, and the program transfers it:
-    most inputs come once. Entries go when their CPU tensor does. Thread-safe.
+    At its first use, a tensor that is not a parameter is passed on without a copy, and the program transfers it: most
+    inputs are used once. An entry dies with its CPU tensor. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._copies: Any = WeakIdKeyDictionary()
         self._seen: Any = WeakIdKeyDictionary()
         self._lock = threading.Lock()
-        self._told = False
+        self._has_logged = False
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor with the bytes of `tensor` that a program takes: a copy on the device, or `tensor` itself."""
+        """A program argument with the bytes of `tensor`: a copy on the device, or `tensor` itself."""
         if tensor.device.type == "xla":
             return tensor
         with self._lock:
@@ -50,35 +50,35 @@ class Placement:
                 return known.on_device  # type: ignore[no-any-return]
             copy = _Copy(digest, _plain(tensor).to(xla.device()))
             self._copies[tensor] = copy
-        self._tell(tensor)
+        self._log_once(tensor)
         return copy.on_device
 
     def give(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` for a program that takes the buffer of what it is given: never a copy that is kept."""
+        """A program argument whose buffer is donated: never a cached copy."""
         if tensor.device.type == "xla":
             return tensor
         with self._lock:
-            self._copies.pop(tensor, None)  # the caller is about to change the tensor
+            self._copies.pop(tensor, None)  # the caller is about to overwrite the tensor
             return _plain(tensor)
 
     def clear(self) -> None:
-        """Drop every copy."""
+        """Drop all copies."""
         with self._lock:
             self._copies.clear()
             self._seen.clear()
 
-    def _tell(self, tensor: torch.Tensor) -> None:
-        if not self._told:
-            self._told = True
+    def _log_once(self, tensor: torch.Tensor) -> None:
+        if not self._has_logged:
+            self._has_logged = True
             logger.info(
-                "CPU tensors are copied to %s: parameters once and when their bytes change, inputs and outputs every "
-                "call. To avoid it, move model and inputs there once: model.to('xla').",
+                "CPU tensors are copied to %s: parameters once and when their bytes change, inputs and outputs at "
+                "every call. To avoid this, move model and inputs there once: model.to('xla').",
                 xla.device(),
             )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Values as stored: without autograd, pending conjugation or negation."""
+    """The tensor detached from autograd, with pending conjugation and negation resolved."""
     return tensor.detach().resolve_conj().resolve_neg()
 
 
@@ -91,7 +91,7 @@ def digest_of(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The storage of a permuted tensor in its own order, without a copy where it has no holes."""
+    """The elements of a tensor in storage order, without a copy if it has no holes; otherwise a contiguous copy."""
     if torch._debug_has_internal_overlap(tensor) == 0 and torch._prims_common.is_non_overlapping_and_dense(tensor):
         return tensor.as_strided((tensor.numel(),), (1,))
     return tensor.contiguous()

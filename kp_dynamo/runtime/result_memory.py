@@ -1,7 +1,7 @@
-"""Results on the CPU in memory that lies, and is shared, as eager's is: what programs and cuts leave open.
+"""Give results on the CPU the strides and the shared storages that they have in eager.
 
-A program computes pieces of one tensor (`unbind`, `chunk`) each by itself, and a result that was padded is cut to a
-dense copy. Dynamo's fake tensors say where eager has them: their strides, storage offsets, and which share a storage.
+A program returns the pieces of one tensor (`unbind`, `chunk`) separately, and a padded result is sliced to a dense
+copy. Dynamo's fake tensors give eager's layout: strides, storage offsets, and which results share a storage.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import fx
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.graph.symbol_values import SymbolReader, Values, evaluated
 
-_MAX_LAYOUTS = 4096  # of some hundred bytes each
+_MAX_LAYOUTS = 4096  # a few hundred bytes each
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in its storage."""
+    """The position of a tensor in its storage."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -30,23 +30,23 @@ class Place:
 
     @property
     def end(self) -> int:
-        """The first element after it."""
+        """The storage index after its last element."""
         if 0 in self.shape:
             return self.offset
         return self.offset + 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has these strides, wherever it begins."""
+        """Whether a tensor has these strides, at any offset."""
         return tensor.stride() == self.stride
 
 
 class ResultMemory:
-    """The memory that eager gives the results of a graph.
+    """Gives the results of a graph eager's memory layout.
 
     Args:
         gm: Dynamo's graph.
-        eager: Fake tensors of its results, see `eager_strides.eager_results`.
-        lays_out_all: Also results that share memory with no other: where they are cut to true sizes.
+        eager: Fake tensors of its results; see `eager_strides.eager_results`.
+        lays_out_all: Whether to include results that share no memory; needed if results are sliced to true sizes.
     """
 
     def __init__(self, gm: fx.GraphModule, eager: Sequence[Any], *, lays_out_all: bool) -> None:
@@ -58,13 +58,13 @@ class ResultMemory:
             if _is_strided(value):
                 groups[_storage(value)].append(position)
         for value in filter(_is_strided, given):
-            groups.pop(_storage(value), None)  # views of inputs are taken of the inputs
+            groups.pop(_storage(value), None)  # AOTAutograd makes views of inputs from the inputs
         least = 1 if lays_out_all else 2
         self._groups = [g for g in groups.values() if len(g) >= least and len({eager[p].dtype for p in g}) == 1]
         self._layouts: LRUCache[tuple[Any, ...], list[list[Place] | None]] = LRUCache(_MAX_LAYOUTS)
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """`run`, with its results in such memory."""
+        """`run`, with its results in eager's layout."""
         if not self._groups:
             return run
 
@@ -96,7 +96,7 @@ def _storage(value: torch.Tensor) -> int:
 
 
 def _places(tensors: Sequence[torch.Tensor], values: Values) -> list[Place] | None:
-    """The places of tensors in their storage; None where the arguments do not tell."""
+    """The places of tensors in their storage; None if they do not follow from the arguments."""
     try:
         found = [
             Place(
@@ -108,21 +108,21 @@ def _places(tensors: Sequence[torch.Tensor], values: Values) -> list[Place] | No
         ]
     except KeyError:
         return None
-    # What is alone in its memory has no reason to begin later.
+    # A result that shares no storage starts at offset 0.
     return found if len(found) > 1 else [Place(found[0].shape, found[0].stride, 0)]
 
 
 def _lay_out(results: list[Any], group: Sequence[int], places: Sequence[Place]) -> None:
-    """Put results that share a storage in eager in one, where they are not."""
+    """Copy results that share a storage in eager into one storage, unless they already share one."""
     tensors = [results[position] for position in group]
     if not all(_fits(tensor, place) for tensor, place in zip(tensors, places, strict=True)) or _is_right(
         tensors, places
     ):
         return
     if any(t.requires_grad and t._is_view() for t in tensors):
-        return  # autograd knows them as views of each other
+        return  # autograd already tracks them as views of each other
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        laid: Sequence[torch.Tensor] = _Together.apply(places, *tensors)  # type: ignore[no-untyped-call]
+        laid: Sequence[torch.Tensor] = _SharedStorage.apply(places, *tensors)  # type: ignore[no-untyped-call]
     else:
         laid = _copied(tensors, places)
     for position, tensor in zip(group, laid, strict=True):
@@ -141,7 +141,7 @@ def _is_right(tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> bool:
 
 
 def _copied(tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> list[torch.Tensor]:
-    """Copies of tensors in one storage, at their places."""
+    """Copies of tensors in one shared storage, at their places."""
     memory = torch.empty(max(place.end for place in places), dtype=tensors[0].dtype)
     laid = [memory.as_strided(place.shape, place.stride, place.offset) for place in places]
     for view, tensor in zip(laid, tensors, strict=True):
@@ -151,15 +151,15 @@ def _copied(tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> list[to
 
 def _write(view: torch.Tensor, tensor: torch.Tensor, memory: torch.Tensor) -> None:
     if 0 in view.stride() or torch._debug_has_internal_overlap(view) != 0:
-        # An element that several places share is the same in all of them.
+        # Elements that share a storage index have equal values.
         where = torch.arange(memory.numel()).as_strided(view.shape, view.stride(), view.storage_offset())
         memory[where] = tensor
     else:
         view.copy_(tensor)
 
 
-class _Together(torch.autograd.Function):
-    """`_copied`, whose gradients are those of the copies."""
+class _SharedStorage(torch.autograd.Function):
+    """`_copied` with a backward that passes on the gradients of the copies."""
 
     @staticmethod
     def forward(ctx: Any, places: Sequence[Place], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -42,7 +42,7 @@ def a_graph():
 
 
 def test_our_own_lowering_is_refused_with_what_is_allowed(a_graph):
-    with pytest.raises(TPUConfigurationError, match=r"lowering='openxla' needs torch_xla 2.9, and 2.7.0 is") as raised:
+    with pytest.raises(TPUConfigurationError, match=r"lowering='openxla' needs torch_xla 2.9, but 2.7.0 is") as raised:
         compile_with_stock(*a_graph, CompileOptions(), "2.7.0")
     assert "{'lowering': 'stock'}" in str(raised.value)
     assert CURE in str(raised.value)
@@ -77,7 +77,7 @@ def test_values_that_ask_for_nothing_are_accepted(a_graph):
 def test_tensors_on_the_cpu_are_refused():
     """torch_xla's bridge would run them eagerly."""
     x = torch.ones(3)
-    with pytest.raises(TPUDeviceError, match=r"torch_xla 2.7.0 compiles only what is on the XLA device"):
+    with pytest.raises(TPUDeviceError, match=r"torch_xla 2.7.0 only compiles tensors on the XLA device"):
         compile_with_stock(graph_of(lambda x: x + 1, x), [x], CompileOptions(lowering="stock"), "2.7.0")
 
 

@@ -79,7 +79,7 @@ def test_importing_kp_dynamo_keeps_nan_on_a_client_that_the_user_starts(before):
 def test_a_client_that_started_without_the_flag_is_a_warning_once():
     before = "import sys; sys.stderr = sys.stdout; import torch, torch_xla; torch.ones(1, device='xla')"
     printed = run_script(EXTREMES_OF_NAN.format(before=before), {"XLA_FLAGS": ""})
-    assert printed.count("drop a NaN where eager keeps it. Import kp_dynamo before the first use") == 1
+    assert printed.count("drop a NaN that eager keeps. Try: import kp_dynamo before the first use") == 1
     chosen = {"XLA_FLAGS": "--xla_cpu_enable_fast_min_max=true"}
     assert "drop a NaN" not in run_script(EXTREMES_OF_NAN.format(before=before), chosen)
 

@@ -232,7 +232,7 @@ def test_the_chip_behind_the_device_that_stands_for_all(monkeypatch, platform, c
     monkeypatch.setattr(xla, "xlac", lambda: asked)
     assert xla.chip_name() == chip
     asked._xla_get_platform_version = lambda: "something else"
-    with pytest.raises(TPUDeviceError, match="the device is a 'TPU'; known: TPU v4"):
+    with pytest.raises(TPUDeviceError, match="the device 'TPU' is unknown. Known: TPU v4"):
         xla.chip_name()
 
 
