@@ -1,12 +1,11 @@
-"""Sums, products and scans of float16 and bfloat16 numbers that are accumulated in float32, as by ATen.
+"""Accumulate sums, products and scans of float16 and bfloat16 numbers in float32, as ATen does.
 
-torch_xla 2.9 lets XLA accumulate in the dtype of the operands: the mean of 4096 numbers of 100 in float16 is infinite,
-for their sum is, and the sum of 80000 numbers of 0.0125 in bfloat16 is 960. Here operands are widened, and the result
-is rounded once. XLA fuses the casts into the reduction.
+torch_xla 2.9 lets XLA accumulate in the dtype of the operands. In float16, the mean of 4096 values of 100 is infinite,
+because their sum is. In bfloat16, the sum of 80000 values of 0.0125 is 960. Here operands are upcast, and the result is
+rounded once. XLA fuses the casts into the reduction.
 
-The gradient of an embedding and `index_put` are left as they are: ATen's kernels round each step too, and a table of
-float32 takes a v5e 16% more of the training of a BERT in bfloat16 (one block, S 256,
-D 512: 0.229 modelled ms for 0.197).
+The gradient of an embedding and `index_put` are unchanged: ATen's kernels also round each step, and a float32 table
+makes the training of a bfloat16 BERT 16% slower on a v5e (one block, S 256, D 512: 0.229 modelled ms for 0.197).
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ Form = Callable[..., Any]
 
 
 def in_float32(target: Any, form: Form) -> Form:
-    """`form`, which stands for `target`, made to accumulate narrow floats in float32; others as they are."""
+    """`form`, which replaces `target`, with narrow floats accumulated in float32; `form` itself for other targets."""
     if target in _LOSSES:
-        return _summed_apart(form, _LOSSES[target])
+        return _loss(form, _LOSSES[target])
     if target in _BY_SUM:
         return _BY_SUM[target](form)
-    return _widened(form) if target in _WIDENED else form
+    return _upcast(form) if target in _UPCAST else form
 
 
-def _widened(form: Form) -> Form:
-    """Operands in float32, results of float32 in the dtype that they had, or in the one that is asked for."""
+def _upcast(form: Form) -> Form:
+    """`form` with operands upcast to float32, and float32 results cast to the operands' or the requested dtype."""
 
-    def wide_form(*args: Any, **kwargs: Any) -> Any:
+    def upcast_form(*args: Any, **kwargs: Any) -> Any:
         if (dtype := kwargs.get("dtype")) is not None:
             args = (converted(args[0], dtype), *args[1:])
         narrow = _narrow_dtype((args, kwargs))
@@ -50,11 +49,11 @@ def _widened(form: Form) -> Form:
         kwargs = kwargs if dtype is None else {**kwargs, "dtype": torch.float32}
         return _rounded(form(*args, **kwargs), narrow)
 
-    return wide_form
+    return upcast_form
 
 
 def _narrow_dtype(tree: Any) -> torch.dtype | None:
-    """bfloat16 or float16 where all floating-point operands are of it."""
+    """bfloat16 or float16 if all floating-point operands have this dtype."""
     dtypes = {t.dtype for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor) and t.is_floating_point()}
     return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(_NARROW) else None
 
@@ -63,8 +62,8 @@ def _rounded(result: Any, dtype: torch.dtype) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.dtype == torch.float32 else t, result)
 
 
-def _summed_apart(form: Form, position: int) -> Form:
-    """A loss whose elements are those of its dtype, as ATen's: a square of float16 from 65520 on is infinite."""
+def _loss(form: Form, position: int) -> Form:
+    """A loss with elements in its dtype, as in ATen, and a float32 sum: in float16, a square from 65520 on is inf."""
 
     def loss_form(*args: Any, **kwargs: Any) -> Any:
         is_positional = len(args) > position
@@ -82,7 +81,7 @@ def _summed_apart(form: Form, position: int) -> Form:
 
 
 def _softmax(form: Form) -> Form:
-    """`half_to_float` asks for the result in float32."""
+    """`half_to_float` requests a float32 result."""
 
     def softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
         return form(wide(x), dim, False).to(torch.float32 if half_to_float else x.dtype)
@@ -100,7 +99,7 @@ def _softmax_backward(form: Form) -> Form:
 
 
 def _convolution_backward(form: Form) -> Form:
-    """The gradient of the bias, [C] of [N, C, ...], is a sum; those of the operands are contractions."""
+    """The gradient of the bias, [C] from [N, C, ...], is a sum; the gradients of the operands are contractions."""
 
     def backward(gradient: torch.Tensor, *args: Any) -> Any:
         *others, wanted = args
@@ -117,8 +116,8 @@ def _convolution_backward(form: Form) -> Form:
 
 
 def _foreach_norm(_: Form) -> Form:
-    """torch_xla takes ATen's own form of it, which takes torch_xla's norm of each tensor."""
-    norm = _widened(REDUCTION_FORMS[aten.linalg_vector_norm.default])
+    """torch_xla uses ATen's decomposition, which calls torch_xla's norm for each tensor."""
+    norm = _upcast(REDUCTION_FORMS[aten.linalg_vector_norm.default])
     return lambda many, order=2, dtype=None: [norm(x, order, dtype=dtype) for x in many]
 
 
@@ -130,7 +129,7 @@ _BY_SUM: dict[Any, Callable[[Form], Form]] = {
     aten.convolution_backward.default: _convolution_backward,
     aten._foreach_norm.Scalar: _foreach_norm,
 }
-# Where the argument `reduction` is.
+# Position of the argument `reduction`.
 _LOSSES = {
     aten.mse_loss.default: 2,
     aten.smooth_l1_loss.default: 2,
@@ -138,7 +137,7 @@ _LOSSES = {
     aten.binary_cross_entropy.default: 3,
     aten.binary_cross_entropy_with_logits.default: 4,
 }
-_WIDENED = frozenset((
+_UPCAST = frozenset((
     aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.nansum.default,
     aten.prod.default, aten.prod.dim_int, aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default,
     aten.var.correction, aten.var_mean.correction, aten.std.correction, aten.std_mean.correction,

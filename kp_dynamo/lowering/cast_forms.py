@@ -1,4 +1,4 @@
-"""Casts as ATen performs them on x86, where XLA's own are others: out of the range of an integer, and of booleans."""
+"""Casts with ATen's results on x86, where XLA's differ: floats out of an integer's range, booleans, complex numbers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ aten = torch.ops.aten
 def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`x` in `dtype`.
 
-    1. A float becomes an integer of 32 or 64 bits, of which a narrower one keeps the low bits: -1.2 is 255 in uint8.
-       XLA takes the nearest integer of the narrow dtype, 0.
-    2. A boolean becomes 1 or 0 by a choice: XLA makes a choice of a product with a converted boolean, `where(b, x, 0)`,
-       which drops an infinity or a NaN that a product with 0 keeps.
-    3. Of a complex number both parts decide whether it is true; XLA asks the real one.
+    1. A float becomes an integer of 32 or 64 bits, and a narrower integer keeps its low bits: -1.2 is 255 in uint8.
+       XLA clamps to the narrow dtype, 0.
+    2. A boolean becomes 1 or 0 by a `where`. XLA rewrites a product with a converted boolean as `where(b, x, 0)`, which
+       drops an infinity or a NaN that a product with 0 keeps.
+    3. A complex number is true if either part is nonzero; XLA only checks the real part.
     """
     if x.is_complex() and dtype == torch.bool:
         return x != 0
@@ -33,16 +33,16 @@ def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _whole(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What x86 has no integer for, too large, infinite or NaN, is the least one."""
+    """A float as an integer. On x86, a value that is too large, infinite or NaN becomes the smallest integer."""
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    way = torch.int64 if _takes_64_bits(x.dtype, dtype) else torch.int32
-    least = torch.iinfo(way).min
-    # A choice between the casts also keeps XLA from making one of them. Below the least it gives the least itself.
-    return torch.where(wide < -float(least), wide.to(way), _number(least, way, x)).to(dtype)
+    via = torch.int64 if _casts_via_int64(x.dtype, dtype) else torch.int32
+    least = torch.iinfo(via).min
+    # The `where` also keeps XLA from merging the two casts. Below the smallest integer, XLA's cast gives that integer.
+    return torch.where(wide < -float(least), wide.to(via), _number(least, via, x)).to(dtype)
 
 
 def as_held(value: Any, dtype: torch.dtype | None) -> Any:
-    """A number as `torch.full` is to take it: torch_xla 2.9 truncates it to an integer before it becomes a boolean."""
+    """A fill value for `torch.full`: torch_xla 2.9 truncates a number to an integer before it casts it to bool."""
     return bool(value) if dtype == torch.bool else value
 
 
@@ -50,18 +50,18 @@ def _number(value: float, dtype: torch.dtype, like: torch.Tensor) -> torch.Tenso
     return torch.full((), as_held(value, dtype), dtype=dtype, device=like.device)
 
 
-def _takes_64_bits(source: torch.dtype, dtype: torch.dtype) -> bool:
-    """c10/util/TypeCast.h casts to uint8 through int64, whose low byte a float32 outside of int32 has no bits in."""
+def _casts_via_int64(source: torch.dtype, dtype: torch.dtype) -> bool:
+    """c10/util/TypeCast.h casts to uint8 via int64; a float32 outside int32's range has a low byte of 0 there."""
     return dtype in (torch.int64, torch.uint32, torch.uint64) or (dtype == torch.uint8 and source == torch.float64)
 
 
 def is_integer(dtype: torch.dtype) -> bool:
-    """Whether it is one of integers; booleans are none."""
+    """Whether `dtype` is an integer dtype; bool is not."""
     return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
 
 
 def wrapped(value: Any, dtype: torch.dtype) -> Any:
-    """An integer as `dtype` holds it, 300 in int8 as 44; any other number itself."""
+    """An integer wrapped to the range of `dtype`, 300 in int8 to 44; any other number unchanged."""
     if not isinstance(value, int) or isinstance(value, bool) or not is_integer(dtype):
         return value
     info = torch.iinfo(dtype)
@@ -69,12 +69,12 @@ def wrapped(value: Any, dtype: torch.dtype) -> Any:
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """In the dtype that ATen computes in: float32 at least."""
+    """`x` upcast to the dtype in which ATen computes: at least float32."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def operands(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
-    """Two tensors, or a tensor and a number, in their common dtype; and that."""
+    """Two tensors, or a tensor and a number, in their common dtype; and that dtype."""
     dtype = torch.result_type(x, y)
     like = x if isinstance(x, torch.Tensor) else y
 
@@ -86,7 +86,7 @@ def operands(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
 
 
 def _to_copy(x: Any, *, dtype: torch.dtype | None = None, **how: Any) -> torch.Tensor:
-    if not isinstance(x, torch.Tensor):  # `vmap` traces numbers as tensors, and leaves them numbers
+    if not isinstance(x, torch.Tensor):  # `vmap` traces numbers as tensors, but leaves them numbers in the graph
         return torch.full((), as_held(x, dtype), dtype=dtype, device=xla.device())
     return aten._to_copy.default(converted(x, dtype) if dtype else x, dtype=dtype, **how)  # type: ignore[no-any-return]
 
@@ -104,7 +104,7 @@ def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, **how: Any) 
 
 
 def _with_dtype(op: Any) -> Callable[..., Any]:
-    """A reduction whose operand is cast before."""
+    """A reduction whose operand is cast first."""
 
     def form(x: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **how: Any) -> Any:
         return op(converted(x, dtype) if dtype else x, *args, dtype=dtype, **how)

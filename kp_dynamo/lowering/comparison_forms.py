@@ -1,7 +1,7 @@
-"""Operators that compare a tensor with a number, which ATen first rounds to the dtype that it compares in.
+"""Operators that compare a tensor with a number, which ATen first rounds to the dtype of the comparison.
 
-torch_xla 2.9 compares with the float64: a float32 of 0.3 is above 0.3 there, and the ends of `clamp` have no gradient.
-ATen's activations compare narrow floats in float32, its comparisons in their own dtype.
+torch_xla 2.9 compares in float64: a float32 of 0.3 is greater than 0.3, and `clamp` has no gradient at its bounds.
+ATen's activations compare narrow floats in float32, its comparison operators in their own dtype.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ aten = torch.ops.aten
 
 
 def _compared(op: Any) -> Callable[..., torch.Tensor]:
-    """`op`, of two tensors, for a tensor and a number."""
+    """`op`, which takes two tensors, for a tensor and a number."""
     return lambda x, value: op(*operands(x, value)[:2])
 
 
 def _threshold(x: torch.Tensor, threshold: Any, value: Any) -> Any:
-    """A NaN is above each threshold."""
+    """A NaN passes every threshold."""
     return torch.where(wide(x) <= number(threshold, wide(x)), number(value, x), x)
 
 
@@ -32,7 +32,7 @@ def _threshold_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: Any)
 
 
 def _hardtanh_backward(gradient: torch.Tensor, x: torch.Tensor, low: Any, high: Any) -> Any:
-    """The ends have no gradient: relu6 of 0."""
+    """The bounds have no gradient: relu6 at 0."""
     x = wide(x)
     return torch.where((x > number(low, x)) & (x < number(high, x)), gradient, number(0, gradient))
 
@@ -42,7 +42,7 @@ def _hardsigmoid_backward(gradient: torch.Tensor, x: torch.Tensor) -> Any:
 
 
 def _hardswish_backward(gradient: torch.Tensor, x: torch.Tensor) -> Any:
-    """For x between -3 and 3, x / 3 + 1 / 2."""
+    """The derivative is x / 3 + 1 / 2 between -3 and 3."""
     inside = (wide(gradient) * (wide(x) / 3 + 0.5)).to(gradient.dtype)
     return torch.where(x <= -3, number(0, gradient), torch.where(x >= 3, gradient, inside))
 
@@ -52,7 +52,7 @@ def _hardshrink(x: torch.Tensor, threshold: Any = 0.5) -> Any:
 
 
 def _shrink_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: Any) -> Any:
-    """Of both hardshrink and softshrink; a NaN is shrunk by neither."""
+    """The backward of both hardshrink and softshrink; neither shrinks a NaN."""
     is_small = (x >= number(-threshold, x)) & (x <= number(threshold, x))
     return torch.where(is_small, number(0, gradient), gradient)
 
@@ -71,7 +71,7 @@ def _softplus_backward(gradient: torch.Tensor, x: torch.Tensor, beta: Any, thres
 def _smooth_l1_backward(
     gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> Any:
-    """torch_xla takes the gradient of a NaN for that of a large negative difference."""
+    """torch_xla gives a NaN the gradient of a large negative difference."""
     gradient = gradient / x.numel() if reduction == 1 else gradient
     difference = x - target
     near = gradient * (difference if beta == 0 else difference / beta)

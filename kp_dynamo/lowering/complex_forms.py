@@ -1,4 +1,4 @@
-"""Complex numbers, of which torch_xla 2.9 takes some gradients as of real ones, and views with a wrong layout."""
+"""Complex numbers: torch_xla 2.9 computes some of their gradients as real ones, and gives views a wrong layout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _sigmoid_backward(gradient: torch.Tensor, output: torch.Tensor) -> Any:
 
 
 def _complex(real: torch.Tensor, imaginary: torch.Tensor) -> torch.Tensor:
-    """torch_xla has none, nor the two below."""
+    """torch_xla has no lowering for `complex`, `polar` and `angle`."""
     return torch.view_as_complex(torch.stack(torch.broadcast_tensors(real, imaginary), -1))
 
 
@@ -41,13 +41,13 @@ def _angle(z: torch.Tensor) -> torch.Tensor:
 
 
 def _view_as_real(z: torch.Tensor) -> torch.Tensor:
-    """torch_xla's own has a layout of one dimension too few: XLA ends the process in a matmul or a concatenation."""
+    """torch_xla's own layout lacks a dimension, so XLA aborts the process in a matmul or a concatenation."""
     parts = aten.view_as_real.default(z)
     return torch.stack([parts.select(-1, 0), parts.select(-1, 1)], -1)
 
 
 def _logical(op: Any) -> Callable[..., Any]:
-    """torch_xla asks the real part alone."""
+    """torch_xla only checks the real part."""
 
     def form(*tensors: torch.Tensor) -> Any:
         return op(*(x != 0 if x.is_complex() else x for x in tensors))

@@ -1,8 +1,8 @@
-"""Elementary functions of complex numbers, of the real ones of their parts.
+"""Elementary functions of complex numbers, computed from real functions of their parts.
 
-XLA's own subtract numbers that are nearly equal: `sin(1e-6 + 1e-6j)` has an imaginary part of twice the right one with
-a torch_xla of 2.9, `atan` of 0.01 is off by 10%. The formulas of the inverse functions are those of W. Kahan, "Branch
-Cuts for Complex Elementary Functions", 1987.
+XLA's own suffer from cancellation: with torch_xla 2.9, `sin(1e-6 + 1e-6j)` has twice the right imaginary part, and
+`atan` of 0.01 is off by 10%. The formulas of the inverse functions are those of W. Kahan, "Branch Cuts for Complex
+Elementary Functions", 1987.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kp_dynamo.ops.saturating import tanh
 aten = torch.ops.aten
 _Parts = tuple[torch.Tensor, torch.Tensor]
 
-_LARGE = 20.0  # Beyond it the hyperbolic sine and cosine are half of exp to the last bit of float32 and float64.
-_NEARLY_ALL = 1e9  # Beyond it 1 is nothing beside the square, which overflows float32 at 1.8e19.
+_LARGE = 20.0  # Above this, the hyperbolic sine and cosine are exp / 2 to the last bit of float32 and float64.
+_NEARLY_ALL = 1e9  # Above this, 1 is negligible beside the square, which overflows float32 at 1.8e19.
 
 
 def _sin(a: torch.Tensor, b: torch.Tensor) -> _Parts:
@@ -33,7 +33,7 @@ def _sin(a: torch.Tensor, b: torch.Tensor) -> _Parts:
 
 
 def _grown(b: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Multiplies by exp(|b|) / 2 in two steps, as the product may be finite where that is not."""
+    """Multiplies by exp(|b|) / 2 in two steps, because the product may be finite if that factor is not."""
     half = (b.abs() / 2).exp()
     return lambda factor: factor * 0.5 * half * half
 
@@ -47,7 +47,7 @@ def _cos(a: torch.Tensor, b: torch.Tensor) -> _Parts:
 
 
 def _sinh(a: torch.Tensor, b: torch.Tensor) -> _Parts:
-    return _turned_back(*_sin(-b, a))
+    return _times_minus_i(*_sin(-b, a))
 
 
 def _cosh(a: torch.Tensor, b: torch.Tensor) -> _Parts:
@@ -66,7 +66,7 @@ def _tanh(a: torch.Tensor, b: torch.Tensor) -> _Parts:
 
 
 def _tan(a: torch.Tensor, b: torch.Tensor) -> _Parts:
-    return _turned_back(*_tanh(-b, a))
+    return _times_minus_i(*_tanh(-b, a))
 
 
 def _with_sign(size: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ def _with_sign(size: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
 
 def _sqrt(a: torch.Tensor, b: torch.Tensor) -> _Parts:
     largest = torch.maximum(a.abs(), b.abs())
-    # A power of 4, so that no square overflows or vanishes and nothing is rounded.
+    # A power of 4, so that no square overflows or underflows, and scaling is exact.
     is_large, is_small = largest > 1e18, largest < 1e-18
     scale = torch.where(is_large, 2.0**-64, torch.where(is_small, 2.0**64, 1.0)).to(a.dtype)
     back = torch.where(is_large, 2.0**32, torch.where(is_small, 2.0**-32, 1.0)).to(a.dtype)
@@ -96,7 +96,7 @@ def _rsqrt(a: torch.Tensor, b: torch.Tensor) -> _Parts:
 
 
 def _log(a: torch.Tensor, b: torch.Tensor) -> _Parts:
-    """log|z| by log1p, which near 1 keeps what |z| itself has lost."""
+    """log|z| by log1p, which keeps the digits near 1 that |z| loses."""
     x, y = a.abs(), b.abs()
     large, small = torch.maximum(x, y), torch.minimum(x, y)
     ratio = torch.where(large == 0, torch.zeros_like(small), small / large)
@@ -125,7 +125,7 @@ def _atanh(a: torch.Tensor, b: torch.Tensor) -> _Parts:
 
 
 def _atan(a: torch.Tensor, b: torch.Tensor) -> _Parts:
-    return _turned_back(*_atanh(-b, a))
+    return _times_minus_i(*_atanh(-b, a))
 
 
 def _asin(a: torch.Tensor, b: torch.Tensor) -> _Parts:
@@ -139,7 +139,7 @@ def _acos(a: torch.Tensor, b: torch.Tensor) -> _Parts:
 
 
 def _asinh(a: torch.Tensor, b: torch.Tensor) -> _Parts:
-    return _turned_back(*_asin(-b, a))
+    return _times_minus_i(*_asin(-b, a))
 
 
 def _acosh(a: torch.Tensor, b: torch.Tensor) -> _Parts:
@@ -153,7 +153,7 @@ def _expm1(a: torch.Tensor, b: torch.Tensor) -> _Parts:
     return a.expm1() * b.cos() - 2 * half * half, imaginary
 
 
-def _turned_back(u: torch.Tensor, v: torch.Tensor) -> _Parts:
+def _times_minus_i(u: torch.Tensor, v: torch.Tensor) -> _Parts:
     """-i (u + iv), for f(z) = -i g(iz)."""
     return v, -u
 

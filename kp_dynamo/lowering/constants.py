@@ -1,4 +1,4 @@
-"""Tensors that a graph holds as attributes, on the XLA device."""
+"""Copy the tensor attributes of a graph to the XLA device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementwise operators that torch_xla 2.9 gets wrong at infinities, NaN or the ends of their ranges, as ATen's."""
+"""Elementwise operators with ATen's results where torch_xla 2.9's are wrong: infinities, NaN, limits of ranges."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INF = math.inf
 
 
 def _clamp(x: torch.Tensor, low: Any = None, high: Any = None) -> Any:
-    """torch_xla takes the largest finite number for a bound that is not given. ATen drops one that is NaN, if alone."""
+    """torch_xla replaces a missing bound by the largest finite number. ATen ignores a NaN that is the only bound."""
     if any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)) and None in (low, high):
         return x.clone()
     if not x.dtype.is_floating_point:
@@ -29,7 +29,7 @@ def _clamp(x: torch.Tensor, low: Any = None, high: Any = None) -> Any:
 
 
 def _nan_to_num(x: torch.Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
-    """torch_xla takes the bounds of float32 for bfloat16."""
+    """torch_xla uses the bounds of float32 for bfloat16."""
     if not x.dtype.is_floating_point:
         return x.clone()
     bound = torch.finfo(x.dtype).max
@@ -39,7 +39,7 @@ def _nan_to_num(x: torch.Tensor, nan: Any = None, posinf: Any = None, neginf: An
 
 
 def _pow(x: torch.Tensor, exponent: Any) -> Any:
-    """ATen takes the square root, which is NaN for -inf; a power is inf, and ATen's of float16."""
+    """ATen uses the square root, which is NaN for -inf, except for float16. A power of -inf would be inf."""
     if x.dtype.is_floating_point and x.dtype != torch.float16 and abs(exponent) == 0.5:
         return x.sqrt() if exponent > 0 else x.rsqrt()
     if is_integer(x.dtype) and isinstance(exponent, int) and exponent > 63:
@@ -48,7 +48,7 @@ def _pow(x: torch.Tensor, exponent: Any) -> Any:
 
 
 def _copysign(x: torch.Tensor, sign: Any) -> Any:
-    """A constant -0.0 becomes 0.0 in torch_xla, which has no copysign of two tensors."""
+    """torch_xla turns a constant -0.0 into 0.0, and has no copysign of two tensors."""
     if not isinstance(sign, torch.Tensor):
         if not x.dtype.is_floating_point:
             return aten.copysign.Scalar(x, sign)
@@ -64,7 +64,7 @@ def signbit(x: torch.Tensor) -> torch.Tensor:
 
 
 def _lerp(x: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
-    """From the nearer end, as ATen: torch_xla goes from the first, by inf - inf."""
+    """Interpolate from the nearer end, as ATen: torch_xla starts from the first end, and computes inf - inf."""
     dtype = torch.result_type(x, weight) if isinstance(weight, torch.Tensor) else x.dtype
     x, end = wide(x.to(dtype)), wide(end.to(dtype))
     way = end - x
@@ -75,7 +75,7 @@ def _lerp(x: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
 
 
 def _log_sigmoid(x: torch.Tensor) -> Any:
-    """log(sigmoid(x)) and exp(-|x|); torch_xla adds inf and -inf."""
+    """log(sigmoid(x)) and exp(-|x|). torch_xla adds inf and -inf."""
     values = wide(x)
     z = (-values.abs()).exp()
     return (_clamp(values, None, 0.0) - z.log1p()).to(x.dtype), z.to(x.dtype)
@@ -88,7 +88,7 @@ def _log_sigmoid_backward(gradient: torch.Tensor, x: torch.Tensor, _: torch.Tens
 def _cross_entropy_with_logits(
     x: torch.Tensor, target: torch.Tensor, weight: Any = None, positive: Any = None, reduction: int = 1
 ) -> Any:
-    """By the logarithm of the sigmoid, as ATen: torch_xla adds inf and -inf."""
+    """Use the logarithm of the sigmoid, as ATen: torch_xla adds inf and -inf."""
     of_log = 1 if positive is None else (positive - 1) * target + 1
     loss = (1 - target) * x - of_log * _log_sigmoid(x)[0]
     loss = loss if weight is None else loss * weight
@@ -96,7 +96,7 @@ def _cross_entropy_with_logits(
 
 
 def _remainder(x: Any, y: Any) -> Any:
-    """torch_xla subtracts floor(x / y) * y: NaN where y is infinite, and off where the quotient is rounded up."""
+    """torch_xla subtracts floor(x / y) * y: NaN if y is infinite, and wrong if the quotient is rounded up."""
     x, y, dtype = operands(x, y)
     if not dtype.is_floating_point:
         return aten.remainder.Tensor(x, y)
@@ -106,7 +106,7 @@ def _remainder(x: Any, y: Any) -> Any:
 
 
 def _div_mode(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    """The floor of a quotient that was rounded up to a whole number is one too many: 1 // 0.1 is 9."""
+    """The floor of a quotient that was rounded up to an integer is too large by one: 1 // 0.1 is 9."""
     if rounding_mode == "floor":
         return _floor_divide(x, y)
     is_number = not isinstance(y, torch.Tensor)
@@ -117,12 +117,12 @@ def _div_mode(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     quotient = x / (hidden(y, x) if is_number else y)
     if rounding_mode is None:
         return quotient.to(dtype)
-    # ATen rounds a quotient of tensors before it truncates: 1.5 / 0.3 is 5 in float16. By a single number it does not.
+    # ATen rounds a quotient of tensors before it truncates: 1.5 / 0.3 is 5 in float16. It does not if y is one number.
     return (quotient if y_numel == 1 else quotient.to(dtype)).trunc().to(dtype)
 
 
 def _floor_divide(x: Any, y: Any) -> Any:
-    """As ATen and Python: of what is left without the remainder, which is divided exactly."""
+    """As in ATen and Python: subtract the remainder, so that the division is exact."""
     x, y, dtype = _divided(x, y)
     if not dtype.is_floating_point:
         return aten.floor_divide.default(x, y)
@@ -136,9 +136,9 @@ def _floor_divide(x: Any, y: Any) -> Any:
 
 
 def _divided(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
-    """The operands in float32 at least, as ATen divides them, and the dtype of the result.
+    """The operands upcast to at least float32, as ATen divides them, and the dtype of the result.
 
-    A divisor that is a number is not rounded to a narrow dtype before.
+    A divisor that is a number is not rounded to a narrow dtype first.
     """
     first, second, dtype = operands(x, y)
     if isinstance(y, torch.Tensor) or not dtype.is_floating_point:
@@ -147,7 +147,7 @@ def _divided(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
 
 
 def _in_float32(op: Any) -> Callable[..., torch.Tensor]:
-    """Rounded once: of several XLA operators, each would round to bfloat16 or float16."""
+    """`op` in float32, rounded once. Otherwise each of its XLA operators would round to bfloat16 or float16."""
 
     def form(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         wider = [wide(a) if isinstance(a, torch.Tensor) else a for a in (x, *args)]
@@ -162,7 +162,7 @@ def number(value: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 def _logarithm(op: Any, base: float) -> Callable[..., torch.Tensor]:
-    """Of a power of the base it is a whole number: XLA multiplies the natural one by a rounded constant."""
+    """An exact integer for powers of the base: XLA multiplies the natural logarithm by a rounded constant."""
 
     def form(x: torch.Tensor) -> Any:
         if is_integer(x.dtype) or x.dtype == torch.bool:
@@ -175,7 +175,7 @@ def _logarithm(op: Any, base: float) -> Callable[..., torch.Tensor]:
 
 
 def _erf(x: torch.Tensor) -> Any:
-    """From 4 on it is 1 in float32, where XLA's ends three roundings short of it."""
+    """erf is 1 in float32 from 4 on, but XLA's saturates three roundings short of it."""
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return aten.erf.default(x)
     values = wide(x)
@@ -183,7 +183,7 @@ def _erf(x: torch.Tensor) -> Any:
 
 
 def _isnan(x: torch.Tensor) -> torch.Tensor:
-    """torch_xla asks XLA, which takes no integers, booleans and complex numbers."""
+    """XLA's isnan does not support integers, booleans and complex numbers."""
     if x.is_complex():
         return torch.view_as_real(x).isnan().any(-1)
     return aten.isnan.default(x) if x.is_floating_point() else torch.zeros_like(x, dtype=torch.bool)

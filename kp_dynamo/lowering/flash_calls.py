@@ -1,4 +1,4 @@
-"""Calls of a TPU's flash attention kernels in a trace: `tpu_custom_call`s, and what stands around them.
+"""Call a TPU's flash attention kernels in a trace: `tpu_custom_call`s with their pre- and postprocessing.
 
 Shapes: N batch x heads, S queries, T keys, D width of a head. The kernels take [B, H, S, D]: here B is 1 and H is N.
 """
@@ -16,7 +16,7 @@ from kp_dynamo.lowering.flash_payloads import payload_of
 from kp_dynamo.ops.flash_kernels import FlashKernel, FlashScoring, Part
 
 _LANES = 128
-"""The kernels have numbers of rows 128 times side by side, as vector registers hold them."""
+"""The kernels broadcast a value per row to 128 lanes, as in vector registers."""
 
 
 class CustomCalls:
@@ -40,7 +40,7 @@ class CustomCalls:
         k = k.transpose(1, 2)
         delta = (grad.to(torch.float32) * result.to(torch.float32)).sum(-1)
         largest, sums = (_wide(x, _LANES) for x in statistics.unbind(0))
-        # For queries JAX would hand the last one over as wide as a block: the kernel reads windows of 128 of it.
+        # For "queries", JAX passes the last operand with the width of a block, but the kernel reads windows of 128.
         operands = (q, k, v, sums, largest, grad, _wide(delta, _LANES))
         d_k, d_v = self._call(self._kernel("keys", q, v, scoring), operands, [k, v])
         (d_q,) = self._call(self._kernel("queries", q, v, scoring), operands, [q])
@@ -50,17 +50,17 @@ class CustomCalls:
 
     def _kernel(self, part: Part, q: Tensor, v: Tensor, scoring: FlashScoring) -> FlashKernel:
         asked = xla.xlac()._xla_get_mat_mul_precision()
-        # Products of bfloat16 operands are exact as they are. The kernels have no "high" of three passes.
+        # Products of bfloat16 operands are exact anyway. The kernels have no "high" precision with three passes.
         exact = q.dtype == torch.float32 and asked != "default"
         num_heads, num_queries, width = q.shape
         precision: Literal["default", "highest"] = "highest" if exact else "default"
         return FlashKernel(part, num_heads, num_queries, v.shape[1], width, q.dtype, scoring, precision)
 
     def _call(self, kernel: FlashKernel, operands: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-        """Results of the shapes and dtypes of `like`."""
+        """Call a kernel; its results have the shapes and dtypes of `like`."""
         given = [x.unsqueeze(0) for x in operands]
         shapes = [[1, *x.shape] for x in like]
-        # torch_xla 2.9: its public `make_kernel_from_pallas` has JAX run where the tensors are.
+        # torch_xla 2.9: its public `make_kernel_from_pallas` makes JAX run on the device of the tensors.
         found = xla.xlac()._xla_tpu_custom_call(given, payload_of(kernel), shapes, [x.dtype for x in like])
         return [x.squeeze(0) for x in found]
 

@@ -1,8 +1,8 @@
-"""What the TPU's compiler is handed for a flash attention kernel: JAX's Pallas kernels, lowered without a TPU.
+"""Payloads of flash attention custom calls for the TPU's compiler: JAX's Pallas kernels, lowered without a TPU.
 
-JAX writes the program of a kernel down (Mosaic, MLIR bytecode) for a platform that is named; it runs nothing, and needs
-a client of no TPU. It must not start one: a TPU belongs to one client, and torch_xla's is there already. Where JAX
-has not started in this process, it is started on the CPU here, and stays there.
+JAX lowers a kernel (to Mosaic, MLIR bytecode) for a named platform. It runs nothing, and needs no TPU client. It must
+not start one either: a TPU has only one client, and torch_xla's is already running. If JAX has not started in this
+process, it starts here on the CPU, and stays there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kp_dynamo.exceptions import TPUNotAvailableError, XLACompilationError
 from kp_dynamo.ops.flash_kernels import FlashKernel
 
 _WORK = {"forward": (2, 2, 2, 0), "train": (2, 2, 2, 2), "keys": (4, 2, 4, 3), "queries": (3, 3, 2, 3)}
-"""Products, the scores made again among them; arrays of [S, D], [T, D] and [S, 128] that come and go."""
+"""Matmuls, including recomputed scores; arrays of [S, D], [T, D] and [S, 128] that are read or written."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -28,15 +28,15 @@ def payload_of(kernel: FlashKernel) -> str:
 
     Raises:
         TPUNotAvailableError: JAX is not installed.
-        XLACompilationError: The kernel does not take these sizes, or this JAX has it no more.
+        XLACompilationError: The kernel does not support these sizes, or this JAX no longer has it.
     """
     try:
         import jax
         from jax.experimental.pallas.ops.tpu import flash_attention
     except ImportError as cause:
         raise TPUNotAvailableError(
-            f"kp::flash_attention on a TPU is a kernel of JAX's, which cannot be imported ({cause}). Install it with "
-            'pip install "kp_dynamo[tpu]", or take FlashAttention() out of extra_passes.'
+            f"kp::flash_attention on a TPU is a JAX kernel, but JAX cannot be imported ({cause}). Try: "
+            'pip install "kp_dynamo[tpu]", or remove FlashAttention() from extra_passes.'
         ) from cause
     try:
         with _started_on_cpu(jax), jax.default_matmul_precision(kernel.precision):
@@ -44,14 +44,14 @@ def payload_of(kernel: FlashKernel) -> str:
     except Exception as cause:
         raise XLACompilationError(
             f"JAX {jax.__version__} cannot lower {kernel}: {type(cause).__name__}: {str(cause).splitlines()[:1]}. "
-            "Take FlashAttention() out of extra_passes."
+            "Try: remove FlashAttention() from extra_passes."
         ) from cause
     return _with_cost(config, kernel)
 
 
 @contextlib.contextmanager
 def _started_on_cpu(jax: Any) -> Iterator[None]:
-    """Keep JAX from looking for a TPU when it starts; nothing where it has started."""
+    """Keep JAX from looking for a TPU when it starts. Does nothing if it has started."""
     from jax._src import xla_bridge
 
     asked = jax.config.jax_platforms
@@ -66,7 +66,7 @@ def _started_on_cpu(jax: Any) -> Iterator[None]:
 
 
 def _call_of(jax: Any, flash: Any, kernel: FlashKernel) -> tuple[Callable[..., Any], list[Any]]:
-    """A function that calls the kernel, and what it takes."""
+    """A function that calls the kernel, and the shapes of its operands."""
     block, scale, causal = kernel.scoring.block, kernel.scoring.scale, kernel.scoring.is_causal
     dtype = {torch.bfloat16: "bfloat16", torch.float32: "float32"}[kernel.dtype]
 
@@ -90,7 +90,7 @@ def _lowered(jax: Any, call: Callable[..., Any], operands: list[Any]) -> str:
     """The configuration of the one custom call in `call`."""
     from jax._src.interpreters import mlir
 
-    # Without `for_export` the program would be for the libtpu of this very JAX, and no later one.
+    # Without `for_export`, the program would require the libtpu of this JAX version.
     parameters = mlir.LoweringParameters(for_export=True)
     lowered = jax.jit(call).trace(*operands).lower(lowering_platforms=("tpu",), _private_parameters=parameters)
     [found] = [op for op in _operations(lowered.compiler_ir().operation) if _is_kernel(op)]
@@ -108,17 +108,17 @@ def _is_kernel(op: Any) -> bool:
 
 
 def _with_cost(config: str, kernel: FlashKernel) -> str:
-    """The configuration with what the kernel works and moves: JAX counts what a mask lets out, or nothing at all."""
+    """The configuration with the kernel's cost estimate: JAX's also counts what a mask skips, or is missing."""
     content = json.loads(config)
     block = kernel.scoring.block
     across = kernel.num_keys // block
     rows = range(kernel.num_queries // block)
     pairs = sum(min(row + 1, across) if kernel.scoring.is_causal else across for row in rows)
     scores = kernel.num_heads * pairs * block * block
-    products, of_queries, of_keys, of_rows = _WORK[kernel.part]
+    matmuls, of_queries, of_keys, of_rows = _WORK[kernel.part]
     elements = (of_queries * kernel.num_queries + of_keys * kernel.num_keys) * kernel.width * kernel.dtype.itemsize
     content["custom_call_config"]["cost_estimate"] = {
-        "flops": 2 * scores * kernel.width * products,
+        "flops": 2 * scores * kernel.width * matmuls,
         "transcendentals": scores,
         "bytes_accessed": kernel.num_heads * (elements + of_rows * kernel.num_queries * 512),
     }

@@ -1,4 +1,4 @@
-"""XLA operators that no ATen operator of torch_xla 2.9 is lowered to, as computations of our own that XLA inlines."""
+"""XLA operators that torch_xla 2.9 lowers no ATen operator to, as custom computations that XLA inlines."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 
 
 def reduce_max(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    """The largest along `dims`, from -inf on: torch_xla's own begins with the lowest finite number."""
+    """The maximum along `dims`, with an initial value of -inf: torch_xla's own uses the lowest finite number."""
     return _registered("kp_reduce_max", _max)(x, dims=dims)  # type: ignore[no-any-return]
 
 
 def reduce_min(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    """The smallest along `dims`, from inf on."""
+    """The minimum along `dims`, with an initial value of inf."""
     return _registered("kp_reduce_min", _min)(x, dims=dims)  # type: ignore[no-any-return]
 
 
 def window_sums(x: torch.Tensor, sizes: list[int], strides: list[int]) -> torch.Tensor:
-    """The sums of the windows of the last dimensions that lie wholly inside."""
+    """The sums over windows of the last dimensions, without padding."""
     return _registered("kp_window_sums", _window_sums)(x, sizes=sizes, strides=strides)  # type: ignore[no-any-return]
 
 
 @functools.cache
 def _registered(name: str, lowering: Callable[..., Any]) -> Callable[..., Any]:
-    # torch_xla 2.9; it keeps one computation for each shape.
+    # torch_xla 2.9; it caches one computation per shape.
     from torch_xla.core.xla_op_registry import register
 
     return register(name, lowering)  # type: ignore[no-any-return]
@@ -59,7 +59,7 @@ def _window_sums(x: Any, *, sizes: list[int], strides: list[int]) -> Any:
 
 
 def cast(x: torch.Tensor, xla_type: str) -> torch.Tensor:
-    """A cast that XLA performs, whatever torch_xla takes the dtype of `x` to be."""
+    """A cast in XLA, regardless of the dtype that torch_xla reports for `x`."""
     return _registered("kp_cast", _cast)(x, xla_type=xla_type)  # type: ignore[no-any-return]
 
 
@@ -68,7 +68,7 @@ def _cast(x: Any, *, xla_type: str) -> Any:
 
 
 def has_sign(x: torch.Tensor) -> torch.Tensor:
-    """Whether the sign's bit is set: of numbers below 0, -0 and NaNs with a sign."""
+    """Whether the sign bit is set: for numbers below 0, -0 and NaNs with a sign."""
     return _registered("kp_has_sign", _has_sign)(x)  # type: ignore[no-any-return]
 
 

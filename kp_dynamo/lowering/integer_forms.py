@@ -1,6 +1,6 @@
-"""Operators of integers beyond what XLA or torch_xla 2.9 takes: numbers that wrap, large exponents, shifts of all bits.
+"""Integer operators that XLA or torch_xla 2.9 does not support: wrapped numbers, large exponents, shifts of all bits.
 
-To int8, ATen's 300 is 44, and to uint8 -1 is 255. torch_xla fails to lower operators of such numbers.
+In ATen, 300 is 44 in int8, and -1 is 255 in uint8. torch_xla fails to lower operators with such numbers.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from kp_dynamo.lowering.cast_forms import is_integer, operands, wrapped
 
 aten = torch.ops.aten
 
-_KNOWN_BITS = 6  # of an exponent; XLA looks at no others
+_KNOWN_BITS = 6  # the bits of an exponent that XLA reads
 
 
 def _with_wrapped(op: Any) -> Callable[..., Any]:
-    """`op` of a tensor and a number, the number as the tensor's dtype holds it."""
+    """`op` for a tensor and a number, which is wrapped to the tensor's dtype."""
     return lambda x, number, *args: op(x, wrapped(number, x.dtype), *args)
 
 
 def integer_power(base: torch.Tensor, exponent: int) -> torch.Tensor:
-    """`base ** exponent`, for a number over 63."""
+    """`base ** exponent`, for exponents above 63."""
     result = None
     while exponent:
         if exponent & 1:
@@ -35,9 +35,9 @@ def integer_power(base: torch.Tensor, exponent: int) -> torch.Tensor:
 
 
 def _power(x: Any, y: Any) -> torch.Tensor:
-    """Of integers, the base is squared for each bit of the exponent that XLA does not look at.
+    """For integers, square the base for each bit of the exponent that XLA does not read.
 
-    Of a negative exponent only 1 and -1 leave more than 0.
+    With a negative exponent, the result is 0 unless the base is 1 or -1.
     """
     if not is_integer(torch.result_type(x, y)):
         return (aten.pow.Tensor_Tensor if isinstance(x, torch.Tensor) else aten.pow.Scalar)(x, y)  # type: ignore[no-any-return]
@@ -52,12 +52,12 @@ def _power(x: Any, y: Any) -> torch.Tensor:
 
 
 def _is_infinite(op: Any, x: torch.Tensor) -> Any:
-    """torch_xla casts the infinity to the integer: its least number is -inf."""
+    """torch_xla casts the infinity to the integer dtype, so the smallest integer counts as -inf."""
     return op(x) if x.dtype.is_floating_point else torch.zeros_like(x, dtype=torch.bool)
 
 
 def _left_shift(x: Any, y: Any) -> torch.Tensor:
-    """0 where all bits are shifted out, or fewer than none."""
+    """0 if all bits are shifted out, or the shift is negative."""
     x, bits, dtype = operands(x, y)
     is_kept = (bits >= 0) & (bits < torch.iinfo(dtype).bits)
     return torch.where(is_kept, x * aten.pow.Scalar(2, torch.where(is_kept, bits, 0)), 0)

@@ -1,4 +1,4 @@
-"""Factorisations of matrices of any magnitude: XLA's iterate until what is left is small beside 1."""
+"""Matrix factorizations of scaled inputs, because XLA iterates until the residual is small relative to 1."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def _svd(a: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, 
     _require_narrow(a)
     scale = _scale(a)
     u, s, v = aten._linalg_svd.default(a / scale, full_matrices, compute_uv, **kwargs)
-    # torch_xla 2.9 swaps the first two dimensions of V for its last two. Of the values it reports one matrix's shape
-    # and computes all: the product with the scale has the shape of both.
+    # torch_xla 2.9 swaps the first two dimensions of V instead of its last two. It reports one matrix's shape for the
+    # values but computes all; the product with the scale has the full shape.
     return u, s * scale.squeeze(-1), v.transpose(0, 1).transpose(-2, -1) if compute_uv else v
 
 
 def _svd_of_nothing(a: torch.Tensor, full_matrices: bool) -> Any:
-    """torch_xla 2.9 slices one element off the vectors of an empty matrix, and fails when it compiles."""
+    """torch_xla 2.9 slices one element from the vectors of an empty matrix, so compiling fails."""
     *batch, rows, columns = a.shape
     rank = min(rows, columns)
     values = torch.zeros((*batch, rank), dtype=a.real.dtype if a.is_complex() else a.dtype, device=a.device)
@@ -42,7 +42,7 @@ def _eigh(a: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 def _pinv(
     a: torch.Tensor, *, atol: torch.Tensor | None = None, rtol: torch.Tensor | None = None, hermitian: bool = False
 ) -> Any:
-    """As ATen: torch_xla iterates as for an SVD, and fails for a batch or an empty matrix."""
+    """As in ATen: torch_xla iterates as for an SVD, and fails for a batch or an empty matrix."""
     if a.numel() == 0:
         return torch.zeros_like(a.mT)
     if hermitian:
@@ -64,7 +64,7 @@ def _adjoint(a: torch.Tensor) -> torch.Tensor:
 def _tolerance(
     a: torch.Tensor, largest: torch.Tensor, atol: torch.Tensor | None, rtol: torch.Tensor | None
 ) -> torch.Tensor:
-    """Below which a singular value of `a` counts as 0, by ATen's defaults."""
+    """The threshold below which a singular value of `a` counts as 0, with ATen's defaults."""
     default = torch.finfo(a.dtype).eps * max(a.shape[-2:])
     if rtol is not None:
         relative = rtol * largest
@@ -74,13 +74,13 @@ def _tolerance(
 
 
 def _require_narrow(a: torch.Tensor) -> None:
-    """XLA's iterations end at 1e-6: those of float64 run on the CPU."""
+    """Raise for float64, which then runs on the CPU: XLA's iterations stop at 1e-6."""
     if a.dtype in (torch.float64, torch.complex128):
-        raise NotImplementedError("a factorisation of float64 that is as exact as float32")
+        raise NotImplementedError("XLA's factorizations of float64 are only as exact as float32")
 
 
 def _scale(a: torch.Tensor) -> torch.Tensor:
-    """The largest element of each matrix [..., 1, 1]; 1 where it is 0, infinite or NaN."""
+    """The largest magnitude in each matrix [..., 1, 1]; 1 if it is 0, infinite or NaN."""
     if a.numel() == 0 or a.is_complex():
         return torch.ones([1] * a.dim(), dtype=a.real.dtype if a.is_complex() else a.dtype, device=a.device)
     largest = a.abs().amax((-2, -1), keepdim=True)

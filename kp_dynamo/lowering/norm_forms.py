@@ -1,11 +1,11 @@
-"""Layer and group normalization by the mean of squared deviations.
+"""Layer and group normalization with the variance as the mean of squared deviations.
 
-torch_xla 2.9 makes a BatchNormTraining of both, whose variance is E[x^2] - E[x]^2: wrong in the second digit where
-the mean is 1000 deviations, and NaN where it is 3000. Nor can XLA's partitioner cut it: every device would compute
+torch_xla 2.9 lowers both to BatchNormTraining, whose variance is E[x^2] - E[x]^2: wrong in the second digit if the mean
+is 1000 standard deviations, and NaN if it is 3000. XLA's partitioner cannot shard it either: every device would compute
 all rows. The passes see ATen's operators; only the program has these forms.
 
 The second pass over x costs a v5e 2% of a BERT's inference (one block, S 512: 0.427 modelled ms, 0.418 before). One
-pass over x less its first column costs 1.4% more than that, for the compiler fuses it less.
+pass over x minus its first column costs 1.4% more than that, because the compiler fuses it less.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Maybe = torch.Tensor | None
 
 
 def _layer_norm(x: torch.Tensor, shape: Sequence[int], weight: Maybe, bias: Maybe, eps: float) -> Any:
-    """x [..., *shape] -> (result; mean and reciprocal deviation [..., 1])."""
+    """x [..., *shape] -> (result; mean and reciprocal standard deviation [..., 1])."""
     return _normalized(x, _last(x, len(shape)), weight, bias, eps)
 
 
 def _group_norm(
     x: torch.Tensor, weight: Maybe, bias: Maybe, n: int, channels: int, size: int, groups: int, eps: float
 ) -> Any:
-    """x [n, channels, ...] -> (result; mean and reciprocal deviation [n, groups])."""
+    """x [n, channels, ...] -> (result; mean and reciprocal standard deviation [n, groups])."""
     of_channel = [groups, channels // groups, 1]
     scale, shift = (None if t is None else t.reshape(of_channel) for t in (weight, bias))
     result, average, rstd = _normalized(x.reshape(n, groups, channels // groups, size), [2, 3], scale, shift, eps)
@@ -94,7 +94,7 @@ def _group_norm_backward(
 def _gradient_of_input(
     grad: torch.Tensor, normalized: torch.Tensor, rstd: torch.Tensor, weight: Maybe, dims: list[int]
 ) -> torch.Tensor:
-    """What is left of the gradient without its mean and its part along the normalized values."""
+    """The gradient without its mean and its component along the normalized values."""
     scaled = grad if weight is None else grad * weight
     along = mean(scaled * normalized, dims, keepdim=True)
     return (scaled - mean(scaled, dims, keepdim=True) - normalized * along) * rstd

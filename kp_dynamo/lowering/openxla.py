@@ -1,7 +1,7 @@
-"""The default lowering: one XLA program a graph, traced with placeholders (see `trace`).
+"""The default lowering: one XLA program per graph, traced with placeholders (see `trace`).
 
-Where XLA lacks an operator, the graph is cut around it: what lies before and after are programs, the
-operator itself runs on the CPU, counted and named.
+If XLA cannot lower an operator, the graph is split around it. The parts before and after it are programs, and the
+operator itself runs on the CPU; it is counted and reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class OpenXla:
-    """Our bridge onto torch_xla's compile and run entry points."""
+    """Compiles and runs graphs through torch_xla's entry points."""
 
     name = "openxla"
 

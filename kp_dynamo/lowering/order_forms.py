@@ -1,4 +1,4 @@
-"""Operators that order a tensor. XLA compares bits: a negative NaN, as x86 makes them, is least, -0.0 below 0.0."""
+"""Operators that sort a tensor. XLA compares bits: a negative NaN, as x86 makes them, is least; -0.0 is below 0.0."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def _ordered(op: Any) -> Callable[..., Any]:
-    """`op` of one NaN and one zero: each NaN is the largest, as in ATen, and zeros are equal."""
+    """`op` with canonical NaNs and zeros: as in ATen, a NaN is the largest, and all zeros are equal."""
 
     def form(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if x.is_floating_point():

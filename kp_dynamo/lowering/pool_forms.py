@@ -1,4 +1,4 @@
-"""Pools: torch_xla 2.9 places the largest of a window of -inf at 2^32 - 1, and rounds what an average is divided by."""
+"""Pools: torch_xla 2.9 returns index 2^32 - 1 for the maximum of a window of -inf, and rounds an average's divisor."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kp_dynamo.lowering.hlo_ops import window_sums
 
 aten = torch.ops.aten
 
-# Windows with more elements keep torch_xla's places: each takes a few nodes of the trace, which nobody may read.
+# Larger windows keep torch_xla's indices: each element takes a few nodes of the trace, and the indices may be unused.
 _LARGEST_WINDOW = 128
 
 
 @dataclass(frozen=True)
 class _Windows:
-    """The pooled dimensions: sizes of windows and of the result, and how windows lie."""
+    """The pooled dimensions: sizes and positions of the windows, and sizes of the result."""
 
     kernel: list[int]
     stride: list[int]
@@ -31,7 +31,7 @@ class _Windows:
     num: list[int]
 
     def padded(self, x: torch.Tensor, value: float) -> torch.Tensor:
-        """`x` [..., *sizes] so large that each window lies inside."""
+        """`x` [..., *sizes], padded so that each window is inside."""
         pads: list[int] = []
         for axis, size in enumerate(x.shape[-len(self.kernel) :]):
             reach = (self.num[axis] - 1) * self.stride[axis] + (self.kernel[axis] - 1) * self.dilation[axis] + 1
@@ -66,7 +66,7 @@ def _of_each(value: Any, dims: int) -> list[int]:
 
 
 def _places(x: torch.Tensor, windows: _Windows) -> torch.Tensor:
-    """As ATen goes through a window: to what is larger, and to every NaN; from its first element on."""
+    """As in ATen: scan a window from its first element, and move to every larger element and every NaN."""
     sizes = x.shape[-len(windows.kernel) :]
     numbers = torch.arange(math.prod(sizes), device=x.device).reshape(sizes)
     padded, numbers = windows.padded(x, -math.inf), windows.padded(numbers, -1)
@@ -100,7 +100,7 @@ def _avg_pool(op: Any, dims: int) -> Callable[..., Any]:
 
 
 def _max_unpool(dims: int) -> Callable[..., Any]:
-    """torch_xla leaves -inf out, which it begins with."""
+    """torch_xla drops values of -inf, because that is its initial value."""
 
     def form(x: torch.Tensor, places: torch.Tensor, sizes: Sequence[int], *_: Any) -> Any:
         outer = x.shape[:-dims]

@@ -1,9 +1,10 @@
-"""Dtypes as ATen promotes them: torch_xla 2.9 computes in others, and reports ATen's.
+"""Promote dtypes as ATen does: torch_xla 2.9 reports ATen's dtypes, but computes in others.
 
-ATen casts the operands to their common dtype, for which a 0-dim tensor counts less than one with dimensions; XLA's
-operators promote to the wider, and to the unsigned one of equally wide. What is reported then is int8, what is computed
-int64: a cast to int8 changes nothing and is dropped, and nothing wraps. uint8 and int8 are reported as int16 and
-computed in uint8. A product with a boolean becomes a choice, which drops an infinity or a NaN that 0 times it keeps.
+ATen casts the operands to their common dtype, in which a 0-dim tensor counts less than one with dimensions. XLA's
+operators promote to the wider dtype, and among equally wide ones to the unsigned. So torch_xla may report int8 but
+compute in int64: a cast to int8 is then dropped as a no-op, and nothing wraps. It reports int16 for uint8 with int8,
+but computes in uint8. A product with a boolean becomes a `where`, which drops an infinity or a NaN that 0 times it
+keeps.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from kp_dynamo.lowering.hlo_ops import cast
 
 aten = torch.ops.aten
 
-# The argument of these that is a condition, no operand.
+# The position of the condition, which is not an operand.
 _CONDITIONS = {aten.where: 0, aten.masked_fill: 1}
-# ATen's kernels of these for narrow floats take their second operand in float32 where it has no dimensions.
+# For narrow floats, ATen's kernels of these read a 0-dim second operand in float32.
 _IN_FLOAT32 = (aten.mul.Tensor, aten.div.Tensor)
 
 
 def with_common_dtype(node: fx.Node, args: Any) -> Any:
-    """The arguments of an elementwise operator, its tensors in the dtype that ATen computes in."""
+    """The arguments of an elementwise operator, with tensors in the dtype in which ATen computes."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return args
@@ -40,7 +41,7 @@ def with_common_dtype(node: fx.Node, args: Any) -> Any:
     if not dtypes:
         return args
     if not any(d.is_floating_point or d.is_complex for d in dtypes) and (promised := _float_of(node)):
-        common = of_numbers = promised  # from each operand's own: no common integer dtype comes before
+        common = of_numbers = promised  # each operand is cast from its own dtype, not from a common integer dtype
     elif len(dtypes) > 1:
         common, of_numbers = _computed_in(node, list(operands.values()))
     else:
@@ -50,13 +51,13 @@ def with_common_dtype(node: fx.Node, args: Any) -> Any:
 
 
 def _float_of(node: fx.Node) -> torch.dtype | None:
-    """The dtype of the result, if that is one of floats."""
+    """The dtype of the result, if it is a floating-point dtype."""
     promised = node.meta.get("val")
     return promised.dtype if isinstance(promised, torch.Tensor) and promised.is_floating_point() else None
 
 
 def _computed_in(node: fx.Node, operands: list[torch.Tensor]) -> tuple[torch.dtype, torch.dtype]:
-    """The common dtype, and the one for 0-dim tensors."""
+    """The common dtype, and the dtype for 0-dim tensors."""
     kind = ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH
     dtype, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
     first, *_, last = operands
@@ -65,7 +66,7 @@ def _computed_in(node: fx.Node, operands: list[torch.Tensor]) -> tuple[torch.dty
 
 
 def in_reported_dtype(result: Any) -> Any:
-    """The same tensors, each that XLA computes in another dtype than torch_xla reports cast to that."""
+    """The same tensors, cast to the dtype that torch_xla reports if XLA computes them in another one."""
     return pytree.tree_map_only(torch.Tensor, _in_reported_dtype, result)
 
 
@@ -76,12 +77,12 @@ def _in_reported_dtype(x: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _xla_type(dtype: torch.dtype, device: torch.device) -> str:
-    """What XLA calls it on this device."""
+    """XLA's name of a dtype on this device."""
     return _type_of(torch.zeros((), dtype=dtype, device=device))
 
 
 def _type_of(x: torch.Tensor) -> str:
     from kp_dynamo.compat import xla
 
-    # torch_xla 2.9: what the tensor's part of the program returns, which may not be what `x.dtype` says.
+    # torch_xla 2.9: the dtype of the tensor in the program, which may differ from `x.dtype`.
     return str(xla.xlac()._xla_op_tensor_shape(x, "")["type"])

@@ -1,4 +1,4 @@
-"""Functional operators that torch_xla 2.9 carries out by writing to an argument, as forms that only return."""
+"""Pure forms of functional operators that torch_xla 2.9 implements by writing to an argument."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _foreach_copy(
 
 
 PURE_FORMS: dict[Any, Callable[..., Any]] = {
-    # Copies over its first argument and returns it: from then on the argument is read as the source.
+    # torch_xla copies over the first argument and returns it, so later reads of the argument see the source.
     torch.ops.aten.copy.default: _copy,
-    # Has no kernel for XLA: that of the operator in place runs on the argument.
+    # Without an XLA kernel, the in-place operator's kernel runs on the argument.
     torch.ops.aten._foreach_copy.default: _foreach_copy,
 }

@@ -1,7 +1,7 @@
-"""Where the seeds of compiled random operators come from: torch's own CPU generator.
+"""Seeds of compiled random operators, drawn from torch's CPU generator.
 
-One draw a call makes `torch.manual_seed`, `torch.get_rng_state`, `torch.random.fork_rng` and
-`torch.utils.checkpoint` mean for compiled programs what they mean everywhere in torch.
+Each call draws one seed, so `torch.manual_seed`, `torch.get_rng_state`, `torch.random.fork_rng` and
+`torch.utils.checkpoint` work for compiled programs as everywhere in torch.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kp_dynamo.compat import xla
 
 
 def next_seed() -> torch.Tensor:
-    """A 0-dim int64 CPU tensor, the seed input of one run of a program."""
+    """The seed input for one run of a program: a 0-dim int64 CPU tensor."""
     return torch.empty((), dtype=torch.int64).random_()
 
 
 @contextlib.contextmanager
 def untouched_device_seed() -> Iterator[None]:
-    """Trace from a fixed seed, so that equal graphs hash equally, and give the user's own back afterwards."""
+    """Trace with a fixed seed, so that equal graphs have equal hashes, and restore the user's seed afterwards."""
     xlac, device = xla.xlac(), str(xla.device())
     running = xlac._xla_get_rng_seed(device)
     xlac._xla_set_rng_seed(0, device)

@@ -1,4 +1,4 @@
-"""Reductions and scans of floating-point numbers that torch_xla 2.9 gets wrong where some are infinite or NaN."""
+"""Floating-point reductions and scans that torch_xla 2.9 gets wrong for infinities or NaN."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Reduce = Callable[[torch.Tensor, list[int]], torch.Tensor]
 
 
 def _extreme(reduce: Reduce, op: Any) -> Callable[..., Any]:
-    """`amax` or `amin`: torch_xla begins with the lowest finite number, which rows of -inf then give."""
+    """`amax` or `amin`: torch_xla starts from the lowest finite number, which it returns for rows of -inf."""
 
     def form(x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
         if not _has_extremes(x):
@@ -41,7 +41,7 @@ def _aminmax(x: torch.Tensor, *, dim: int | None = None, keepdim: bool = False) 
 def _vector_norm(
     x: torch.Tensor, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
-    """torch_xla takes the power -inf, and the lowest finite number to begin with; it counts modulo 256."""
+    """torch_xla raises to the power -inf, starts from the lowest finite number, and counts modulo 256."""
     if order == 0 and x.dim() and x.is_floating_point():
         is_counted = x if dtype is None else x.to(dtype)
         return (is_counted != 0).to(is_counted.dtype).sum(_dims(x, dim or ()), keepdim)
@@ -52,10 +52,10 @@ def _vector_norm(
 
 
 def _cumulative(combine: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """`cummax` or `cummin`: torch_xla's goes on after a NaN, and XLA:CPU cannot compile it at sizes 31 and 33.
+    """`cummax` or `cummin`: torch_xla's does not propagate a NaN, and XLA:CPU cannot compile it at sizes 31 and 33.
 
-    Values double the stretch that they are the extreme of at each step. A place is the last one so far that equals
-    the extreme, or is a NaN.
+    Each step of the scan doubles the range that a value is the extreme of. An index is the last position so far whose
+    element equals the extreme, or is a NaN.
     """
 
     def form(x: torch.Tensor, dim: int) -> Any:
@@ -84,13 +84,13 @@ def _scan(x: torch.Tensor, dim: int, combine: Callable[..., torch.Tensor]) -> to
 def _over(reduce: Reduce, x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
     shape = [1 if d in dims else size for d, size in enumerate(x.shape)]
     result = reduce(x, dims)
-    if is_spmd():  # XLA:CPU drops a NaN where devices compare theirs; a count of them it adds
+    if is_spmd():  # XLA:CPU drops a NaN in a maximum across devices, but adds up a count of NaNs correctly
         result = torch.where(x.isnan().to(torch.int32).sum(dims) > 0, math.nan, result)
     return result.reshape(shape) if keepdim else result
 
 
 def _has_extremes(x: torch.Tensor) -> bool:
-    """Whether there is something to reduce that may be infinite."""
+    """Whether there are elements to reduce that may be infinite."""
     return x.dtype.is_floating_point and x.dim() > 0 and x.numel() > 0
 
 
@@ -103,7 +103,7 @@ _AMIN = _extreme(reduce_min, aten.amin.default)
 
 
 def _of_booleans(op: Any) -> Callable[..., Any]:
-    """torch_xla reduces numbers by a computation that XLA cannot share out between devices; that of booleans it can."""
+    """XLA cannot partition torch_xla's reduction of numbers across devices, but can partition that of booleans."""
 
     def form(x: torch.Tensor, *args: Any) -> Any:
         if x.dtype == torch.bool:
@@ -115,7 +115,7 @@ def _of_booleans(op: Any) -> Callable[..., Any]:
 
 
 def _accumulated(op: Any) -> Callable[..., Any]:
-    """torch_xla gives XLA a window of no elements, which it refuses."""
+    """torch_xla gives XLA an empty window, which XLA rejects."""
 
     def form(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
         return op(x, dim, dtype=dtype) if x.numel() else torch.zeros_like(x, dtype=dtype)
@@ -131,7 +131,7 @@ def _mean(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: tor
 
 
 def _variance(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    """The mean of squared deviations, and the mean [dims of the result]; of at least one element."""
+    """The mean of squared deviations, and the mean, in the shape of the result; for at least one element."""
     dims = _dims(x, dim or ()) if x.dim() else []
     average = mean(x, dims, keepdim=True)
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
@@ -141,7 +141,7 @@ def _variance(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepd
 
 
 def _spread(op: Any, finish: Callable[..., Any]) -> Callable[..., Any]:
-    """Of equal numbers it is 0: torch_xla's mean of them is another number (`hidden_constants`)."""
+    """The spread of equal numbers is 0: torch_xla's mean of them is a different number (`hidden_constants`)."""
 
     def form(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
         if not x.is_floating_point() or not x.numel():

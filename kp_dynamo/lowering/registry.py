@@ -1,4 +1,4 @@
-"""Lowerings by the name that `options={"lowering": ...}` takes."""
+"""Lowerings by their name in `options={"lowering": ...}`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scatters that torch_xla 2.9 fails to lower: of a number by a long index, and of a source longer than the mask."""
+"""Scatters that torch_xla 2.9 fails to lower: a number with a long index, and a source longer than the mask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def _scatter_number(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
-    """torch_xla broadcasts the number to the shape of `x`, of which `index` may have more elements."""
+    """torch_xla broadcasts the number to the shape of `x`, but `index` may have more elements."""
     return aten.scatter.src(x, dim, index, number(value, x).expand(index.shape))
 
 
@@ -24,7 +24,7 @@ def _scatter_reduced_number(x: torch.Tensor, dim: int, index: torch.Tensor, valu
 
 
 def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """The n-th True of the mask takes the n-th element of the source, which may have more."""
+    """The n-th True of the mask takes the n-th element of the source, which may be longer."""
     x, mask = torch.broadcast_tensors(x, mask)
     if x.numel() == 0 or source.numel() == 0:
         return x.clone()

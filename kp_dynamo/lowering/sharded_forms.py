@@ -1,4 +1,4 @@
-"""Which operators have another form while a graph is traced, and how those that shard a tensor are lowered."""
+"""Look up the form that replaces an operator in a trace, and lower the operators that shard a tensor."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ FORMS: dict[Any, Callable[..., Any]] = {
 
 
 def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
-    """What stands in for an operator while a graph is traced; None where torch_xla's own form is right.
+    """The form that replaces an operator while a graph is traced; None if torch_xla's own lowering is right.
 
     Args:
         target: The operator.
-        is_sharded: Whether several devices run the program. On one alone, a tensor marked with a sharding is itself.
+        is_sharded: Whether the program runs on several devices. On one device, marking a tensor does nothing.
     """
     if not isinstance(target, torch._ops.OpOverload):
         return None
@@ -76,7 +76,7 @@ def _of_torch_xlas_operator(
 
 _SHARDING_OF: dict[str, Callable[..., Any]] = {
     "kp::shard_batch": _of_batch,
-    "xla::aot_mark_sharding": _of_torch_xlas_function,  # what mark_sharding_with_gradients is made of
+    "xla::aot_mark_sharding": _of_torch_xlas_function,  # mark_sharding_with_gradients calls it
     "xla::dynamo_mark_sharding": _of_torch_xlas_operator,
 }
 

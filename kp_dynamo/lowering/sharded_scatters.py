@@ -1,4 +1,4 @@
-"""Scatters of tensors that several devices share."""
+"""Scatters of sharded tensors."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SCATTERS = (
 
 
 def scattered(target: Any, *args: Any, **kwargs: Any) -> Any:
-    """A scatter; of tensors that every device has all of, where a size is no multiple of the devices.
+    """A scatter, whose tensors are replicated if a size is not a multiple of the number of devices.
 
-    XLA's partitioner ends the process where it has to share out a dimension of one unevenly (torch_xla 2.9: "Check
-    failed: ShapeUtil::IsScalarWithElementType"). Of a single row it does so where that is cut from shared rows: then
-    the row alone goes to every device. Behind a slice it takes the mark for one of what was sliced, hence the dimension
-    in between.
+    XLA's partitioner aborts the process if it must shard a dimension of a scatter unevenly (torch_xla 2.9: "Check
+    failed: ShapeUtil::IsScalarWithElementType"). For a single row, it aborts if the row is sliced from sharded rows;
+    then only the row is replicated. Directly after a slice, the annotation would apply to the sliced tensor, hence the
+    dimension in between.
     """
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     is_uneven = any(size % xla.num_devices() for t in tensors for size in t.shape if size != 1)
@@ -45,5 +45,5 @@ def scattered(target: Any, *args: Any, **kwargs: Any) -> Any:
         return annotated(tensor.unsqueeze(0), replicated()).squeeze(0) if is_whole else tensor
 
     args, kwargs = pytree.tree_map_only(torch.Tensor, on_all, (args, kwargs))
-    # The result too: what reads it may be shared, and the partitioner gives the scatter the sharding of its readers.
+    # The result too: its readers may be sharded, and the partitioner propagates their sharding to the scatter.
     return on_all(target(*args, **kwargs))

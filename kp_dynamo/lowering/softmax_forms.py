@@ -1,7 +1,8 @@
-"""Softmax, its logarithm and logsumexp, where the largest is infinite or a large product.
+"""Softmax, log_softmax and logsumexp for a maximum that is infinite or a large product.
 
-XLA:CPU computes a product anew in each reader, and rounds it there once with the difference from the largest, which was
-rounded before: of equal numbers around 1e12 that leaves 30000, not 0. A TPU's compiler does not.
+XLA:CPU recomputes a product in each consumer. There it fuses the product with the subtraction of the maximum and rounds
+once, but the maximum was rounded before: for equal numbers around 1e12 the difference is 30000, not 0. A TPU's compiler
+does not do this.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
 
 
 def _logsumexp(x: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -> Any:
-    """torch_xla subtracts the largest also where that is infinite: inf - inf."""
+    """torch_xla also subtracts an infinite maximum: inf - inf."""
     if x.dim() == 0:
         return x.clone()
     if x.numel() == 0:
@@ -41,7 +42,7 @@ def _logsumexp(x: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -> An
     dims = sorted(d % x.dim() for d in dim) if dim else list(range(x.dim()))
     full = wide(x)
     below, largest = _from_largest(full, dims)
-    # An infinite largest stands for the whole sum, but for a NaN, which the largest of several devices may have lost.
+    # An infinite maximum is the result, unless there is a NaN, which a maximum across devices may have lost.
     alone = torch.where(full == largest, 0.0, torch.where(full.isnan(), full, -torch.inf))
     below = torch.where(largest.isinf(), alone, below)
     result = below.exp().sum(dims, keepdim=True).log() + largest
@@ -53,7 +54,7 @@ def _is_plain(x: torch.Tensor) -> bool:
 
 
 def _from_largest(x: torch.Tensor, dims: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x` less its largest, 0 where they are equal and finite, and the largest [..., 1, ...]."""
+    """`x` minus its maximum, 0 where they are equal and finite, and the maximum [..., 1, ...]."""
     largest = reduce_max(x, dims).reshape([1 if d in dims else size for d, size in enumerate(x.shape)])
     is_largest = (x == largest) & ~largest.isinf()
     return torch.where(is_largest, torch.zeros((), dtype=x.dtype, device=x.device), x - largest), largest

@@ -1,8 +1,8 @@
-"""Several devices as one (SPMD): how tensors are sharded, and traces that carry it.
+"""SPMD: read, set and trace the shardings of tensors.
 
-torch_xla's virtual device stands for all devices. A tensor on it is whole to whoever reads it, and lies on the devices
-as its sharding says. XLA cuts a program for the shardings of its arguments, so that they are part of its identity;
-what it computes does not depend on them.
+torch_xla's virtual device represents all devices. A tensor on it has its full shape for its readers, and is placed on
+the devices by its sharding. XLA partitions a program for the shardings of its arguments, so they are part of its key,
+but its results do not depend on them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kp_dynamo.exceptions import TPUDistributedError
 from kp_dynamo.lowering.pending import run_pending
 
 WHOLE = "{replicated}"
-"""XLA's name of the sharding of a tensor that every device has all of."""
+"""XLA's name for the sharding of a replicated tensor."""
 
 
 def is_spmd() -> bool:
-    """Whether the virtual device is in use: an environment variable, which torch_xla reads at every use.
+    """Whether the virtual device is in use. An environment variable decides; torch_xla reads it at every use.
 
     Raises:
-        TPUDistributedError: It was set after a device had been used: torch_xla's own eager code crashes then. Or XLA
-            is asked to choose shardings itself.
+        TPUDistributedError: It was set after a device was used, which crashes torch_xla's own eager code; or XLA is
+            configured to choose shardings itself.
     """
     if "XLA_USE_SPMD" not in os.environ:
         return False
@@ -41,16 +41,17 @@ def is_spmd() -> bool:
         raise TPUDistributedError(_too_late())
     if is_on and xla.xlac()._xla_get_auto_sharding():
         raise TPUDistributedError(
-            "use_spmd(auto=True): XLA would choose how arguments lie, and program and arguments would part. Allowed: "
-            "use_spmd(), and mark_sharding of what is to be shared."
+            "use_spmd(auto=True) is unsupported: XLA would choose the program's shardings, which would no longer match "
+            "its arguments'. Allowed: use_spmd(). Try: mark the tensors to shard with mark_sharding."
         )
     return is_on
 
 
 def _too_late() -> str:
     return (
-        "SPMD is asked for, but an XLA device of this process has been used without, and torch_xla cannot change that. "
-        "Make the configuration with topology=POD, or call torch_xla.runtime.use_spmd(), before anything uses a device."
+        "SPMD is requested, but this process has used an XLA device without it, and torch_xla cannot switch later. "
+        "Try: create the configuration with topology=POD, or call torch_xla.runtime.use_spmd(), before anything uses a "
+        "device."
     )
 
 
@@ -58,7 +59,7 @@ def switch_on() -> None:
     """Use the virtual device from now on.
 
     Raises:
-        TPUDistributedError: A device has been used without.
+        TPUDistributedError: A device has been used without SPMD.
     """
     if is_spmd():
         return
@@ -71,26 +72,26 @@ def switch_on() -> None:
 
 
 def checked_mesh(mesh_shape: Sequence[int]) -> tuple[int, ...]:
-    """A mesh over all devices.
+    """The shape of a mesh over all devices.
 
     Raises:
-        TPUDistributedError: Its places are more or fewer than the devices.
+        TPUDistributedError: The mesh has more or fewer places than there are devices.
     """
     count = xla.num_devices()
     shape = tuple(mesh_shape) if isinstance(mesh_shape, Sequence) else ()
     if not shape or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape) or prod(shape) != count:
         raise TPUDistributedError(
-            f"mesh_shape is {mesh_shape!r}, and there are {count} devices; allowed: ints >= 1 whose product is "
-            f"{count}, such as ({count},), of which the first is the axis of the batch. A model that was wrapped for "
-            "other devices is to be given to wrap_model again."
+            f"{mesh_shape=} is invalid: there are {count} devices. Allowed: ints >= 1 whose product is {count}, such "
+            f"as ({count},); the first is the batch axis. Try: call wrap_model again for a model that was wrapped for "
+            "other devices."
         )
     return shape
 
 
 def shardings(values: Sequence[Any]) -> tuple[str, ...]:
-    """How each tensor among these is sharded, in XLA's words; SPMD is on.
+    """The sharding of each tensor among these, in XLA's notation. Requires SPMD.
 
-    Where a tensor has no value yet it is computed: only then does XLA say how it is sharded.
+    Pending tensors are computed first, because XLA only knows their shardings then.
     """
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     on_xla = [t for t in tensors if t.device.type == "xla"]
@@ -100,10 +101,10 @@ def shardings(values: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whose annotation is true of the buffer of `tensor`, which is settled.
+    """A tensor whose annotation matches the buffer of `tensor`, which must not be pending.
 
-    `clear_sharding` of torch_xla 2.9 takes the annotation off, and leaves the buffer in its parts. A tensor that waits
-    on the host has no annotation either: it is sent to all devices whole.
+    `clear_sharding` of torch_xla 2.9 removes the annotation, but leaves the buffer sharded. A tensor that is still on
+    the host has no annotation either: it is replicated when it is sent to the devices.
     """
     xlac = xla.xlac()
     if not tensor.dim() or xlac._get_xla_sharding_spec(tensor):
@@ -113,28 +114,28 @@ def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sharded_placeholder(make: Callable[[], torch.Tensor], argument: torch.Tensor) -> torch.Tensor:
-    """A tensor of `make`, without a buffer, that is sharded as `argument` is.
+    """A tensor from `make`, without a buffer, with the sharding of `argument`.
 
-    torch_xla 2.9 annotates a tensor that has no buffer by a node of its own on top of the program's input, and leaves
-    the input bare, for which XLA would then be given too many or too few of the elements. An annotated tensor over
-    which another is copied keeps its annotation, and hands it to the input it then is.
+    torch_xla 2.9 annotates a tensor without a buffer by an extra node on top of the program's input. The input itself
+    stays unannotated, and XLA would get too many or too few elements for it. If another tensor is copied over an
+    annotated tensor, the annotation remains, and passes to the input that the tensor then is.
     """
     xlac, annotated, bare = xla.xlac(), make(), make()
     xlac._xla_annotate_custom_sharding(annotated, _sharding_of(argument))
     inner = torch._from_functional_tensor if torch._is_functional_tensor(annotated) else _itself
     with torch._C._AutoDispatchBelowAutograd():
         inner(annotated).copy_(inner(bare))
-    xlac._get_xla_sharding_spec(annotated)  # the reading hands it on
+    xlac._get_xla_sharding_spec(annotated)  # reading the spec passes the annotation on
     return annotated
 
 
 def is_uneven(value: Any) -> bool:
-    """Whether devices have parts of different sizes of a tensor."""
+    """Whether the shards of a tensor have different sizes."""
     if not isinstance(value, torch.Tensor) or value.device.type != "xla":
         return False
     found = re.match(r"\{devices=\[([\d,]+)\]", xla.xlac()._get_xla_sharding_spec(_as_it_lies(value)))
     parts = [int(n) for n in found[1].split(",")] if found else []
-    # A last number more than there are dimensions counts copies.
+    # One number more than the tensor has dimensions is the number of replicas.
     return any(size % count for size, count in zip(value.shape, parts, strict=False))
 
 
@@ -143,7 +144,7 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sharding_of(argument: torch.Tensor) -> Any:
-    # torch_xla 2.9 has no public way to ask.
+    # torch_xla 2.9 has no public function for this.
     is_on_xla = argument.device.type == "xla"
     found = xla.xlac()._get_xla_op_sharding(_as_it_lies(argument)) if is_on_xla else None
     return replicated() if found is None else found
@@ -151,7 +152,7 @@ def _sharding_of(argument: torch.Tensor) -> Any:
 
 @cache
 def replicated() -> Any:
-    """XLA's sharding of a tensor that every device has all of."""
+    """XLA's sharding of a replicated tensor."""
     return _mesh((xla.num_devices(),)).get_op_sharding(())
 
 
@@ -163,32 +164,32 @@ def _mesh(shape: tuple[int, ...]) -> Any:
 
 
 def batch_sharding(mesh_shape: Sequence[int], rank: int) -> Any:
-    """XLA's sharding of a tensor of `rank` dimensions, the first of them along the first axis of a mesh.
+    """XLA's sharding of a tensor of `rank` dimensions whose first dimension is along the first axis of a mesh.
 
     Raises:
-        TPUDistributedError: The mesh is one of more or fewer devices, as of a model that was wrapped elsewhere.
+        TPUDistributedError: The mesh has more or fewer devices, because the model was wrapped elsewhere.
     """
     return _mesh(checked_mesh(mesh_shape)).get_op_sharding((0, *[None] * (rank - 1)))
 
 
 def shard_batch(tensor: torch.Tensor, mesh_shape: Sequence[int]) -> torch.Tensor:
-    """`tensor`, whose dimension 0 lies on the devices along the first axis of a mesh from now on.
+    """`tensor`, with dimension 0 sharded along the first axis of a mesh from now on.
 
-    A tensor on the CPU, one that is sharded by its user, and one of no dimension stay as they are; all do without SPMD.
+    Tensors on the CPU, tensors that the user sharded and 0-dim tensors are unchanged; without SPMD, all tensors are.
     """
     if torch.compiler.is_compiling():
         return torch.ops.kp.shard_batch(tensor, mesh_shape)  # type: ignore[no-any-return]
     if tensor.device.type != "xla" or not tensor.dim() or not is_spmd():
         return tensor
     if xla.xlac()._get_xla_sharding_spec(tensor) in ("", WHOLE):
-        # The public `mark_sharding` of torch_xla 2.9, without the subclass of DTensor that it returns.
+        # Like the public `mark_sharding` of torch_xla 2.9, but without the DTensor subclass that it returns.
         xla.xlac()._xla_mark_sharding(tensor, batch_sharding(mesh_shape, tensor.dim()))
     return tensor
 
 
 def annotated(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
-    """`tensor` behind an operation that has XLA shard it."""
+    """`tensor` after an operation that makes XLA shard it."""
     result = tensor.clone()
-    # torch_xla 2.9: its public `mark_sharding` fetches the tensor, which has no value while a graph is traced.
+    # torch_xla 2.9: its public `mark_sharding` reads the tensor, which has no value while a graph is traced.
     xla.xlac()._xla_annotate_custom_sharding(result, sharding)
     return result

@@ -1,6 +1,6 @@
-"""torch_xla's own bridge behind our protocol, for differential tests.
+"""torch_xla's own bridge as a `Lowering`, for differential tests.
 
-What it gets wrong it gets wrong here too; the documentation lists it. Never the default.
+It has torch_xla's bugs, which the documentation lists. It is never the default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kp_dynamo.lowering.constants import device_constants
 
 
 class Stock:
-    """`torch_xla._dynamo.dynamo_bridge` as torch_xla 2.9 ships it. It traces with the arguments themselves."""
+    """`torch_xla._dynamo.dynamo_bridge` as torch_xla 2.9 ships it. It traces with the real arguments."""
 
     name = "stock"
 
@@ -27,7 +27,7 @@ class Stock:
 
 
 class _StockRun:
-    """Compiles at the first run: the bridge wants the arguments themselves, and runs the graph on them to see it."""
+    """Compiles at the first run, because the bridge needs the real arguments and runs the graph on them."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self._gm = gm

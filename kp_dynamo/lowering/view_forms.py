@@ -1,4 +1,4 @@
-"""Views that torch_xla lowers wrongly, as other operators: a program has no views, only values."""
+"""Replace views that torch_xla lowers wrongly by other operators: a program has no views, only values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ aten = torch.ops.aten
 
 
 def _diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
-    """[..., n, m] behind a permutation -> [..., length of the diagonal]."""
+    """[..., n, m] after a permutation -> [..., length of the diagonal]."""
     moved = x.permute(_order(x, dim1, dim2))
     return moved.flatten(-2).index_select(-1, _places(moved, offset))
 
@@ -19,7 +19,7 @@ def _diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) ->
 def _diagonal_scatter(
     x: torch.Tensor, source: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> torch.Tensor:
-    """`x` with `source` [..., length] for its diagonal."""
+    """`x` with `source` [..., length] as its diagonal."""
     order = _order(x, dim1, dim2)
     moved = x.permute(order)
     written = moved.flatten(-2).index_copy(-1, _places(moved, offset), source)
@@ -36,7 +36,7 @@ def _order(x: torch.Tensor, dim1: int, dim2: int) -> list[int]:
 
 
 def _places(moved: torch.Tensor, offset: int) -> torch.Tensor:
-    """Where the diagonal of [..., n, m] lies in [..., n * m]."""
+    """The indices of the diagonal of [..., n, m] in [..., n * m]."""
     n, m = moved.shape[-2:]
     row, column = max(0, -offset), max(0, offset)
     length = max(0, min(n - row, m - column))
@@ -46,7 +46,7 @@ def _places(moved: torch.Tensor, offset: int) -> torch.Tensor:
 def _as_strided_scatter(
     x: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> torch.Tensor:
-    """torch_xla writes one block where the last stride is 1. `x` is dense and in order: see `passes/memory_places`."""
+    """torch_xla writes one block if the last stride is 1. `x` is contiguous; see `passes/memory_places`."""
     places = torch.full([1] * len(size), offset or 0, device=x.device)
     for d, (length, step) in enumerate(zip(size, stride, strict=True)):
         shape = [length if d == other else 1 for other in range(len(size))]
@@ -55,7 +55,7 @@ def _as_strided_scatter(
 
 
 VIEW_FORMS: dict[Any, Callable[..., torch.Tensor]] = {
-    # torch_xla 2.9 puts the diagonal of three dimensions and more before the others, under the shape that has it last.
+    # From three dimensions on, torch_xla 2.9 puts the diagonal first, but reports the shape that has it last.
     aten.diagonal.default: _diagonal,
     aten.diagonal_copy.default: _diagonal,
     aten.diagonal_scatter.default: _diagonal_scatter,
