@@ -24,7 +24,7 @@ from kp_dynamo.exceptions import TPUConfigurationError, TPUDeviceError
 logger = logging.getLogger(__name__)
 
 # Option values that need none of our passes. For all other options, that is the default.
-_NO_EFFECT: dict[str, object] = {"lowering": "stock", "precision": "float32", "checkpoint": "off", "fuse": False}
+_NEUTRAL_VALUES: dict[str, object] = {"lowering": "stock", "precision": "float32", "checkpoint": "off", "fuse": False}
 
 
 def compile_with_stock(
@@ -62,7 +62,7 @@ def _require_stock_options(options: CompileOptions, version: str) -> None:
             f"options={{'lowering': 'stock'}}, torch_xla's own bridge, which is wrong in known cases. Try: {CURE}"
         )
     for option in option_fields():
-        neutral = _NO_EFFECT.get(option.name, option.default)
+        neutral = _NEUTRAL_VALUES.get(option.name, option.default)
         if option.name in options.given and (option.name == "level" or getattr(options, option.name) != neutral):
             raise TPUConfigurationError(
                 f"option {option.name!r} has no effect with torch_xla {version}: lowering='stock' is torch_xla's own "

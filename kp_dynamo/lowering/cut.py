@@ -127,7 +127,7 @@ class Pieces:
 
 
 def _as_traced(piece: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
-    """The arguments on the CPU, with the strides that autograd saw: an LU's tell a matrix from its transpose."""
+    """The arguments on the CPU, with autograd's strides: they show whether an LU is of a matrix or its transpose."""
     inputs = [node.meta.get("val") for node in piece.graph.find_nodes(op="placeholder")]
     values = SymbolReader(inputs, has_strides=False).read(args)
     run_pending([a for a in args if isinstance(a, torch.Tensor) and a.device.type == "xla"])

@@ -169,7 +169,7 @@ class ShardedInterpreter(XlaInterpreter):
 
 
 def _as_indices(result: Any) -> Any:
-    """Detach the integer results of a multi-result operator from its tuple, by adding 0.
+    """Separate the integer results of a multi-result operator from its tuple, by adding 0.
 
     torch_xla 2.9 aborts the process if such a result becomes an index (`index_select`, `embedding`), because it asks
     the tuple of all results for the number of dimensions.
