@@ -38,26 +38,25 @@ KNOWN_LIMITS = (
         '`options={"buckets": "pow2"}` and `kp_dynamo.mark_sequence`.',
     ),
     KnownLimit(
-        "libtpu 0.0.21 cannot compile some products of bfloat16 values beside float32 ones at matmul precision "
+        "libtpu 0.0.21 cannot compile some matmuls of bfloat16 with float32 operands at matmul precision "
         '"highest" (T5 at level conservative: "Bad lhs type").',
         '`options={"matmul_precision": "high"}`.',
     ),
     KnownLimit(
-        "Programs are compiled anew in every process: torch_xla 2.9 writes its persistent cache and cannot read it "
+        "Every process recompiles its programs: torch_xla 2.9 writes its persistent cache and cannot read it "
         "(pytorch/xla#9094).",
         "Keep the process alive; within it, equal graphs share a program.",
     ),
     KnownLimit(
-        "What `torch_xla.distributed.spmd.mark_sharding` returns is a tensor of a subclass, which Dynamo of torch 2.9 "
+        "What `torch_xla.distributed.spmd.mark_sharding` returns is a tensor subclass, which Dynamo of torch 2.9 "
         "cannot trace (\"no attribute '_local_tensor'\").",
-        "Go on with the tensor that was marked: it is sharded in place.",
+        "Use the tensor that was marked: it is sharded in place.",
     ),
     KnownLimit(
         "Eager work on XLA tensors may give another one's result: after `((a - b) * a).cpu()` torch_xla takes its "
         "program for `((a - b) * b).cpu()`, with a in the place of b (pytorch/xla#8353). What a compiled function is "
         "given, or `save_checkpoint`, is right. `clip_grad_norm_` is such work.",
-        "Compile that work as well, the optimizer's step too. `torch_xla.sync()` behind each eager step makes it "
-        "rarer.",
+        "Compile that work as well, the optimizer's step too. `torch_xla.sync()` after each eager step makes it rarer.",
     ),
     KnownLimit(
         "`BatchNorm(momentum=None)` on XLA tensors reads its counter, which breaks the graph: it runs in eager "
@@ -73,7 +72,7 @@ KNOWN_LIMITS = (
         "After `target.load_state_dict(model.state_dict())` on the XLA device both share buffers. Where a compiled "
         "function reads the target, and eager code then updates the model in place, the target has none left "
         '("async operation is in flight"), with torch_xla\'s own backend too.',
-        "`torch_xla.sync()` behind the copy. After `copy.deepcopy` the backend sees to it.",
+        "`torch_xla.sync()` after the copy. After `copy.deepcopy` the backend does this.",
     ),
     KnownLimit(
         "`.cpu()` and `.item()` of a complex128 tensor on the XLA device drop its imaginary part, in torch_xla alone "
@@ -100,11 +99,11 @@ EARLIER_LIMITS = (
         '`module.to("xla")` unties weights that two modules share, which then train apart.', "Tie them again after it."
     ),
     KnownLimit(
-        "An operator without an XLA lowering runs on the CPU without a word.",
+        "An operator without an XLA lowering runs on the CPU silently.",
         "Look at `torch_xla.debug.metrics.counter_names()` for names that begin with `aten::`.",
     ),
     KnownLimit("A graph that returns `x.detach()` of an input fails with an IndexError.", "Return it outside."),
     KnownLimit("`dynamic=True` fails at LayerNorm.", "Compile with `dynamic=False`: one program for each length."),
-    KnownLimit("`torch.utils.checkpoint` around dropout fails.", "Leave one of the two out."),
+    KnownLimit("`torch.utils.checkpoint` around dropout fails.", "Use only one of the two."),
 )
 """Bugs of torch_xla 2.5.1 and 2.8.0 themselves, seen with both. 2.6 and 2.7 were not tried."""
