@@ -23,16 +23,16 @@ QUICK = (
 )  # fmt: skip
 # What has no rule, and why: compiled for each length, with a warning. Whoever adds a rule takes the name out.
 REFUSED = {
-    "convolved_in_steps_of_a_length": "the length is its argument stride",
-    "convolved_with_a_length_between": "the length is its argument dilation",
-    "convolved_with_half_as_padding": "the length is its argument padding",
-    "filled_up_to_twenty_by_pad": "the length is its argument pad",
+    "convolved_in_steps_of_a_length": "the length is used as its argument stride",
+    "convolved_with_a_length_between": "the length is used as its argument dilation",
+    "convolved_with_half_as_padding": "the length is used as its argument padding",
+    "filled_up_to_twenty_by_pad": "the length is used as its argument pad",
     "ignored_by_length": "targets are ignored that equal the length",
     "multiplied_by_length": "the length is the alpha of addmm",
-    "padded_by_half": "the length is its argument pad",
+    "padded_by_half": "the length is used as its argument pad",
     "scattered_length": "the length of a tensor that is no input",
     "threshold_of_length": "the length is a threshold",
-    "transposed_in_steps_of_a_length": "the length is its argument stride",
+    "transposed_in_steps_of_a_length": "the length is used as its argument stride",
     "variance_corrected_by_length": "the length is a correction",
 }
 REFUSED_IN_TRAINING = {

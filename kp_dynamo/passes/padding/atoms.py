@@ -1,8 +1,8 @@
-"""What a dimension of a padded tensor is made of.
+"""The atoms of a dimension of a padded tensor.
 
 A dimension is a row-major product of *atoms*: `view(B * L, D)` makes one dimension of the atoms (B, L). An atom is an
-int, or a symbolic size in which a padded length occurs; then its elements at L and behind are the tail. Atoms of size
-1 are left out. Nothing here compares symbolic sizes by value, which would add guards: expressions are compared.
+int, or a symbolic size that contains a padded length; then the elements after its true size are the tail. Atoms of
+size 1 are omitted. This module compares symbolic sizes as expressions: comparing them by value would add guards.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Dims = tuple[Atoms, ...]
 
 
 class Refused(Exception):
-    """There is no rule by which this node would be right at a padded size; the message says which is missing."""
+    """No rule makes this node correct at a padded size; the message names the missing rule."""
 
 
 @dataclass(frozen=True)
 class Padded:
-    """A traced tensor and what its dimensions are made of."""
+    """A traced tensor and the atoms of its dimensions."""
 
     tensor: torch.Tensor
     dims: Dims
@@ -42,7 +42,7 @@ class Padded:
 
 
 def expression(size: Size | Symbolic) -> sympy.Expr:
-    """The expression of a size or number, as far as it is known by now."""
+    """The expression of a size or number, as far as it is known yet."""
     return size.node.expr if isinstance(size, Symbolic) else sympy.Integer(size)
 
 
@@ -52,12 +52,12 @@ def is_padded(size: Size | Symbolic) -> bool:
 
 
 def has_tail(atoms: Atoms) -> bool:
-    """Whether a dimension has elements that are not true."""
+    """Whether a dimension has padding."""
     return any(map(is_padded, atoms))
 
 
 def plain(shape: Iterable[Size]) -> Dims:
-    """Dimensions of one atom each, as those of an input."""
+    """Dimensions of one atom each, like those of an input."""
     return tuple(_atom(size) for size in shape)
 
 
@@ -79,7 +79,7 @@ def is_prefix(atoms: Atoms) -> bool:
 
 
 def same(left: Atoms, right: Atoms) -> bool:
-    """Whether two dimensions of one size have their true elements at the same places."""
+    """Whether two dimensions of equal size have their true elements at the same positions."""
     if is_prefix(left) and is_prefix(right):
         return equal_sizes(product(left), product(right))
     return _signature(left) == _signature(right)
@@ -102,7 +102,7 @@ def equal_sizes(left: Any, right: Any) -> bool:
 
 
 def broadcast(many: Sequence[Dims]) -> Dims:
-    """Dimensions of the result of an elementwise operator: for each the operand's that says most of it."""
+    """Dimensions of the result of an elementwise operator: per dimension, the operand with the most atoms."""
     rank = max((len(dims) for dims in many), default=0)
     return tuple(max((dims[i - rank] for dims in many if i - rank >= -len(dims)), key=len) for i in range(rank))
 
@@ -113,7 +113,7 @@ def text(atoms: Atoms) -> str:
 
 
 def regrouped(dims: Dims, shape: Sequence[Size]) -> Dims | None:
-    """The atoms of `dims` dealt out to a view of `shape`; None where a padded atom would have to be split."""
+    """The atoms of `dims`, regrouped for a view of `shape`; None if that would split a padded atom."""
     left = [atom for atoms in dims for atom in atoms]
     out: list[Atoms] = []
     for size in shape:

@@ -1,4 +1,4 @@
-"""Average pools in floor mode: a window's sum, divided by how many elements ATen counts in it at the true length."""
+"""Average pools in floor mode: the sum of a window, divided by the element count that ATen uses at the true length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BACKWARDS = {aten.avg_pool2d_backward.default: 2, aten.avg_pool3d_backward.defa
 
 
 class _Pool(NamedTuple):
-    """Windows over the last dimensions: size, step and padding of each, and what their sums are divided by."""
+    """Windows over the last dimensions: size, stride and padding of each, and the divisor of their sums."""
 
     kernel: list[int]
     stride: list[int]
@@ -28,20 +28,20 @@ class _Pool(NamedTuple):
 
     @staticmethod
     def of(call: Call, first: int, rank: int) -> _Pool:
-        """Of the arguments from `first` on."""
+        """Read the arguments from `first` on."""
         given = call.arg(first), call.arg(first + 1) or call.arg(first), call.arg(first + 2, [0])
         if call.arg(first + 3, False):
-            raise Refused("an average pool with ceil_mode")
+            raise Refused("average pooling with ceil_mode=True is unsupported")
         kernel, stride, pad = (list(v) * rank if len(v) == 1 else list(v) for v in given)
         return _Pool(kernel, stride, pad, call.arg(first + 4, True), call.arg(first + 5))
 
     @property
     def plain(self) -> tuple[Any, ...]:
-        """The arguments of the form that divides by the size of a window; in floor mode none leaves the padding."""
+        """Arguments that make ATen divide by the window size; in floor mode no window extends past the padding."""
         return self.kernel, self.stride, self.pad, False, True, None
 
     def correction(self, call: Call, x: Padded, num: Sequence[Size]) -> torch.Tensor | float:
-        """(size of a window) / (what ATen divides by), for `num` windows: a number, or a map of them."""
+        """(window size) / (ATen's divisor), for `num` windows: a number, or a map of numbers."""
         window = math.prod(self.kernel)
         if self.divisor is not None:
             return window / self.divisor
@@ -61,7 +61,7 @@ class _Pool(NamedTuple):
 
 
 def _spatial(call: Call, x: Padded, rank: int) -> Padded:
-    """`x` with nothing in the tails of its last dimensions."""
+    """`x` with zeros in the tails of its last `rank` dimensions."""
     dims = range(len(x.dims) - rank, len(x.dims))
     return x.replaced(call.masks.filled(x, dims, 0))
 

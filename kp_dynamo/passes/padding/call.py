@@ -1,4 +1,4 @@
-"""A call of an operator on padded tensors: what a rule is given."""
+"""A call of an operator on padded tensors: the argument of a rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kp_dynamo.passes.padding.masks import Masks
 
 @dataclass(frozen=True)
 class Like:
-    """What a tensor is in the graph: its dtype, and its shape in padded sizes that may be used while tracing."""
+    """A tensor as the graph has it: its dtype, and its shape in padded sizes that the tracer can use."""
 
     value: torch.Tensor
     masks: Masks
@@ -31,11 +31,11 @@ class Like:
 
 @dataclass(frozen=True)
 class Call:
-    """A call to be made right: tensors among the arguments are `Padded`, sizes are padded ones.
+    """A call to make correct at padded sizes: tensor arguments are `Padded`, and sizes are padded sizes.
 
     Attributes:
-        like: What the call's value is in the graph: `Like` in the place of each tensor.
-        seen: The tensors among the arguments as autograd has seen them, in the order of `operands()`.
+        like: The call's value in the graph, with a `Like` in place of each tensor.
+        seen: The tensor arguments as autograd saw them, in the order of `operands()`.
     """
 
     target: Any
@@ -46,15 +46,15 @@ class Call:
     seen: tuple[torch.Tensor, ...] = ()
 
     def arg(self, position: int, default: Any = None) -> Any:
-        """A positional argument, or what the operator takes where it is left out."""
+        """A positional argument, or `default` if it is omitted."""
         return self.args[position] if len(self.args) > position else default
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The operator itself, on tensors."""
+        """Call the operator itself, on plain tensors."""
         return self.target(*unwrapped(args), **unwrapped(kwargs))
 
     def unchanged(self) -> Any:
-        """The call as it stands."""
+        """Run the call without changes."""
         return self.run(*self.args, **self.kwargs)
 
     def operands(self) -> list[Padded]:
@@ -62,7 +62,7 @@ class Call:
         return [x for x in pytree.tree_leaves((self.args, self.kwargs), is_leaf=is_padded_value) if is_padded_value(x)]
 
     def with_operands(self, operands: Sequence[Padded]) -> Call:
-        """The call on other tensors, in the order of `operands()`."""
+        """The call with its tensors replaced, in the order of `operands()`."""
         given = iter(operands)
         args, kwargs = pytree.tree_map(
             lambda x: next(given) if is_padded_value(x) else x, (self.args, self.kwargs), is_leaf=is_padded_value
@@ -70,7 +70,7 @@ class Call:
         return replace(self, args=args, kwargs=kwargs)
 
     def own(self, name: str, position: int, default: Any = None) -> Any:
-        """An argument that may be given by name."""
+        """An argument that may be passed by keyword."""
         return self.kwargs[name] if name in self.kwargs else self.arg(position, default)
 
 
@@ -79,5 +79,5 @@ def is_padded_value(value: object) -> bool:
 
 
 def unwrapped(tree: Any) -> Any:
-    """The tensors themselves."""
+    """`tree` with each `Padded` replaced by its tensor."""
     return pytree.tree_map(lambda x: x.tensor if isinstance(x, Padded) else x, tree, is_leaf=is_padded_value)

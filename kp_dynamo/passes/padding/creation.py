@@ -1,4 +1,4 @@
-"""Tensors made from sizes. A size that is also a value of the tensor means the true one."""
+"""Tensors created from sizes. Where a size is also a value of the tensor, the value is the true size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _full(call: Call) -> Padded:
     size, value = call.args[-2:]
     dims = plain(call.like.shape)
     true = torch.as_tensor(call.masks.true_value(value))
-    return Padded(true.to(call.like.dtype).expand(size), dims)  # one element, wherever the true ones are
+    return Padded(true.to(call.like.dtype).expand(size), dims)  # all elements are equal, so any layout is correct
 
 
 @rule(aten.full_like.default, layouts="...", lengths="fill_value")

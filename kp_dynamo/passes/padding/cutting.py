@@ -1,4 +1,4 @@
-"""Slices, pieces and what puts them together. What is counted from the end is counted from the true one."""
+"""Slices, splits, concatenations and pads. Positions counted from the end count from the true end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _END = 2**63 - 1
 
 
 def _with_dim(x: Padded, d: int, size: Size) -> Dims:
-    """The dimensions of `x` with another size along `d`."""
+    """The dimensions of `x` with `size` along `d`."""
     return (*x.dims[:d], *plain([size]), *x.dims[d + 1 :])
 
 
@@ -27,17 +27,17 @@ def _is_counted_from_start(position: Size) -> bool:
 
 
 def _true_position(masks: Masks, x: Padded, d: int, position: Size) -> Number:
-    """A position along `d`, of which the caller may count from the end; before the first is the first."""
+    """A position along `d`, which may count from the end; clamped to 0."""
     value, count = masks.true_value(position), masks.true_count(x, [d])
-    if isinstance(value, torch.Tensor):  # `x[:, -y.shape[1] :]`: only the length says whether it is negative
+    if isinstance(value, torch.Tensor):  # `x[:, -y.shape[1] :]`: the sign depends on the length
         value = torch.where(value < 0, value + count, value)
     elif value < 0:
         value = value + count
     return value.clamp(min=0) if isinstance(value, torch.Tensor) else max(0, value)
 
 
-def cut(masks: Masks, x: Padded, d: int, start: Size, size: Size, step: Size = 1) -> Padded:
-    """`size` elements along `d` from `start` on, every `step`-th."""
+def _slice_along(masks: Masks, x: Padded, d: int, start: Size, size: Size, step: Size = 1) -> Padded:
+    """`size` elements along `d`: every `step`-th, from `start` on."""
     x = with_one_atom(masks, x, d)
     dims = _with_dim(x, d, size)
     if _is_counted_from_start(start) and not is_padded(step):
@@ -54,7 +54,7 @@ def _slice(call: Call) -> Padded:
     start = 0 if start is None else start
     if not is_padded(start) and int(start) < 0 and not has_tail(x.dims[d]):
         start = max(0, int(start) + int(x.shape[d]))
-    return cut(call.masks, x, d, start, call.like.shape[d], step)
+    return _slice_along(call.masks, x, d, start, call.like.shape[d], step)
 
 
 @rule(aten.select.int, layouts="...", lengths="index")
@@ -75,7 +75,7 @@ def _split(call: Call) -> tuple[Padded, ...]:
     pieces: list[Padded] = []
     start: Size = 0
     for like in call.like:
-        pieces.append(cut(call.masks, x, d, start, like.shape[d]))
+        pieces.append(_slice_along(call.masks, x, d, start, like.shape[d]))
         start = start + like.shape[d]
     return tuple(pieces)
 
@@ -83,10 +83,10 @@ def _split(call: Call) -> tuple[Padded, ...]:
 def _placed(
     masks: Masks, source: Padded, d: int, start: Number, size: Size, step: Size
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`source` moved to every `step`-th place from `start` on, along `d` of a tensor of `size`.
+    """`source` moved to every `step`-th position from `start` on, along `d` of a tensor of `size`.
 
     Returns:
-        The moved tensor, and where its true elements are (broadcasting).
+        The moved tensor, and a mask of its true elements that broadcasts.
     """
     source = with_one_atom(masks, source, d)
     distance = masks.positions(size) - start
@@ -107,7 +107,7 @@ def _slice_backward(call: Call) -> Padded:
     dims = _with_dim(gradient, d, sizes[d])
     if _is_counted_from_start(start) and not is_padded(step):
         gradient = with_one_atom(call.masks, gradient, d)
-        # The tail may lie on true elements of what was cut.
+        # The tail may overlap true elements of the sliced tensor.
         cleared, size = call.masks.filled(gradient, [d], 0), gradient.shape[d]
         shape = [*cleared.shape[:d], sizes[d], *cleared.shape[d + 1 :]]
         return Padded(call.run(cleared, shape, d, start, start + (size - 1) * step + 1, step), dims)
@@ -127,7 +127,7 @@ def _slice_scatter(call: Call) -> Padded:
 
 
 def _is_at(call: Call, x: Padded, d: int, index: Size) -> torch.Tensor:
-    """Where a position along `d` is, for broadcasting."""
+    """A mask of one position along `d`, which broadcasts."""
     at = call.masks.positions(x.shape[d]) == _true_position(call.masks, x, d, index)
     return at.view([-1 if i == d else 1 for i in range(len(x.dims))])
 
@@ -151,10 +151,10 @@ def _select_scatter(call: Call) -> Padded:
 
 
 def _all_but_one(call: Call) -> str:
-    """Tensors that are concatenated: each is canonical along their dimension, and the others are of one layout."""
+    """Concatenated tensors: canonical along that dimension, with one layout for the others."""
     ranks = {len(x.dims) for x in call.args[0]}
     if len(ranks) > 1:
-        raise Refused("tensors of different ranks are concatenated")
+        raise Refused("concatenating tensors of different ranks is unsupported")
     return with_canonical(call.arg(1, 0), ranks.pop())
 
 
@@ -171,7 +171,7 @@ def _cat(call: Call) -> Padded:
 
 
 def _without_tails(masks: Masks, tensors: Sequence[Padded], d: int, size: Size) -> torch.Tensor:
-    """Where the true elements of the pieces are in their concatenation: int64[size]."""
+    """Positions of the true elements of the pieces in their concatenation: int64[size]."""
     position = masks.positions(size)
     index, end = position, 0
     for x in tensors[:-1]:

@@ -1,4 +1,4 @@
-"""Look-ups and their gradients. An index in a tail may be anything: what it reads is tail, what it adds is nothing."""
+"""Look-ups and their gradients. An index in a tail is arbitrary: it reads into a tail, and it adds 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kp_dynamo.passes.padding.rules import aten, rule
 @rule(aten.embedding.default, layouts={"indices": "..."})
 def _embedding(call: Call) -> Padded:
     table, index = call.args[:2]
-    # Scaling and padding_idx count in the gradient only.
+    # Scaling and padding_idx only affect the gradient.
     return Padded(call.run(table, call.masks.cleared(index)), (*index.dims, *table.dims[1:]))
 
 
@@ -24,7 +24,7 @@ def _embedding(call: Call) -> Padded:
 def _embedding_backward(call: Call) -> Padded:
     gradient, index, num_rows, padding_idx, scales = call.args
     if scales:
-        raise Refused("scale_grad_by_freq counts the tail")
+        raise Refused("scale_grad_by_freq=True would count indices in the tail")
     over = range(len(index.dims))
     result = call.run(call.masks.filled(gradient, over, 0), call.masks.cleared(index), num_rows, padding_idx, False)
     return Padded(result, plain(call.like.shape))
@@ -43,14 +43,14 @@ def _index_select(call: Call) -> Padded:
 
 
 def _indices(call: Call, x: Padded, given: Sequence[Padded | None]) -> list[torch.Tensor | None]:
-    """Indices with 0 in their tails, and counted from the true end where they are negative."""
+    """Indices with 0 in their tails; negative ones count from the true end."""
     found: list[torch.Tensor | None] = []
     for d, index in enumerate(given):
         if index is None:
             found.append(None)
             continue
         if index.tensor.dtype == torch.bool:
-            raise Refused("a mask as an index: the number of results depends on values")
+            raise Refused("a boolean mask as an index: the number of results depends on values")
         value = call.masks.cleared(index)
         if has_tail(x.dims[d]):
             value = torch.where(value < 0, value + call.masks.true_count(x, [d]), value)
@@ -61,7 +61,7 @@ def _indices(call: Call, x: Padded, given: Sequence[Padded | None]) -> list[torc
 def _span(given: Sequence[Padded | None]) -> tuple[int, int]:
     places = [d for d, index in enumerate(given) if index is not None]
     if places != list(range(places[0], places[-1] + 1)):
-        raise Refused("indices with a whole dimension between them")
+        raise Refused("indexed dimensions that are not adjacent are unsupported")
     return places[0], places[-1] + 1
 
 
@@ -81,8 +81,8 @@ def _index_put(call: Call) -> Padded:
     looked_up = broadcast([index.dims for index in given[start:end]])
     if any(map(has_tail, looked_up)) and not adds:
         raise Refused(
-            "elements are written by an index that has a tail. Allowed: x.scatter(dim, index, value), and adding, "
-            "x.index_add(dim, index, value), which leave the tail out"
+            "writing through an index that has a tail is unsupported. Allowed: x.scatter(dim, index, value) and "
+            "x.index_add(dim, index, value), which skip the tail"
         )
     written = (*x.dims[:start], *looked_up, *x.dims[end:])
     full = values.tensor.expand(_shape_of(call, x, given, (start, end)))
@@ -96,7 +96,7 @@ def _shape_of(call: Call, x: Padded, given: Sequence[Any], span: tuple[int, int]
 
 
 def _all_but_one(call: Call) -> str:
-    """The index beside what it indexes: each is canonical along the dimension that is indexed."""
+    """The index and the indexed tensor: each is canonical along the indexed dimension."""
     return with_canonical(call.args[1], len(call.args[0].dims)) if call.args[0].dims else ""
 
 
@@ -115,15 +115,15 @@ def _scatter_add(call: Call) -> Any:
 
 @rule(aten.scatter.value, aten.scatter.src, aten.scatter_reduce.two)
 def _scatter(call: Call) -> Any:
-    """An index in a tail writes to a place before the first, which is cut off.
+    """An index in a tail writes to an extra position before the first, which is then sliced off.
 
-    There are as many such places as it takes to be no shorter than the index: torch_xla 2.9 fails on a longer one.
+    The extended tensor has enough such positions to be no shorter than the index: torch_xla 2.9 fails on a longer one.
     """
     x, d, index, *source = call.args
     d %= max(1, len(x.dims))
     others = [(a, b) for i, (a, b) in enumerate(zip(x.dims, index.dims, strict=True)) if i != d]
     if not all(same(a, b) for a, b in others):
-        raise Refused("elements are written by an index that is shorter than they are")
+        raise Refused("the index of a scatter is shorter than the tensor it writes to")
     if not any(map(has_tail, index.dims)):
         return x.replaced(call.unchanged())
     num = 1 if same(index.dims[d], x.dims[d]) else index.shape[d]

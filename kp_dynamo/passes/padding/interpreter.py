@@ -1,4 +1,4 @@
-"""Traces a graph again, with the rules: what comes out is right for every true length up to its sizes."""
+"""Retraces a graph with the rules: the new graph is correct for every true length up to its sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from kp_dynamo.passes.padding.atoms import (
     text,
 )
 from kp_dynamo.passes.padding.call import Call, Like, is_padded_value, unwrapped
-from kp_dynamo.passes.padding.lists import apart
+from kp_dynamo.passes.padding.lists import decomposed_by_tensor
 from kp_dynamo.passes.padding.masks import Masks
 from kp_dynamo.passes.padding.operands import is_concerned
 from kp_dynamo.passes.padding.rules import RULES, elementwise, is_elementwise
@@ -47,7 +47,7 @@ aten = torch.ops.aten
 
 
 class RefusedNode(Exception):
-    """A node that no rule makes right: the node, and which rule is missing."""
+    """A node that no rule makes correct: the node, and the missing rule."""
 
     def __init__(self, node: fx.Node, reason: str) -> None:
         super().__init__(f"{node.name} = {node.target}: {reason}")
@@ -76,7 +76,7 @@ class PaddingInterpreter(fx.Interpreter):
             raise
         except Exception as error:  # a rule, a decomposition, or torch's own tracing of them
             text = (str(error).splitlines() or [""])[0]
-            raise RefusedNode(n, f"it cannot be traced at padded sizes: {type(error).__name__}: {text}") from error
+            raise RefusedNode(n, f"tracing at padded sizes failed: {type(error).__name__}: {text}") from error
 
     def _run(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
@@ -87,7 +87,7 @@ class PaddingInterpreter(fx.Interpreter):
             value = super().run_node(node)
             if not isinstance(value, torch.Tensor):
                 return value
-            # As torch does it where a graph holds a tensor: a copy of it can be traced beside fake ones.
+            # As torch does for a tensor that a graph holds: its copy can be traced together with fake tensors.
             return Padded(aten.lift_fresh_copy.default(value), plain(value.shape))
         args: Any
         kwargs: Any
@@ -104,7 +104,7 @@ class PaddingInterpreter(fx.Interpreter):
         if isinstance(call.like, Symbolic) or not isinstance(call.target, torch._ops.OpOverload):
             size = _run_on_sizes(call)
             if isinstance(size, torch.SymInt):
-                self._masks.know(size)
+                self._masks.record_computed(size)
             return size
         needs_rule = is_concerned(call) or _has_symbolic_size(call.like)
         result = RULES[call.target](call) if call.target in RULES and needs_rule else NotImplemented
@@ -114,13 +114,13 @@ class PaddingInterpreter(fx.Interpreter):
             return pytree.tree_map_only(torch.Tensor, lambda t: Padded(t, plain(t.shape)), call.unchanged())
         if is_elementwise(call.target):
             return elementwise(call)
-        parts = decomposition_table.get(call.target) or apart(call.target)
+        parts = decomposition_table.get(call.target) or decomposed_by_tensor(call.target)
         if parts is not None:
-            return self._taken_apart(call, parts)
-        raise Refused("there is no rule for this operator along a padded dimension")
+            return self._decomposed(call, parts)
+        raise Refused("no rule supports this operator along a padded dimension")
 
-    def _taken_apart(self, call: Call, decomposition: Callable[..., Any]) -> Any:
-        """The call by a decomposition, whose parts have rules."""
+    def _decomposed(self, call: Call, decomposition: Callable[..., Any]) -> Any:
+        """Run the call as a decomposition, with the rules of its operators."""
         leaves, spec = pytree.tree_flatten((call.args, call.kwargs), is_leaf=is_padded_value)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (Padded, Symbolic))]
 
@@ -136,14 +136,14 @@ class PaddingInterpreter(fx.Interpreter):
         with disable_proxy_modes_tracing():
             inner = make_fx(parts)(*unwrapped(operands))
         if any(n.target is call.target for n in inner.graph.nodes):
-            raise Refused("there is no rule for this operator along a padded dimension")
+            raise Refused("no rule supports this operator along a padded dimension")
         try:
             return PaddingInterpreter(inner, self._masks).run(*operands, enable_io_processing=False)
         except RefusedNode as refused:
-            raise Refused(f"in its part {refused.node.target}: {refused.reason}") from None
+            raise Refused(f"in its decomposition, {refused.node.target}: {refused.reason}") from None
 
     def _checked(self, node: fx.Node, result: Any) -> Any:
-        """`result`, if its shapes are those of the node; a size that does not scale with the length is refused."""
+        """`result`, if its shapes match the node's; a size that does not scale with the length is refused."""
         wanted = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
         got = [v for v in pytree.tree_leaves(result, is_leaf=is_padded_value) if is_padded_value(v)]
         for value, like in zip(got, wanted, strict=False):
@@ -158,7 +158,7 @@ def _seen(node: fx.Node) -> tuple[torch.Tensor, ...]:
 
 
 def _own_lists(tree: Any) -> Any:
-    """Lists of a node are immutable, and some decompositions write to theirs."""
+    """Copies of a node's lists, which are immutable: some decompositions write to theirs."""
     if isinstance(tree, (list, tuple)):
         return type(tree)(map(_own_lists, tree)) if isinstance(tree, tuple) else list(map(_own_lists, tree))
     return tree
@@ -166,16 +166,16 @@ def _own_lists(tree: Any) -> Any:
 
 def _require_shape(value: Padded, like: torch.Tensor) -> None:
     if len(value.dims) != like.dim():
-        raise Refused(f"it has {len(value.dims)} dimensions where {like.dim()} were expected")
+        raise Refused(f"the result has {len(value.dims)} dimensions, expected {like.dim()}")
     for atoms, size, real in zip(value.dims, like.shape, value.shape, strict=True):
         if not (equal_sizes(product(atoms), size) and equal_sizes(real, size)):
-            raise Refused(f"a size is {text(atoms)} ({real} padded) where {size} was expected")
+            raise Refused(f"a size of the result is {text(atoms)} ({real} padded), expected {size}")
 
 
 def _run_on_sizes(call: Call) -> Any:
-    """Arithmetic of sizes goes on with the padded ones: a size of the true length is asked for where it is a value."""
+    """Size arithmetic uses padded sizes; a rule asks for the true size where a size is a value."""
     if isinstance(call.target, torch._ops.HigherOrderOperator):
-        raise Refused("there is no rule for graphs inside the graph")
+        raise Refused("no rule supports graphs inside the graph")
     return call.unchanged()
 
 

@@ -1,4 +1,4 @@
-"""Where true elements are, changed: by a gather, or by name only where that moves nothing."""
+"""Changes where the true elements of a tensor are: by a gather, or without moving data if nothing has to move."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from kp_dynamo.passes.padding.masks import Masks, Number
 
 
 def gathered(x: torch.Tensor, d: int, index: torch.Tensor) -> torch.Tensor:
-    """`x` along `d` at int64[n]; what is out of range lies in a tail, and may be anything."""
+    """`x` along `d` at int64[n]; an index out of range is in a tail, and its value is arbitrary."""
     return torch.index_select(x, d, index.clamp(min=0).clamp_max(x.shape[d] - 1))
 
 
 def with_one_atom(masks: Masks, x: Padded, d: int) -> Padded:
-    """`x` with its true elements first along `d`, and `d` one atom."""
+    """`x` with its true elements first along `d`, and `d` merged into one atom."""
     if not is_prefix(x.dims[d]):
         flat = _in_true_order(masks, x.tensor.movedim(d, 0), (x.dims[d],), [product(x.dims[d])])
         x = Padded(flat.movedim(0, d), x.dims)
@@ -39,7 +39,7 @@ def _merged(atoms: Atoms) -> Atoms:
 
 
 def aligned(masks: Masks, x: Padded, dims: Dims) -> Padded:
-    """`x` with its true elements where `dims`, to which it is broadcast, have theirs."""
+    """`x` with its true elements at the positions that `dims`, to which it broadcasts, have theirs."""
     for d in range(-1, -1 - len(x.dims), -1):
         if x.dims[d] and not same(x.dims[d], dims[d]):
             x = _moved(masks, x, d % len(x.dims), dims[d])
@@ -49,14 +49,14 @@ def aligned(masks: Masks, x: Padded, dims: Dims) -> Padded:
 def _moved(masks: Masks, x: Padded, d: int, atoms: Atoms) -> Padded:
     dims = (*x.dims[:d], atoms, *x.dims[d + 1 :])
     stride = x.tensor.stride(d)
-    if isinstance(stride, int) and stride == 0:  # expanded: all elements are one
+    if isinstance(stride, int) and stride == 0:  # expanded: all elements are the same
         return Padded(x.tensor, dims)
     rows = _in_true_order(masks, x.tensor.movedim(d, 0), (x.dims[d],), list(atoms))
     return Padded(rows.movedim(0, d), dims)
 
 
 def viewed(masks: Masks, x: Padded, shape: Sequence[Size]) -> Padded:
-    """`x` as a view of `shape`; where that splits a tail, its true elements are moved."""
+    """`x` as a view of `shape`; if the view would split a tail, the true elements are moved."""
     dims = regrouped(x.dims, shape)
     if dims is not None:
         return Padded(x.tensor.reshape(list(shape)), dims)
@@ -69,7 +69,7 @@ def viewed(masks: Masks, x: Padded, shape: Sequence[Size]) -> Padded:
 
 
 def _num_kept(dims: Dims, out: Dims) -> int:
-    """How many last dimensions are the same in both."""
+    """How many trailing dimensions are the same in both."""
     count = 0
     while count < min(len(dims), len(out)) and same(dims[-1 - count], out[-1 - count]):
         count += 1
@@ -77,7 +77,7 @@ def _num_kept(dims: Dims, out: Dims) -> int:
 
 
 def _in_true_order(masks: Masks, source: torch.Tensor, batch_dims: Dims, shape: Sequence[Size]) -> torch.Tensor:
-    """Rows of `source`, laid out as the atoms of `batch_dims` are, in the places where a tensor of `shape` has them."""
+    """Rows of `source`, moved from the layout of `batch_dims` to that of a tensor of `shape`."""
     index: Number = 0
     for place, size in enumerate(shape):
         at = masks.positions(size).view([-1 if i == place else 1 for i in range(len(shape))])
@@ -87,7 +87,7 @@ def _in_true_order(masks: Masks, source: torch.Tensor, batch_dims: Dims, shape: 
 
 
 def _place(masks: Masks, index: torch.Tensor, atoms: list[Size]) -> torch.Tensor:
-    """Where the true element number `index` is, in the padded layout of `atoms`."""
+    """The position of true element number `index` in the padded layout of `atoms`."""
     place: Any = 0
     stride: Size = 1
     for atom in reversed(atoms[1:]):
@@ -99,7 +99,7 @@ def _place(masks: Masks, index: torch.Tensor, atoms: list[Size]) -> torch.Tensor
 
 
 def true_number(masks: Masks, place: torch.Tensor, atoms: Atoms) -> torch.Tensor:
-    """Which true element lies at `place` of the padded layout of `atoms`."""
+    """The number of the true element at `place` of the padded layout of `atoms`."""
     number: Any = 0
     stride: Any = 1
     size: Any

@@ -1,4 +1,4 @@
-"""Operators on lists of tensors (`torch._foreach_mul`), taken apart into those on each."""
+"""Decomposes operators on lists of tensors (`torch._foreach_mul`) into one call per tensor."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-# Where the operator on one tensor is not called as the one on lists is.
+# Single-tensor operators whose name differs from that of the list operator.
 _NAMES = {"norm": "linalg_vector_norm"}
 _OF_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}
 _ONLY_BY_NAME = {"addcdiv": "value", "addcmul": "value"}
 _PREFIX = "_foreach_"
 
 
-def apart(target: Any) -> Callable[..., list[torch.Tensor]] | None:
-    """What does the same as an operator on lists, tensor by tensor; None for any other operator."""
+def decomposed_by_tensor(target: Any) -> Callable[..., list[torch.Tensor]] | None:
+    """A function that runs a list operator tensor by tensor; None for any other operator."""
     name = target.overloadpacket.__name__
     if not name.startswith(_PREFIX) or target._schema.is_mutable:
         return None

@@ -1,4 +1,4 @@
-"""Losses that count their targets themselves. The others are taken apart: sums and true counts do the rest."""
+"""Losses that count their targets themselves. The others are decomposed into sums and true counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NONE = 0  # reduction="none"
 
 
 def _inputs(call: Call, x: Padded, target: Padded, ignored: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores without a tail, of which no target picks one, and targets that are to be ignored in theirs."""
+    """Scores with cleared tails, and targets with `ignored` in theirs, so that no target selects a tail."""
     return call.masks.cleared(x), call.masks.cleared(target, ignored)
 
 

@@ -1,4 +1,4 @@
-"""Masks of the true elements, true sizes and counts, as values of the graph.
+"""Masks of the true elements, true sizes and true counts, as values of the graph.
 
 The true lengths are inputs of the graph (0-dim int64 tensors), so that one program serves every length up to its size.
 """
@@ -32,7 +32,7 @@ Number = torch.Tensor | int | float | bool
 
 
 class Masks:
-    """Makes masks and true sizes while a graph is traced, equal ones once.
+    """Makes masks and true sizes while a graph is traced; equal ones are made once.
 
     Args:
         lengths: Symbol -> true length, a 0-dim int64 tensor.
@@ -50,26 +50,26 @@ class Masks:
         self.noted: set[sympy.Expr] = set()
 
     def note(self, x: Padded) -> None:
-        """Keep the sizes that depend on lengths: each must be at least the true one."""
+        """Record the sizes that depend on lengths: each must be at least its true size."""
         self.noted |= {expression(atom) for atoms in x.dims for atom in (*atoms, product(atoms)) if is_padded(atom)}
 
     def tracked(self, size: Size) -> Size:
-        """A padded size that came from elsewhere, made of sizes that the tracer knows."""
+        """A padded size from another trace, in terms of the sizes that this tracer knows."""
         expr = expression(size)
         if not expr.free_symbols:
             return int(expr)
-        # What the graph computes by floats (`int(0.75 * L)`) is known by what computed it.
+        # A size computed from floats (`int(0.75 * L)`) is found by its expression.
         named = {known: sympy.Dummy(integer=True) for known in self._computed}
         sizes = {**self._sizes, **{name: self._computed[known] for known, name in named.items()}}
         return sympy_interp(PythonReferenceAnalysis, sizes, expr.xreplace(named))  # type: ignore[no-any-return]
 
-    def know(self, size: torch.SymInt) -> None:
-        """A size that the graph computes."""
+    def record_computed(self, size: torch.SymInt) -> None:
+        """Record a size that the graph computes."""
         if is_padded(size):
             self._computed[expression(size)] = size
 
     def true_value(self, size: Any) -> Number:
-        """What a symbolic number would be at the true lengths: a 0-dim tensor (int64, float64, bool), or the number."""
+        """The value of a symbolic number at the true lengths: a 0-dim tensor (int64, float64, bool), or a number."""
         if not isinstance(size, Symbolic):
             return size  # type: ignore[no-any-return]
         return self._evaluated(size.node.expr)
@@ -91,11 +91,11 @@ class Masks:
             return self._lengths[expr]
         name = "Pow" if expr.is_Pow else expr.func.__name__
         if name not in _FORMS:
-            raise Refused(f"the length is used as a value through {expr}, and there is no rule for {name}")
+            raise Refused(f"the length is used as a value in {expr}, and {name} is unsupported")
         return _FORMS[name](*map(self._evaluated, expr.args))  # type: ignore[no-any-return]
 
     def true_count(self, x: Padded, dims: Iterable[int]) -> Number:
-        """How many true elements there are along `dims` together."""
+        """The number of true elements along `dims` together."""
         return functools.reduce(operator.mul, (self.true_value(a) for d in dims for a in x.dims[d]), 1)
 
     def positions(self, size: Size) -> torch.Tensor:
@@ -119,7 +119,7 @@ class Masks:
         return functools.reduce(torch.logical_and, parts).expand(atoms).reshape(product(atoms))
 
     def filled(self, x: Padded, dims: Iterable[int], value: float) -> torch.Tensor:
-        """`x` with `value` in its tails along `dims`; infinities stand for the ends of an integer dtype."""
+        """`x` with `value` in its tails along `dims`; for an integer dtype, infinities become its min and max."""
         tensor = x.tensor
         for d in sorted({d % len(x.dims) for d in dims} if x.dims else ()):
             if has_tail(x.dims[d]):
@@ -150,7 +150,7 @@ def _wide(x: Number) -> Number:
 
 
 def floor_div(x: Number, y: Number) -> Number:
-    """Right below 2^53: torch_xla divides integers as float32."""
+    """Computed in float64, exact below 2^53: torch_xla divides integers as float32."""
     quotient = torch.floor(torch.as_tensor(_wide(x) / _wide(y)))
     return quotient.to(torch.int64)
 
@@ -191,7 +191,7 @@ def _logical(function: Callable[..., torch.Tensor]) -> Callable[..., Number]:
     return lambda *xs: functools.reduce(function, map(torch.as_tensor, xs))
 
 
-# Function of torch's symbolic sizes -> the same of tensors.
+# Function of torch's symbolic sizes -> the same function of tensors.
 _FORMS: dict[str, Any] = {
     "Add": lambda *xs: functools.reduce(operator.add, xs),
     "Mul": lambda *xs: functools.reduce(operator.mul, xs),

@@ -1,4 +1,4 @@
-"""Normalisation over dimensions without a tail; over a padded one it is taken apart into sums and true counts."""
+"""Normalization over dimensions without a tail; over a padded one it is decomposed into sums and true counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _layer_norm(call: Call) -> Any:
     layouts={"grad_out": "...", "input": "...", "mean": "...", "rstd": "..."},
 )
 def _layer_norm_backward(call: Call) -> Any:
-    """The gradients of weight and bias sum over the outer dimensions, so nothing may be in their tails."""
+    """The gradients of weight and bias sum over the outer dimensions, so their tails are cleared."""
     gradient, x, shape, mean, scale, *rest = call.args
     outer = len(x.dims) - len(shape)
     if any(map(has_tail, x.dims[outer:])):

@@ -1,4 +1,4 @@
-"""Elementwise operators that take a number where no tensor may be, so that a true length enters by other operators."""
+"""Elementwise operators with arguments that cannot be tensors: a true length, a tensor, needs other operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kp_dynamo.passes.padding.rules import aten, dtype_beside, elementwise, rule
 
 
 def _true(call: Call, number: object) -> object:
-    """A number, or the tensor of a true length in the dtype in which it enters."""
+    """A number, or a true length as a tensor of the dtype that it is promoted to."""
     true = call.masks.true_value(number)
     if not isinstance(true, torch.Tensor):
         return true
@@ -21,7 +21,7 @@ def _true(call: Call, number: object) -> object:
 
 @rule(aten.clamp.default, layouts="...", lengths="min max")
 def _clamp(call: Call) -> Any:
-    """The form of two tensors, where one end is a length."""
+    """If a bound is a length, clamp by tensors."""
     x = call.args[0]
     ends = [_true(call, call.own(name, position)) for position, name in enumerate(("min", "max"), start=1)]
     if not any(isinstance(end, torch.Tensor) for end in ends):
@@ -35,7 +35,7 @@ def _clamp(call: Call) -> Any:
 
 @rule(aten.add.Tensor, aten.sub.Tensor, layouts="...", lengths="other alpha")
 def _sum(call: Call) -> Any:
-    """A factor that is a length multiplies by itself."""
+    """If `alpha` is a length, multiply by it explicitly."""
     factor = _true(call, call.kwargs.get("alpha", 1))
     if not isinstance(factor, torch.Tensor):
         return elementwise(call)

@@ -1,4 +1,4 @@
-"""Operators that run on the CPU anyway, torch_xla 2.9 having no form of them: there they are given the true sizes."""
+"""Operators that torch_xla 2.9 does not lower and that run on the CPU: there they get the true sizes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
 def _at_true_sizes(call: Call) -> Any:
     likes = pytree.tree_leaves(call.like)
     if not all(isinstance(like, Like) for like in likes):
-        raise Refused("it gives something that is no tensor")
+        raise Refused("a result is not a tensor")
     leaves = pytree.tree_leaves((call.args, call.kwargs), is_leaf=lambda x: isinstance(x, Padded))
     lengths = [call.masks.true_value(x) for x in leaves if isinstance(x, torch.SymInt)]
     if len(call.seen) != len(call.operands()):
-        raise Refused("what autograd has seen of its operands is not known")
+        raise Refused("the fake tensors of its operands are unknown")
     values = [like.value for like in likes]
     what = described(call.target, unwrapped(call.args), unwrapped(call.kwargs), call.seen, values)
     if what is None:
-        raise Refused("an argument of it has no text")
+        raise Refused("an argument cannot be serialized")
     sizes = [call.masks.true_count(x, [d]) for x in call.operands() for d in range(len(x.dims))]
     true_sizes = torch.stack([torch.as_tensor(size) for size in (*sizes, *lengths)])
     shapes = [like.shape for like in likes]

@@ -1,16 +1,16 @@
-"""The layouts that a rule sees: what it declares of its operands, and nothing else.
+"""The operand layouts that a rule declares, and the code that gives each operand its layout.
 
 The *layout* of a dimension is where its true elements are: its atoms. It is *canonical* where they come first, in one
-atom; then equal sizes mean equal layouts. A rule that declares nothing gets canonical operands. One that takes merged
-dimensions as they are declares a term for each such operand, in the notation of einsum:
+atom; then equal sizes mean equal layouts. A rule without a declaration gets canonical operands. A rule that can take
+merged dimensions declares a term for each such operand, in einsum notation:
 
     @rule(aten.addmm.default, layouts={"self": "ij", "mat1": "ik", "mat2": "kj"})
 
-* A letter stands for a dimension, counted from the last: those of one letter get one layout, that of the operand with
-  the most atoms; where their sizes are not proven equal, each is canonical.
-* `...` stands for the dimensions before, which broadcast: those equally far from the last get one layout.
-* `_` is a dimension that is canonical whatever the others are.
-* Operands without a term are canonical. A string in the place of the dict is the term of every operand.
+* A letter stands for a dimension, counted from the last. Dimensions with the same letter get the same layout, that of
+  the operand with the most atoms; if their sizes are not proven equal, each is canonical.
+* `...` stands for the leading dimensions, which broadcast: those equally far from the last get the same layout.
+* `_` is a dimension that is always canonical.
+* Operands without a term are canonical. A string in place of the dict is the term of every operand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def with_layouts(call: Call, layouts: Layouts) -> Call:
-    """The call on operands of the layouts that a rule declares."""
+    """The call with its operands in the layouts that a rule declares."""
     terms = [layouts if isinstance(layouts, str) else (layouts or {}).get(name) for name, _ in _tensors(call)]
     operands = call.operands()
     labels = [_labels(term, len(x.dims)) for x, term in zip(operands, terms, strict=True)]
@@ -39,7 +39,7 @@ def with_layouts(call: Call, layouts: Layouts) -> Call:
 
 
 def _moved(masks: Masks, x: Padded, labels: list[str], chosen: Mapping[str, Atoms]) -> Padded:
-    """`x` in the layouts that are chosen; canonical where none is."""
+    """`x` in the chosen layouts; canonical in dimensions without one."""
     for d, label in enumerate(labels):
         if label not in chosen:
             x = with_one_atom(masks, x, d)
@@ -47,7 +47,7 @@ def _moved(masks: Masks, x: Padded, labels: list[str], chosen: Mapping[str, Atom
 
 
 def with_canonical(dims: int | slice, rank: int) -> str:
-    """A term for operands of a rank: some dimensions are canonical, the others of one layout."""
+    """A term for operands of a rank: `dims` are canonical, and the others share their layouts."""
     letters = list(_LETTERS[:rank])
     for d in range(rank)[dims] if isinstance(dims, slice) else [range(rank)[dims]]:
         letters[d] = "_"
@@ -55,7 +55,7 @@ def with_canonical(dims: int | slice, rank: int) -> str:
 
 
 def _labels(term: str | None, rank: int) -> list[str]:
-    """What stands for each dimension: a letter, `_`, or its distance from the last dimension of `...`."""
+    """The label of each dimension: a letter, `_`, or its distance from the last dimension of `...`."""
     if term is None:
         return ["_"] * rank
     letters = list(term.removeprefix("..."))
@@ -67,7 +67,7 @@ def _labels(term: str | None, rank: int) -> list[str]:
 
 
 def _chosen(operands: list[Padded], labels: list[list[str]]) -> dict[str, Atoms]:
-    """For each label the layout of the operand with the most atoms; none where sizes are not proven equal."""
+    """For each label, the layout of the operand with the most atoms; none if sizes are not proven equal."""
     found: dict[str, list[Atoms]] = {}
     for x, names in zip(operands, labels, strict=True):
         for atoms, label in zip(x.dims, names, strict=True):
@@ -97,7 +97,7 @@ def _tensors(call: Call) -> Iterator[tuple[str, Padded]]:
                 yield argument.name, leaf
 
 
-# Arguments that are sizes of tensors: a rule gets padded ones, as its tensors have them. Strides are those of memory.
+# Arguments that are sizes of tensors: a rule gets padded sizes, like those of its tensors. Strides are not sizes.
 _SIZES = (
     "size", "shape", "input_sizes", "bias_sizes", "normalized_shape", "num_weights", "n", "m", "repeats", "split_size",
     "split_sizes", "batch_dims",
@@ -105,28 +105,28 @@ _SIZES = (
 
 
 def require_no_length_as_number(call: Call, taken: Container[str]) -> None:
-    """Refuse a length in the place of a number that is no size: the operator would take the padded one.
+    """Refuse a length in an argument that is not a size: the operator would use the padded length.
 
     Args:
         call: The call.
-        taken: Names of the arguments in which the rule itself takes a length for the true one.
+        taken: Names of the arguments for which the rule itself uses the true length.
     """
     for argument, value in _arguments(call):
         is_size = _element(argument.real_type) == "SymIntType" and argument.name in _SIZES
         if is_size or argument.name in taken:
             continue
         if any(isinstance(leaf, Symbolic) and is_padded(leaf) for leaf in pytree.tree_leaves(value)):
-            raise Refused(f"the length is its argument {argument.name}")
+            raise Refused(f"the length is used as its argument {argument.name}")
 
 
 def _element(kind: Any) -> str:
-    """What a type of a schema is an optional, or a list, of."""
+    """The element type of a schema type: without optionals and lists."""
     while kind.kind() in ("OptionalType", "ListType"):
         kind = kind.getElementType()
     return str(kind.kind())
 
 
 def is_concerned(call: Call) -> bool:
-    """Whether an argument is padded, or is a length."""
+    """Whether an argument is padded or is a length."""
     leaves = pytree.tree_leaves((call.args, call.kwargs), is_leaf=lambda x: isinstance(x, Padded))
     return any(any(map(has_tail, x.dims)) if isinstance(x, Padded) else isinstance(x, Symbolic) for x in leaves)

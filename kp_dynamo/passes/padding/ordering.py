@@ -1,4 +1,4 @@
-"""Sorting, and what is picked from an order: the tail comes last, whatever is among the true elements."""
+"""Sorting and order statistics: the tail is sorted last, whatever the true elements are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _sort(call: Call) -> tuple[Padded, Padded]:
 
 
 def _in_order(masks: Masks, x: Padded, d: int, descending: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values along `d` and where they were. Stable: of equal ones the true come first."""
+    """Sorted values along `d` and their indices. Stable: of equal values, true elements come first."""
     result: tuple[torch.Tensor, torch.Tensor] = torch.sort(
         _with_tail_last(masks, x, [d], descending), dim=d, descending=descending, stable=True
     )
@@ -32,7 +32,7 @@ def _in_order(masks: Masks, x: Padded, d: int, descending: bool) -> tuple[torch.
 
 
 def _with_tail_last(masks: Masks, x: Padded, dims: Sequence[int], descending: bool) -> torch.Tensor:
-    """ATen takes any NaN for the largest number; XLA one with its sign bit set for the least."""
+    """ATen sorts every NaN as the largest number; XLA sorts a NaN with its sign bit set as the smallest."""
     if not x.tensor.dtype.is_floating_point:
         return masks.filled(x, dims, -math.inf if descending else math.inf)
     filled = masks.filled(x, dims, -math.inf if descending else math.nan)
@@ -63,7 +63,7 @@ def _kth_value(call: Call) -> Any:
 
 @rule(aten.median.dim, aten.nanmedian.dim, layouts="...")
 def _median(call: Call) -> Any:
-    """The lower of two; NaN where there is one, which is then the first behind the numbers, or left out."""
+    """The lower of the two middle values. `median` returns NaN, the first after the numbers; `nanmedian` skips it."""
     x, d, keeps = call.args[0], call.args[1] % max(1, len(call.args[0].dims)), call.own("keepdim", 2, False)
     count: Any = call.masks.true_count(x, [d])
     if not x.tensor.dtype.is_floating_point:
@@ -73,14 +73,14 @@ def _median(call: Call) -> Any:
 
 
 def _median_place(target: Any, count: Any, num_nans: torch.Tensor) -> torch.Tensor:
-    """Where the median is in the order, in which NaN comes last."""
+    """The index of the median in sorted order, with NaN last."""
     if target.overloadpacket is aten.nanmedian:
         return torch.as_tensor(floor_div(count - num_nans - 1, 2)).clamp(min=0)
     return torch.where(num_nans > 0, count - num_nans, floor_div(count - 1, 2))
 
 
 def _picked(call: Call, d: int, keeps: bool, at: Any) -> tuple[Padded, ...]:
-    """What is at a place of the order along `d`: a number, or as many as there are rows."""
+    """The elements at index `at` of the sorted order along `d`; `at` is one number, or one per row."""
     d %= len(call.args[0].dims)
     x = with_one_atom(call.masks, call.args[0], d)
     found = _in_order(call.masks, x, d, descending=False)

@@ -1,4 +1,4 @@
-"""Reductions, softmax and running sums: the tail is replaced by what changes nothing."""
+"""Reductions, softmax and cumulative sums: the tail is filled with the identity of the reduction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _reduced(call: Call, position: int = 1) -> list[int]:
     return sorted({d % rank for d in chosen}) if rank else []
 
 
-def _left(call: Call, dims: list[int], keeps: bool) -> Dims:
+def _remaining(call: Call, dims: list[int], keeps: bool) -> Dims:
     kept = enumerate(call.args[0].dims)
     return tuple(() if d in dims else atoms for d, atoms in kept if keeps or d not in dims)
 
@@ -43,7 +43,7 @@ def _reduce(call: Call) -> Padded:
     has_dims = call.target._overloadname != "default" or call.target in _WITH_DIMS
     dims = _reduced(call) if has_dims else list(range(len(call.args[0].dims)))
     filled = call.masks.filled(call.args[0], dims, _IDENTITIES[call.target])
-    return Padded(call.run(filled, *call.args[1:], **call.kwargs), _left(call, dims, has_dims and _keeps(call, 2)))
+    return Padded(call.run(filled, *call.args[1:], **call.kwargs), _remaining(call, dims, has_dims and _keeps(call, 2)))
 
 
 _WITH_DIMS = {aten.amax.default, aten.amin.default, aten.logsumexp.default}
@@ -55,11 +55,11 @@ def _mean(call: Call) -> Padded:
     x, keeps = call.args[0], call.target is aten.mean.dim and _keeps(call, 2)
     wide = x.replaced(_wide(x.tensor if call.kwargs.get("dtype") is None else x.tensor.to(call.kwargs["dtype"])))
     mean = _summed(call, wide, dims, keeps) / call.masks.true_count(x, dims)
-    return Padded(mean.to(call.like.dtype), _left(call, dims, keeps))
+    return Padded(mean.to(call.like.dtype), _remaining(call, dims, keeps))
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """What eager accumulates in."""
+    """`tensor` in the dtype that eager accumulates in."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
@@ -69,14 +69,14 @@ def _summed(call: Call, x: Padded, dims: list[int], keeps: bool) -> torch.Tensor
 
 @rule(aten.var.correction, aten.std.correction, aten.var_mean.correction, layouts="...")
 def _var(call: Call) -> Any:
-    """Two passes: the mean, then the mean square of what is left (torch's own form as well)."""
+    """Two passes, as in torch: the mean, then the mean square of the differences from it."""
     dims, correction = _reduced(call), call.kwargs.get("correction")
     x, keeps = call.args[0].replaced(_wide(call.args[0].tensor)), bool(call.kwargs.get("keepdim", False))
     count: Any = call.masks.true_count(x, dims)
     mean = _summed(call, x, dims, True) / count
     squares = _summed(call, x.replaced((x.tensor - mean) ** 2), dims, keeps)
     variance = squares / _at_least_zero(count - (1 if correction is None else correction))
-    left = _left(call, dims, keeps)
+    left = _remaining(call, dims, keeps)
     if call.target is aten.var_mean.correction:
         small = mean if keeps else mean.reshape([s for d, s in enumerate(mean.shape) if d not in dims])
         return Padded(variance.to(call.like[0].dtype), left), Padded(small.to(call.like[1].dtype), left)
@@ -92,7 +92,7 @@ def _at_least_zero(count: Number) -> Number:
 def _vector_norm(call: Call) -> Padded:
     order, dims = call.arg(1, 2), _reduced(call, 2)
     filled = call.masks.filled(call.args[0], dims, math.inf if order < 0 else 0)
-    return Padded(call.run(filled, *call.args[1:], **call.kwargs), _left(call, dims, _keeps(call, 3)))
+    return Padded(call.run(filled, *call.args[1:], **call.kwargs), _remaining(call, dims, _keeps(call, 3)))
 
 
 _EXTREMES = {
@@ -103,13 +103,13 @@ _EXTREMES = {
 
 @rule(*_EXTREMES, layouts="...")
 def _extreme(call: Call) -> Any:
-    """Where the extreme is: the first of equal ones, which no tail comes before."""
+    """The index of the extreme: the first of equal values, and no tail precedes it."""
     x, keeps = call.args[0], _keeps(call, 2)
     dims = _reduced(call)
     is_flat = call.own("dim", 1) is None
     merged = tuple(atom for d in dims for atom in x.dims[d]) if is_flat else x.dims[dims[0]] if dims else ()
     result = call.run(call.masks.filled(x, dims, _EXTREMES[call.target]), *call.args[1:], **call.kwargs)
-    left = _left(call, dims, keeps)
+    left = _remaining(call, dims, keeps)
     if isinstance(result, tuple):
         return Padded(result[0], left), Padded(_true_place(call, result[1], merged), left)
     return Padded(_true_place(call, result, merged), left)
@@ -137,7 +137,7 @@ def _softmax_backward(call: Call) -> Any:
     layouts="...",
 )  # fmt: skip
 def _running(call: Call) -> Any:
-    """Each element depends on those before it, and the tail comes last."""
+    """Each element depends only on earlier ones, and the tail is last, so true elements never see it."""
     x, d = call.args[:2]
     x = with_one_atom(call.masks, x, d % len(x.dims)) if x.dims else x
     result = call.run(x, *call.args[1:], **call.kwargs)

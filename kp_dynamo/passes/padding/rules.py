@@ -1,4 +1,4 @@
-"""The registry of rules, and the rule of operators that act on each element alone."""
+"""The registry of rules, and the rule of elementwise operators."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ Function = Callable[[Call], Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """What makes the calls of an operator right, and which operands it takes.
+    """How to make the calls of an operator correct, and the operands it takes.
 
     Attributes:
-        layouts: See `operands.py`; a function of the call where they depend on its arguments.
-        lengths: Names of the arguments that are no sizes, and in which it computes with the true length.
+        function: Makes a call correct; see `rule`.
+        layouts: See `operands.py`; a function of the call if they depend on its arguments.
+        lengths: Names of the arguments that are not sizes, for which the rule uses the true length.
     """
 
     function: Function
@@ -47,9 +48,9 @@ def rule(
 ) -> Callable[[Function], Function]:
     """Register the rule of some operators: Call -> `Padded`, or a tuple of them.
 
-    A rule raises `Refused` where the call cannot be made right, and returns NotImplemented where it is to be taken
-    apart. Its operands have the layouts that it declares, and canonical ones where it declares none. A length in an
-    argument that is no size is refused, but in those that `lengths` names, with blanks between.
+    A rule raises `Refused` if it cannot make the call correct, and returns NotImplemented to have it decomposed. Its
+    operands have the declared layouts, and are canonical without a declaration. A length in an argument that is not a
+    size is refused, except in those that `lengths` names, separated by blanks.
     """
 
     def register(function: Function) -> Function:
@@ -61,7 +62,7 @@ def rule(
     return register
 
 
-# Act on each element alone, and torch 2.9 does not tag them so, or they have parameters of their own.
+# Elementwise operators that torch 2.9 does not tag as pointwise, or that have further parameters.
 _ELEMENTWISE = {
     aten.alias.default, aten.bernoulli.default, aten.bernoulli.p, aten.clone.default, aten.detach.default,
     aten.empty_like.default, aten.lift_fresh_copy.default, aten.masked_fill.Scalar,
@@ -77,12 +78,12 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 def is_elementwise(target: Any) -> bool:
-    """Whether an operator acts on each element alone, with broadcasting."""
+    """Whether an operator is elementwise, with broadcasting."""
     return target in _ELEMENTWISE or torch.Tag.pointwise in getattr(target, "tags", ())
 
 
 def elementwise(call: Call) -> Any:
-    """Tails stay tails. A length among the arguments is a value, and means the true one."""
+    """Tails stay tails. A length among the arguments is a value, and is replaced by the true length."""
     call = with_layouts(call, "...")
     dims = broadcast([x.dims for x in call.operands()])
     has_length = any(
@@ -94,7 +95,7 @@ def elementwise(call: Call) -> Any:
 
 def _with_true_lengths(call: Call) -> Any:
     dtypes = [x.tensor.dtype for x in call.operands()]
-    # A length above 256 is no bfloat16 number; eager computes in float32 with it.
+    # bfloat16 cannot represent every length above 256; eager computes in float32.
     widens = isinstance(call.like, Like) and call.like.dtype in _NARROW
 
     def value(x: Any) -> Any:
@@ -104,13 +105,13 @@ def _with_true_lengths(call: Call) -> Any:
         return true.to(dtype_beside(true.dtype, dtypes)) if isinstance(true, torch.Tensor) else true
 
     args, kwargs = pytree.tree_map(value, (call.args, call.kwargs), is_leaf=is_padded_value)
-    # A tensor where a number was: the packet finds the overload that takes it.
+    # A tensor replaces a number: the packet picks the matching overload.
     result = call.target.overloadpacket(*args, **kwargs)
     return result.to(call.like.dtype) if isinstance(call.like, Like) else result
 
 
 def dtype_beside(number: torch.dtype, tensors: Sequence[torch.dtype]) -> torch.dtype:
-    """In which dtype a number enters: as torch promotes it, said aloud because torch_xla does not always."""
+    """The dtype that torch promotes a number to, made explicit because torch_xla does not always do it."""
     if number == torch.bool:
         return number
     floating = [torch.float32 if dtype in _NARROW else dtype for dtype in tensors if dtype.is_floating_point]

@@ -1,4 +1,4 @@
-"""Places in sorted numbers: the tail comes last, and no place is behind the true end."""
+"""Searches in sorted numbers: the tail is filled to sort last, and results are clamped to the true end."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _bucketize(call: Call) -> Padded:
 def _search_sorted(call: Call) -> Padded:
     numbers, x = call.args
     if call.kwargs.get("sorter") is not None:
-        raise Refused("numbers that another tensor sorts")
+        raise Refused("searchsorted with a sorter is unsupported")
     dims = x.dims if isinstance(x, Padded) else ()
     return _searched(call, numbers, dims, (call.masks.filled(numbers, [-1], math.inf), x))
 
 
 def _searched(call: Call, numbers: Padded, dims: Dims, operands: tuple[Any, ...]) -> Padded:
-    """NaN, and the largest number of all from the right, are found behind the tail."""
+    """NaN, and the largest number with right=True, are found after the tail, so the result is clamped."""
     places = call.run(*operands, **call.kwargs)
     count = torch.as_tensor(call.masks.true_count(numbers, [-1])).to(places.dtype)
     return Padded(torch.minimum(places, count), dims)

@@ -1,4 +1,4 @@
-"""Views: the same elements under other dimensions."""
+"""Views: the same elements with other dimensions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def _view(call: Call) -> Padded:
 
 @rule(aten.as_strided.default, layouts="...", lengths="stride storage_offset")
 def _as_strided(call: Call) -> Padded:
-    """As torch's decompositions use it: in the place of a view of a contiguous tensor."""
+    """Supported as torch's decompositions use it: in place of a view of a contiguous tensor."""
     x, size, stride, offset = *call.args[:3], call.own("storage_offset", 3)
     wanted = (*make_contiguous_strides_for(size), product(tuple(size)))
     is_dense = all(map(equal_sizes, (*stride, product(tuple(x.shape))), wanted))
     if not (is_dense and x.tensor.is_contiguous() and offset in (None, 0)):
-        raise Refused("it takes another part of memory than its operand's")
+        raise Refused("as_strided reads other memory than its operand's elements in order")
     return viewed(call.masks, x, list(call.like.shape))
 
 
@@ -111,7 +111,7 @@ def _unbind(call: Call) -> tuple[Padded, ...]:
     x, d = call.args[0], call.arg(1, 0)
     d %= len(x.dims)
     if has_tail(x.dims[d]):
-        raise Refused("unbound along the padded dimension: the number of results depends on the length")
+        raise Refused("unbind along the padded dimension: the number of results depends on the length")
     return tuple(Padded(t, x.dims[:d] + x.dims[d + 1 :]) for t in call.unchanged())
 
 
@@ -120,17 +120,17 @@ def _diagonal(call: Call) -> Padded:
     x = call.args[0]
     offset, first, second = call.arg(1, 0), call.arg(2, 0) % len(x.dims), call.arg(3, 1) % len(x.dims)
     if is_padded(offset):
-        raise Refused("a diagonal that the length places")
+        raise Refused("the offset of a diagonal depends on the length")
     kept = tuple(atoms for d, atoms in enumerate(x.dims) if d not in (first, second))
     return Padded(call.unchanged(), kept + plain(call.like.shape[-1:]))
 
 
 @rule(aten.diagonal_backward.default)
 def _diagonal_backward(call: Call) -> Padded:
-    """A row of the result has the one element of the gradient whose place on the diagonal it crosses."""
+    """Each row of the result gets the gradient element of the diagonal position that it crosses."""
     gradient, sizes, offset, first, second = call.args
     if is_padded(offset):
-        raise Refused("a diagonal that the length places")
+        raise Refused("the offset of a diagonal depends on the length")
     rank = len(sizes)
     first, second = first % rank, second % rank
     rows, columns = call.masks.positions(sizes[first]), call.masks.positions(sizes[second])
@@ -144,7 +144,7 @@ def _diagonal_backward(call: Call) -> Padded:
 def _unfold(call: Call) -> Padded:
     x, d, size, step = call.args
     if is_padded(size) or is_padded(step):
-        raise Refused("a window as wide as the length")
+        raise Refused("the size or step of unfold depends on the length")
     x = with_one_atom(call.masks, x, d % len(x.dims))
     dims = list(x.dims)
     dims[d] = plain([call.like.shape[d]])[0]
@@ -155,5 +155,5 @@ def _unfold(call: Call) -> Padded:
 def _triangle(call: Call) -> Padded:
     x = call.args[0]
     if is_padded(call.arg(1, 0)):
-        raise Refused("a triangle that the length places")
+        raise Refused("the diagonal of tril or triu depends on the length")
     return Padded(call.unchanged(), x.dims)

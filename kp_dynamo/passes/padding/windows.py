@@ -1,4 +1,4 @@
-"""Convolutions and pools: behind the true end they see what they see behind the end of a tensor."""
+"""Convolutions and pools: windows past the true end see the values that they see past the end of a tensor."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kp_dynamo.passes.padding.rules import aten, rule
 
 
 def _spatial(call: Call, x: Padded) -> Padded:
-    """`x` with nothing in the tails of its windows' dimensions."""
+    """`x` with zeros in the tails of its channel and window dimensions."""
     return x.replaced(call.masks.filled(x, range(1, len(x.dims)), 0))
 
 
-def _slid(x: Padded, channels: Any, like: Any) -> Dims:
+def _window_dims(x: Padded, channels: Any, like: Any) -> Dims:
     return (x.dims[0], channels, *plain(like.shape[2:]))
 
 
 def _batch_and_windows(call: Call) -> dict[str, str]:
-    """Of one batch; channels and windows are canonical."""
+    """Gradient and input share the batch layout; channels and windows are canonical."""
     term = with_canonical(slice(1, None), len(call.args[0].dims))
     return {"grad_output": term, "input": term}
 
@@ -30,9 +30,9 @@ def _batch_and_windows(call: Call) -> dict[str, str]:
 def _convolution(call: Call) -> Padded:
     x, weight, bias = _spatial(call, call.args[0]), call.args[1], call.args[2]
     if any(map(has_tail, weight.dims)):
-        raise Refused("the weight of a convolution is padded")
+        raise Refused("the weight of a convolution has a padded dimension")
     channels = plain(call.like.shape[1:2])[0]
-    return Padded(call.run(x, weight, bias, *call.args[3:]), _slid(x, channels, call.like))
+    return Padded(call.run(x, weight, bias, *call.args[3:]), _window_dims(x, channels, call.like))
 
 
 @rule(aten.convolution_backward.default, layouts=_batch_and_windows)
@@ -50,7 +50,7 @@ def _max_pool(call: Call) -> tuple[Padded, Padded]:
     x, ceil_mode = call.args[0], call.arg(5, False)
     first = len(x.dims) - 2
     if ceil_mode or (has_tail(x.dims[-1]) and x.dims[-2]):
-        raise Refused("a pool with ceil_mode, or indices into rows of a padded width")
+        raise Refused("max pooling with ceil_mode=True, or with a padded width, is unsupported")
     result = call.run(call.masks.filled(x, (first, first + 1), -math.inf), *call.args[1:])
     dims = (*x.dims[:first], *plain(call.like[0].shape[first:]))
     return Padded(result[0], dims), Padded(result[1], dims)
