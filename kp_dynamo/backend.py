@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="kp_tpu", options={...})`: the way of a graph, top to bottom."""
+"""`torch.compile(model, backend="kp_tpu", options={...})`: the path of a graph, top to bottom."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
 
     Args:
         gm: Dynamo's graph.
-        example_inputs: Its inputs: all on the CPU (then the backend places them) or all on the XLA device.
+        example_inputs: The graph inputs: all on the CPU (then the backend places them) or all on the XLA device.
         options: See `CompileOptions`.
         mode: Only None or "default".
 
     Returns:
-        A callable that takes and returns what `gm` does.
+        A callable with the arguments and results of `gm`.
 
     Raises:
-        TPUBackendError: Whatever stands in the way, as one of its subclasses; torch wraps it in
-            `BackendCompilerFailed`, where it is `.inner_exception`.
+        TPUBackendError: Compilation failed, as one of its subclasses. torch wraps it in `BackendCompilerFailed`,
+            as `.inner_exception`.
     """
     if mode not in (None, "default"):
         raise TPUConfigurationError(
-            f"mode={mode!r} is one of inductor's. Allowed: mode='default'. Choose options={{'level': ...}} instead."
+            f"mode={mode!r} is invalid: it is a mode of Inductor. Allowed: mode='default'. "
+            "Try: options={'level': ...}."
         )
     chosen = CompileOptions.from_dict(options)
     xla.device()
@@ -47,7 +48,7 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
 
         log.configure()
         return compile_with_stock(gm, example_inputs, chosen, version)
-    # What needs torch_xla is imported once it is known to be there and to fit.
+    # Import modules that need torch_xla only after checking that it is installed in a supported version.
     from kp_dynamo.session import SESSION
 
     if "cache_size" in chosen.given:
@@ -56,7 +57,7 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
 
 
 def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions) -> Any:
-    """What `kp_tpu` returns, compiled with the caches of `session`; the device has been started."""
+    """Like `kp_tpu`, with the caches of `session`; the device must have been started."""
     from kp_dynamo.capture.capture import read_capture
 
     log.configure()
@@ -70,7 +71,7 @@ def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[An
 def cache_stats() -> dict[str, Any]:
     """Statistics of the compile cache: `size, max_size, hits, misses, hit_rate, evictions` of programs.
 
-    Under "captures" the same of whole captures, which are found before AOTAutograd.
+    "captures" holds the same for whole captures, which are looked up before AOTAutograd runs.
     """
     from kp_dynamo.session import SESSION
 
@@ -78,7 +79,7 @@ def cache_stats() -> dict[str, Any]:
 
 
 def clear_cache() -> None:
-    """Forget every compiled program and every copy on the device. Compiled functions in use compile again."""
+    """Drop every compiled program and every copy on the device. Compiled functions in use recompile."""
     from kp_dynamo.session import SESSION
 
     SESSION.clear()

@@ -1,4 +1,4 @@
-"""The state of the backend in one process: its caches, and how a capture is compiled with them."""
+"""The state of the backend in one process: its caches, and the compilation of a capture with them."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ class _Plan(NamedTuple):
 
 
 class Session:
-    """Programs by what they compute, and whole captures by what Dynamo saw.
+    """Caches programs by the graph they compute, and whole captures by what Dynamo captured.
 
     Args:
-        cache_size: How many programs are kept, and how many captures.
-        observe: Told of every capture, transformed graph and program.
-        export: A lowering that runs nothing, in place of the one that the options name: then graphs may be called
-            with fake tensors.
-        salt: Goes into the identity of every graph. One that no other session has makes XLA compile programs that
-            torch_xla has in its own cache.
+        cache_size: Maximum number of programs, and of captures.
+        observe: Called with an event for every capture, transformed graph and program.
+        export: A lowering that runs nothing and replaces the one in the options; graphs may then be called with fake
+            tensors.
+        salt: Part of the identity of every graph. A unique salt makes XLA recompile programs that torch_xla has in its
+            own cache.
     """
 
     def __init__(
@@ -82,31 +82,31 @@ class Session:
         self.captures: LRUCache[CompileKey, Callable[..., Any]] = LRUCache(cache_size)
 
     def may_run_eagerly(self, options: CompileOptions) -> bool:
-        """Whether Dynamo may run eagerly what cannot be compiled: ahead of time it has nothing to run it with."""
+        """Whether Dynamo may fall back to eager; ahead of time it has no device to run on."""
         return self._export is None and not options.strict
 
     def resize(self, cache_size: int) -> None:
-        """Keep at most this many programs, and as many captures."""
+        """Keep at most `cache_size` programs, and as many captures."""
         self.runtime.cache.resize(cache_size)
         self.captures.resize(cache_size)
 
     def clear(self) -> None:
-        """Forget programs, captures and copies on the device; what is in use compiles again when called."""
+        """Drop programs, captures and copies on the device; compiled functions in use recompile when called."""
         self.captures.clear()
         self.runtime.cache.clear()
         self.runtime.placement.clear()
 
     def compiled(self, capture: Capture, options: CompileOptions) -> Callable[..., Any]:
-        """What runs `capture`: from an equal capture, else through AOTAutograd."""
+        """A callable that runs `capture`: cached from an equal capture, or compiled through AOTAutograd."""
         if capture.mode == "fake" and self._export is None:
             raise TPUDeviceError(
-                "the inputs are fake tensors, which have no values to run with. Allowed: tensors on the CPU or on the "
-                "XLA device. To learn what a TPU makes of a model without running it, call kp_dynamo.aot_compile."
+                "the inputs are fake tensors, which have no values. Allowed: tensors on the CPU or on the XLA device. "
+                "Try: kp_dynamo.aot_compile, which compiles a model for a TPU without running it."
             )
         if options.donate == "mutated" and options.lowering == "stock":
             raise TPUConfigurationError(
-                "donate='mutated' with lowering='stock': torch_xla's own bridge does not say which buffers it shares. "
-                "Allowed: lowering='openxla', or donate='off'."
+                "donate='mutated' is invalid with lowering='stock': torch_xla's own bridge does not report which "
+                "buffers it shares. Allowed: lowering='openxla', or donate='off'."
             )
         capture, bucketing = _bucketing(capture, options)
         pipeline = build_pipeline(options, bucketing.symbols if bucketing is not None else ())
@@ -140,13 +140,13 @@ class Session:
         return run
 
     def _numbered_trace(self, capture: Capture, plan: _Plan) -> tuple[int, Callable[..., Any]]:
-        """A number and what runs the capture; the number is given again where there comes nothing of it."""
+        """A number and a callable for the capture; the number is reused if Dynamo breaks the graph."""
         number = self._free.pop() if self._free else next(self._numbers)
         try:
             with time_budget(plan.options.compile_timeout_s, f"capture {number}"):
                 return number, self._trace(capture, plan, number)
         except (AssertionError, *exceptions_allowed_to_be_fallback):
-            # Dynamo breaks the graph here, and goes on as if it had not been captured.
+            # Dynamo breaks the graph here, and continues as if it had not been captured.
             self._free.append(number)
             raise
 
@@ -157,7 +157,7 @@ class Session:
         def transform(gm: fx.GraphModule, name: str, aliases: ResultAliases | None) -> None:
             start, label = time.perf_counter(), f"{number}.{name}"
             chosen = backward_pipeline if name == "backward" else pipeline
-            if aliases is not None:  # a backward is a part of a joint graph
+            if aliases is not None:  # not a backward, which is part of a joint graph
                 prepare_graph(gm.graph, writes_to_inputs=aliases.has_written_inputs, on_device=capture.mode == "xla")
             if bucketing is not None and aliases is not None:
                 chosen = bucketing.allowed(chosen, options.strict, aliases)
@@ -213,7 +213,7 @@ def _bucketing(capture: Capture, options: CompileOptions) -> tuple[Capture, Buck
 
 
 def _recording_donated(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`; its arguments are looked at after it, when AOTAutograd has copied their new values over them."""
+    """`run`, which then records its arguments, after AOTAutograd has copied their new values over them."""
 
     def recording(*args: Any) -> Any:
         results = run(*args)
@@ -239,9 +239,9 @@ def _precision(options: CompileOptions) -> str:
 
 
 def _conditions(options: CompileOptions, pipeline: Pipeline, mode: str) -> Parts | None:
-    """What else decides about a program; None where nothing stable says what a pass of the user's does."""
+    """The rest of the cache key of a program; None if a pass of the user has no stable identity."""
     try:
-        # A class that is defined again has the same repr.
+        # A redefined class has the same repr.
         passes = identity_of(options.extra_passes)
     except Uncacheable:
         return None
@@ -256,7 +256,7 @@ def _conditions(options: CompileOptions, pipeline: Pipeline, mode: str) -> Parts
 
 
 def _graph_text(gm: fx.GraphModule) -> Any | None:
-    """What tells a graph from others; None where nothing stable does."""
+    """The canonical text of a graph; None if it has no stable one."""
     try:
         return graph_text(gm)
     except Uncacheable:

@@ -1,7 +1,7 @@
-"""At run time: pad to a bucket, hand the true lengths to the program, cut the results.
+"""At run time: pad inputs to a bucket, pass the true lengths to the program, slice the results.
 
-Between Dynamo and AOTAutograd, so that everything below, backward included, sees padded sizes only. Pads and cuts are
-made on the host, which compiles nothing: on the device each length would be a small program of its own.
+This happens between Dynamo and AOTAutograd, so that everything below, backward included, sees only padded sizes.
+Padding and slicing run on the host, which compiles nothing: on the device, each length would be a small program.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kp_dynamo.telemetry.counters import TELEMETRY
 logger = logging.getLogger(__name__)
 
 MASKS = "mask_padding"
-_REMEDY = "Write that line otherwise, mask by hand and give a fixed size, or leave buckets out"
-_told: set[str] = set()
+_REMEDY = "Try: rewrite that line, mask by hand and pass a fixed size, or remove the option buckets"
+_warned: set[str] = set()
 _MAX_PLANS = 4096  # of some hundred bytes each
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is done for one combination of true lengths: shapes of padded inputs, lengths, what results are cut to."""
+    """For one combination of true lengths: shapes of the padded inputs, the lengths, shapes of the sliced results."""
 
     inputs: tuple[tuple[int, Shape | float], ...]
     lengths: tuple[int, ...]
@@ -50,7 +50,7 @@ class Bucketing:
 
     Attributes:
         symbols: Names of the symbolic lengths, in the order of their inputs.
-        is_refused: Whether its graph could not be made right at padded sizes: then nothing is padded.
+        is_refused: Whether the graph could not be made correct at padded sizes; then nothing is padded.
     """
 
     def __init__(self, gm: fx.GraphModule, buckets: Buckets, *, poisons: bool, strict: bool) -> None:
@@ -66,9 +66,9 @@ class Bucketing:
         self._arguments: PaddedArguments | None = None
 
     def wrap(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """`run`, which takes padded inputs and true lengths, as Dynamo calls it."""
+        """Wrap `run`, which takes padded inputs and true lengths, in Dynamo's calling convention."""
 
-        def called(*args: Any) -> list[Any]:
+        def run_bucketed(*args: Any) -> list[Any]:
             lengths = tuple(int(args[i].shape[d]) for i, d in self._where.values())
             plan = self._plans.get(lengths)
             if plan is None:
@@ -81,10 +81,10 @@ class Bucketing:
                 return self._run_padded(run, args, plan)[1]
             with arguments.checked(args):
                 padded, results = self._run_padded(run, args, plan)
-                arguments.bring_back(args, padded, results, self._resized)
+                arguments.write_back(args, padded, results, self._resized)
             return results
 
-        return called
+        return run_bucketed
 
     def _run_padded(self, run: Callable[..., Any], args: Sequence[Any], plan: _Plan) -> tuple[list[Any], list[Any]]:
         padded = list(args)
@@ -96,15 +96,15 @@ class Bucketing:
         return padded, results
 
     def allowed(self, pipeline: tuple[GraphPass, ...], strict: bool, aliases: ResultAliases) -> tuple[GraphPass, ...]:
-        """`pipeline`, without the masks where results or writes in place forbid padding.
+        """`pipeline`, without the masking pass if results or in-place writes forbid padding.
 
         Args:
             pipeline: The passes.
-            strict: Raise where padding is forbidden.
+            strict: Raise if padding is forbidden.
             aliases: Results that share memory.
 
         Raises:
-            TPUOptimizationError: They do, and `strict` is set.
+            TPUOptimizationError: Padding is forbidden, and `strict` is set.
         """
         reason = self._aliasing_reason(aliases)
         if reason is None:
@@ -115,12 +115,12 @@ class Bucketing:
         return tuple(p for p in pipeline if p.name != MASKS)
 
     def decide(self, reports: Sequence[PassReport], gm: fx.GraphModule) -> None:
-        """Learn from the reports of the passes whether the graph was made right at padded sizes."""
+        """Read from the reports of the passes whether the graph was made correct at padded sizes."""
         for name, reason in (refused for report in reports if report.name == MASKS for refused in report.refused):
-            # A later pass may have replaced it.
+            # A later pass may have replaced the node.
             node = next((n for n in gm.graph.nodes if n.name == name), None)
             where = name if node is None else f"{node.target}{user_line(node)}"
-            # An input's name in the graph is nothing that the user knows.
+            # The user does not know an input's name in the graph.
             self._refuse(reason if node is not None and node.op == "placeholder" else f"{where}: {reason}")
         self._sizes = gm.meta.get(PADDED_SIZES, frozenset())
 
@@ -130,7 +130,7 @@ class Bucketing:
         _warn_once(f"a graph is compiled for each length, not padded to buckets: {reason}. {_REMEDY}")
 
     def _aliasing_reason(self, aliases: ResultAliases) -> str | None:
-        """Why the graph that AOTAutograd traces just now cannot be padded; what it does to its arguments is noted."""
+        """Why the graph that AOTAutograd is tracing cannot be padded; also records what it does to its arguments."""
         context = torch._guards.TracingContext.try_get()
         metadata: Any = context.fw_metadata if context is not None else None
         if metadata is None:
@@ -149,8 +149,8 @@ class Bucketing:
             return _Plan((), tuple(lengths), ())
         inputs = _changes(self._inputs, true, padded)
         taken = self._arguments.taken if self._arguments is not None else ()
-        cut = [None if i in taken else result for i, result in enumerate(self._results)]
-        return _Plan(inputs, tuple(lengths), _changes(cut, padded, true))
+        own_results = [None if i in taken else result for i, result in enumerate(self._results)]
+        return _Plan(inputs, tuple(lengths), _changes(own_results, padded, true))
 
     def _padded(self, true: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, int]:
         environment = self._shape_env()
@@ -159,9 +159,9 @@ class Bucketing:
         shrunk = next((size for size in self._sizes if _value(size, padded) < _value(size, true)), None)
         if broken is not None:
             reason = (
-                f"the model has been captured for {self._named(broken)}. Where your code branches on that size, use "
-                "it as a number (x * (x.shape[1] > 6)) or choose buckets on the same side. Where you do not mean it to "
-                "vary, mark the sizes that do with kp_dynamo.mark_sequence and leave dynamic=True out"
+                f"it would break the guard {self._named(broken)} of the graph. Where your code branches on that size, "
+                "use it as a number (x * (x.shape[1] > 6)), or choose buckets on the same side of the branch. If that "
+                "size should not vary, mark the sizes that do with kp_dynamo.mark_sequence and leave out dynamic=True"
             )
         elif shrunk is not None:
             reason = f"a tensor of size {self._named(shrunk)} would be too short. {_REMEDY}"
@@ -178,7 +178,7 @@ class Bucketing:
         if self._strict:
             raise TPUOptimizationError(f"strict=True and {reason}.")
         TELEMETRY.count("exact_lengths")
-        _warn_once(f"a length is compiled as it is: {reason}.")
+        _warn_once(f"a length is compiled without padding: {reason}.")
 
     def _shape_env(self) -> Any:
         position, d = next(iter(self._where.values()))
@@ -191,7 +191,7 @@ class Bucketing:
 
 
 def bucketed(capture: Capture, buckets: Buckets, *, poisons: bool, strict: bool) -> tuple[Capture, Bucketing | None]:
-    """The capture with the true lengths as further inputs; itself and None where none of its sizes is symbolic."""
+    """The capture with the true lengths as extra inputs; the same capture and None if it has no symbolic size."""
     bucketing = Bucketing(capture.gm, buckets, poisons=poisons, strict=strict)
     _warn_static_dims(capture.gm, capture.inputs)
     if not bucketing.symbols:
@@ -202,7 +202,7 @@ def bucketed(capture: Capture, buckets: Buckets, *, poisons: bool, strict: bool)
 
 
 def _warn_static_dims(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Warn of sizes that were marked as varying, and that the model fixes: each is compiled by itself."""
+    """Warn about sizes that were marked as varying but that the model specializes: each is compiled separately."""
     examples = [_example(n) for n in gm.graph.nodes if n.op == "placeholder"]
     for number, (value, example) in enumerate(zip(inputs, examples, strict=True)):
         for d in getattr(value, "_dynamo_weak_dynamic_indices", ()):
@@ -210,26 +210,26 @@ def _warn_static_dims(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
             is_fixed = not (isinstance(size, torch.SymInt) and size.node.expr.free_symbols)
             if is_fixed and value.shape[d] > 1:
                 _warn_once(
-                    f"dimension {d} of input {number} was marked as varying, and the model fixes it at "
-                    f"{value.shape[d]}: it is compiled for each length. torch._dynamo.mark_dynamic in the place of "
-                    "mark_sequence says where"
+                    f"dimension {d} of input {number} was marked as varying, but the model fixes it at "
+                    f"{value.shape[d]}: it is compiled for each length. Try: torch._dynamo.mark_dynamic instead of "
+                    "mark_sequence, which reports where"
                 )
 
 
 def _warn_once(text: str) -> None:
-    if text not in _told:
-        _told.add(text)
+    if text not in _warned:
+        _warned.add(text)
         logger.warning("%s", text)
 
 
 def _with_inputs(gm: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
-    """A copy of Dynamo's graph with further inputs that nothing uses yet; Dynamo itself goes on with its own."""
+    """A copy of Dynamo's graph with extra inputs that are not used yet; Dynamo keeps the original."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
     for node in gm.graph.nodes:
         new[node] = graph.node_copy(node, new.__getitem__)
-        # AOTAutograd asks every input of Dynamo's graph where it comes from.
+        # AOTAutograd reads the source of every input of Dynamo's graph.
         if node.op == "placeholder":
             new[node]._dynamo_source = node._dynamo_source
         if node is last:
@@ -242,28 +242,28 @@ def _with_inputs(gm: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
 
 
 def mark_sequence(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    """Say that the size of a dimension varies from call to call; `options={"buckets": ...}` pads such dimensions.
+    """Mark a dimension whose size varies from call to call; `options={"buckets": ...}` pads such dimensions.
 
-    Call it on each input that a compiled model gets, at least before the first call: `model(mark_sequence(ids, 1))`.
-    Where the model fixes the size all the same (it branches on it, or a table has just that size), each size is
-    compiled by itself: torch's `mark_dynamic` makes that an error.
+    Call it on each input of a compiled model, at least before the first call: `model(mark_sequence(ids, 1))`. If the
+    model fixes the size anyway (it branches on it, or a table has exactly that size), each size is compiled
+    separately; torch's `mark_dynamic` makes that an error.
 
     Args:
         tensor: An input of the model.
-        dim: The dimension, counted from the end where it is negative.
+        dim: The dimension; a negative one counts from the end.
 
     Returns:
         `tensor` itself.
 
     Raises:
-        TPUValidationError: No tensor, or it has no such dimension.
+        TPUValidationError: `tensor` is not a tensor, or it has no such dimension.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise TPUValidationError(f"mark_sequence takes a tensor and a dimension, not a {type(tensor).__name__}")
+        raise TPUValidationError(f"mark_sequence takes a tensor, not a {type(tensor).__name__}")
     if isinstance(dim, bool) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
         raise TPUValidationError(
-            f"dimension {dim!r} of a tensor of shape {tuple(tensor.shape)}; allowed: {-tensor.dim()} to "
-            f"{tensor.dim() - 1}"
+            f"dim={dim!r} is invalid: not a dimension of a tensor of shape {tuple(tensor.shape)}. Allowed: "
+            f"{-tensor.dim()} to {tensor.dim() - 1}"
         )
     torch._dynamo.maybe_mark_dynamic(tensor, dim % tensor.dim())
     return tensor
@@ -274,7 +274,7 @@ def _example(node: Any) -> Any:
 
 
 def _first_places(inputs: Sequence[Any]) -> dict[sympy.Symbol, tuple[int, int]]:
-    """Symbol of a length -> the input and dimension that it is read from."""
+    """Symbol of a length -> the input and dimension it is read from."""
     found: dict[sympy.Symbol, tuple[int, int]] = {}
     for position, value in enumerate(inputs):
         for d, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
@@ -292,7 +292,7 @@ def _changes(
 
 
 def _at(value: Any, sizes: dict[sympy.Symbol, int]) -> Shape | float | None:
-    """The shape of a tensor, or a symbolic number, at given lengths; None for what no length decides."""
+    """The shape of a tensor, or a symbolic number, at given lengths; None if they do not depend on a length."""
     if isinstance(value, torch.SymInt) and not value.node.expr.free_symbols <= sizes.keys():  # an input's stride
         return None
     for symbolic, number in ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)):
@@ -304,13 +304,13 @@ def _at(value: Any, sizes: dict[sympy.Symbol, int]) -> Shape | float | None:
 
 
 def _cap(environment: Any, symbol: sympy.Symbol) -> int | None:
-    """The largest size that the model's guards allow, if there is one."""
+    """The largest size that the model's guards allow; None if they do not bound it."""
     bound = environment.bound_sympy(symbol).upper
     return int(bound) if bound.is_Integer and int(bound) < 2**31 else None
 
 
 def _holds(guard: sympy.Basic, sizes: dict[sympy.Symbol, int]) -> bool:
-    """Whether a guard that was made for true lengths holds for padded ones as well."""
+    """Whether a guard that was made for true lengths also holds for padded lengths."""
     return bool(_value(guard, sizes) != sympy.false)
 
 

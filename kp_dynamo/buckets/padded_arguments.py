@@ -1,7 +1,7 @@
-"""Arguments of a padded size that a graph writes to or returns: the caller's tensors stand behind padded copies.
+"""Arguments of a padded size that a graph writes to or returns: the graph gets padded copies of the caller's tensors.
 
-AOTAutograd writes to the copy, and returns it and views of it. When the graph has run, what it wrote is cut and copied
-over the caller's tensor, and the views are taken of that.
+AOTAutograd writes to the copy, and returns it and views of it. After the graph has run, the written copy is sliced and
+copied over the caller's tensor, and the views are taken of the caller's tensor.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from kp_dynamo.buckets.resizing import Shape
 _OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 _OF_INPUT = (OutputType.alias_of_input, OutputType.is_input)
 _CLONE = "Return a copy: add .clone() to one of them"
-Cut = Callable[[torch.Tensor, Shape], torch.Tensor]
+Slice = Callable[[torch.Tensor, Shape], torch.Tensor]
 
 
 class PaddedArguments:
-    """What becomes of arguments besides being read.
+    """Writes padded arguments back, and takes views of the caller's.
 
     Args:
-        metadata: What AOTAutograd knows of the graph.
-        aliases: Its results that share memory.
+        metadata: AOTAutograd's metadata of the graph.
+        aliases: The results of the graph that share memory.
 
     Attributes:
-        taken: Result -> the argument that it is, or is a view of.
+        taken: Result -> the argument that it is or is a view of.
     """
 
     def __init__(self, metadata: Any, aliases: ResultAliases) -> None:
@@ -41,17 +41,17 @@ class PaddedArguments:
         self.taken = aliases.of_arguments()
 
     def reason_to_refuse(self, num_arguments: int, may_be_padded: Callable[[int], bool]) -> str | None:
-        """Why the graph cannot be padded: memory that is shared would not be.
+        """Why the graph cannot be padded: tensors that share memory in eager would not.
 
         Args:
-            num_arguments: Arguments that Dynamo's graph has, true lengths among them.
+            num_arguments: Number of arguments of Dynamo's graph, including true lengths.
             may_be_padded: Whether an argument has a padded size.
         """
-        if len(self._metadata.input_info) != num_arguments:  # AOTAutograd has put their base in their place
-            return "inputs that share memory are written in place"
+        if len(self._metadata.input_info) != num_arguments:  # AOTAutograd replaced them by their base
+            return "the graph writes in place to inputs that share memory"
         for number, info in enumerate(self._metadata.input_info):
             if info.mutates_metadata and may_be_padded(number):
-                return f"input {number} has a padded size and gets other sizes in place"
+                return f"input {number} has a padded size and is resized in place"
         for number, info in enumerate(self._metadata.output_info):
             if info.output_type in _OF_INPUT:
                 if may_be_padded(info.base_idx) and self.taken.get(number) != info.base_idx:
@@ -64,29 +64,29 @@ class PaddedArguments:
 
     @contextlib.contextmanager
     def checked(self, args: Sequence[Any]) -> Iterator[None]:
-        """Raise where arguments overlap and one is written to: of padded copies nothing tells so.
+        """Raise if arguments overlap and the graph writes to one of them: their padded copies do not overlap.
 
-        Within, views of arguments can be taken, and copies are made that can be written to as the arguments are.
+        Inside the context, views of arguments can be taken, and copies can be written to as the arguments can.
 
         Raises:
-            TPUValidationError: They do.
+            TPUValidationError: Arguments overlap, and the graph writes to one of them.
         """
         if self._written:
             OverlapCheck(self._written, {}).require_same(args)
         with where_views_can_be_taken(args, self._aliases):
             yield
 
-    def bring_back(self, args: Sequence[Any], padded: Sequence[Any], results: list[Any], cut: Cut) -> None:
-        """Copy what was written to padded copies over the arguments, and take views of these."""
+    def write_back(self, args: Sequence[Any], padded: Sequence[Any], results: list[Any], sliced: Slice) -> None:
+        """Copy the written padded copies over the arguments, and take views of the arguments."""
         for position in self._written:
             if padded[position] is not args[position]:
-                updated = cut(padded[position], tuple(args[position].shape))
+                updated = sliced(padded[position], tuple(args[position].shape))
                 _as_autograd_sees(args[position], self._metadata.input_info[position]).copy_(updated)
         for number in self.taken:
             results[number] = self._aliases.taken_of(args, number, results[number])
 
 
 def _as_autograd_sees(argument: torch.Tensor, info: Any) -> torch.Tensor:
-    """An argument to write to: detached where autograd sees no write, as of a leaf with a gradient."""
+    """An argument to write to: detached if autograd must not see the write, as for a leaf that requires grad."""
     is_hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
     return argument.detach() if is_hidden or (argument.is_leaf and argument.requires_grad) else argument

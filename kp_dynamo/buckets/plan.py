@@ -1,4 +1,4 @@
-"""Choose buckets for the lengths that come: the least padding, weighed against compiling more programs."""
+"""Choose buckets for the lengths of a data set: the least padding, weighed against compiling more programs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BAR = 40  # characters of the longest bar
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Buckets, and what they cost on the lengths they were planned for.
+    """Buckets, and their cost for the lengths they were planned for.
 
     Attributes:
-        buckets: Rising padded lengths; `options={"buckets": list(plan.buckets)}`.
+        buckets: Padded lengths in increasing order; `options={"buckets": list(plan.buckets)}`.
         num_steps: Steps that run in each bucket.
         waste_percent: Share of all padded elements that is padding.
         cost: Sum of `step_cost` over all steps, plus `compile_s` for each bucket.
-        exact_cost: The same with a bucket for every length: no padding, most programs.
+        exact_cost: The cost with a bucket for every length: no padding, and the most programs.
     """
 
     buckets: tuple[int, ...]
@@ -48,7 +48,7 @@ class BucketPlan:
         return "\n".join([f"{'bucket':>8}  {'steps':>8}", *rows, summary])
 
     def plot(self, path: str | Path) -> None:
-        """Write a bar chart of steps by bucket as a picture; the kind follows from the file's name.
+        """Write a bar chart of steps per bucket to an image file; its suffix selects the format.
 
         Raises:
             TPUValidationError: matplotlib is not installed.
@@ -57,7 +57,7 @@ class BucketPlan:
             from matplotlib.figure import Figure
         except ImportError as cause:
             raise TPUValidationError(
-                "a plot needs matplotlib, which is not installed. Install it (pip install matplotlib), or print(plan)."
+                "plot() needs matplotlib, which is not installed. Try: pip install matplotlib, or print(plan)."
             ) from cause
         figure = Figure(figsize=(6, 3), layout="constrained")
         axes = figure.subplots()
@@ -73,28 +73,28 @@ def plan_buckets(
     compile_s: float = 0.0,
     step_cost: Callable[[int], float] | None = None,
 ) -> BucketPlan:
-    """The buckets of least cost: of all steps at their padded lengths, and of compiling each bucket.
+    """The buckets of least total cost: all steps at their padded lengths, plus compiling each bucket.
 
     Exact, by dynamic programming over the distinct lengths (the one-dimensional k-median with one-sided assignment;
-    O(n^2 * max_programs) for n distinct lengths). Buckets are lengths that occur, which is best wherever a longer step
+    O(n^2 * max_programs) for n distinct lengths). Buckets are lengths that occur, which is optimal if a longer step
     never costs less.
 
     Args:
-        lengths: The lengths that come, each as often as it comes, or length -> how often.
-        max_programs: At most so many buckets.
-        compile_s: What one more program costs, in the unit of `step_cost`: seconds, if that gives seconds.
-        step_cost: Padded length -> cost of one step. The length itself where it is left out: then cost counts padded
+        lengths: All lengths of the data, with repetitions, or a dict from length to count.
+        max_programs: The maximum number of buckets.
+        compile_s: Cost of one more program, in the unit of `step_cost`: seconds, if that returns seconds.
+        step_cost: Padded length -> cost of one step. By default the length itself: then the cost counts padded
             elements.
 
     Raises:
-        TPUValidationError: No lengths, a length below 1, a count below 0, no programs allowed, or a cost that is none.
+        TPUValidationError: No lengths, a length below 1, a count below 0, max_programs below 1, or an invalid cost.
     """
     sizes, counts = _histogram(lengths)
     if isinstance(max_programs, bool) or not isinstance(max_programs, int) or max_programs < 1:
-        raise TPUValidationError(f"max_programs is {max_programs!r}; allowed: an int of at least 1")
-    compile_s = _checked_cost("compile_s is", compile_s)
+        raise TPUValidationError(f"max_programs={max_programs!r} is invalid. Allowed: an int >= 1")
+    compile_s = _checked_cost("compile_s", compile_s)
     if not (step_cost is None or callable(step_cost)):
-        raise TPUValidationError(f"step_cost is {step_cost!r}; allowed: None, or a function of the padded length")
+        raise TPUValidationError(f"step_cost={step_cost!r} is invalid. Allowed: None or a function of the length")
     cost_of = np.array([float(size) if step_cost is None else _cost_at(step_cost, size) for size in sizes.tolist()])
     ends = _best_ends(cost_of, counts, min(max_programs, len(sizes)), compile_s)
     starts = [0, *(end + 1 for end in ends[:-1])]
@@ -110,34 +110,34 @@ def plan_buckets(
 
 
 def _cost_at(step_cost: Callable[[int], float], size: int) -> float:
-    return _checked_cost(f"step_cost({size}) gives", step_cost(size))
+    return _checked_cost(f"step_cost({size})", step_cost(size))
 
 
 def _checked_cost(what: str, cost: object) -> float:
     if isinstance(cost, numbers.Real) and 0 <= float(cost) < math.inf:
         return float(cost)
-    raise TPUValidationError(f"{what} {cost!r}; allowed: a number of at least 0")
+    raise TPUValidationError(f"{what}={cost!r} is invalid. Allowed: a number >= 0")
 
 
 def _histogram(lengths: Iterable[int] | Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct lengths, rising, and how often each comes."""
+    """Distinct lengths in increasing order, and the count of each."""
     if not isinstance(lengths, Iterable):
-        raise TPUValidationError(f"lengths is {lengths!r}; allowed: the lengths that come, or length -> how often")
+        raise TPUValidationError(f"lengths={lengths!r} is invalid. Allowed: a list of ints, or a dict length -> count")
     found = dict(lengths) if isinstance(lengths, Mapping) else Counter(lengths)
     wrong = [n for n in found if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1]
     if wrong:
-        raise TPUValidationError(f"a length is {wrong[0]!r}; allowed: whole numbers from 1 on")
+        raise TPUValidationError(f"a length is {wrong[0]!r}, which is invalid. Allowed: ints >= 1")
     if any(count < 0 for count in found.values()):
-        raise TPUValidationError("a length comes less than 0 times; allowed: counts from 0 on")
+        raise TPUValidationError("the count of a length is negative. Allowed: counts >= 0")
     present = sorted((int(n), int(count)) for n, count in found.items() if count)
     if not present:
-        raise TPUValidationError("there are no lengths to plan for; give those of your data, each as often as it comes")
+        raise TPUValidationError("lengths is empty. Try: pass all lengths of your data, with repetitions")
     sizes, counts = zip(*present, strict=True)
     return np.array(sizes), np.array(counts)
 
 
 def _best_ends(cost_of: np.ndarray, counts: np.ndarray, most: int, compile_s: float) -> list[int]:
-    """Positions of the lengths that are buckets: the partition of least cost into at most `most` runs."""
+    """Indices of the lengths that are buckets: the partition of least cost into at most `most` runs."""
     n = len(cost_of)
     before = np.concatenate([[0], np.cumsum(counts)])
     best = np.full((most + 1, n + 1), np.inf)

@@ -1,4 +1,4 @@
-"""Padding a tensor to a bucket and cutting it to its true sizes, on the host."""
+"""Pads a tensor to a bucket and slices it to its true sizes, on the host."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Shape = tuple[int, ...]
 
 
 def is_poisoned() -> bool:
-    """Whether padding is filled with what would show: `KP_TPU_POISON=1`."""
+    """Whether padding is filled with values that reveal reads of it: `KP_TPU_POISON=1`."""
     return os.environ.get("KP_TPU_POISON", "0") not in ("", "0")
 
 
 class Resize(torch.autograd.Function):
-    """`resized`, and its gradient, whose padding nobody must read either."""
+    """`resized` with its gradient, whose padding must not be read either."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, shape: Shape, poisons: bool) -> torch.Tensor:
@@ -28,27 +28,27 @@ class Resize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
-        if gradient is None:  # what eager leaves undefined
+        if gradient is None:  # undefined in eager too
             return None, None, None
-        # Recorded under create_graph=True, so that a second backward comes to AOTAutograd's, which refuses it.
+        # Recorded under create_graph=True, so that a double backward reaches AOTAutograd's backward, which rejects it.
         return Resize.apply(gradient, ctx.shape, ctx.poisons), None, None  # type: ignore[no-untyped-call]
 
 
 def resized(tensor: torch.Tensor, shape: Shape, *, poisons: bool) -> torch.Tensor:
-    """A copy of `tensor`, cut to `shape` or padded to it, made on the host, dense, its strides in the same order."""
+    """A dense copy of `tensor`, sliced or padded to `shape` on the host, with its strides in the same order."""
     host: torch.Tensor = to_host([tensor.detach()], [None])[0]
     common = tuple(slice(0, min(a, b)) for a, b in zip(tensor.shape, shape, strict=True))
     if all(new <= old for new, old in zip(shape, tensor.shape, strict=True)):
         return host[common].clone().to(tensor.device)
     order = sorted(range(host.dim()), key=host.stride, reverse=True)
-    # No view of a permuted tensor: a graph may write to it, which autograd forbids of a view that a Function made.
+    # Not a view of a permuted tensor: a graph may write to it, and autograd forbids writes to a view from a Function.
     padded = torch.empty_permuted(shape, order, dtype=host.dtype).fill_(_padding(host.dtype, poisons))
     padded[common] = host[common]
     return padded.to(tensor.device)
 
 
 def _padding(dtype: torch.dtype, poisons: bool) -> float | int | bool:
-    """0, or what would show where it is read: NaN, true, or a number that is out of every range."""
+    """0, or a value that reveals reads of it: NaN, true, or a number outside every valid range."""
     if not poisons:
         return 0
     if dtype.is_floating_point or dtype.is_complex:

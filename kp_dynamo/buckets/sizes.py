@@ -15,8 +15,8 @@ class Buckets:
     """The lengths that programs are compiled for.
 
     Attributes:
-        given: "pow2", a rising tuple of lengths, or {"min":, "max":, "step":}.
-        over: What a length over the last bucket does: "exact" is its own size, "error" raises.
+        given: "pow2", a tuple of lengths in increasing order, or {"min":, "max":, "step":}.
+        over: For a length over the last bucket: "exact" uses the length itself, "error" raises.
     """
 
     given: Literal["pow2"] | tuple[int, ...] | Mapping[str, int]
@@ -24,7 +24,7 @@ class Buckets:
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
-        """All buckets, rising; None where there is no last one."""
+        """All buckets in increasing order; None if there is no last one."""
         if isinstance(self.given, Mapping):
             low, high, step = self.given["min"], self.given["max"], self.given["step"]
             return (*range(low, high, step), high)
@@ -35,10 +35,10 @@ class Buckets:
 
         Args:
             length: The true length.
-            cap: What the model takes at most (the rows of its position table); a bucket above it is cut down to it.
+            cap: The largest length that the model takes (rows of its position table); larger buckets become `cap`.
 
         Raises:
-            TPUValidationError: The length is over the last bucket, and that is an error.
+            TPUValidationError: The length is over the last bucket, and `over` is "error".
         """
         sizes = self.sizes
         if sizes is None:
@@ -46,8 +46,8 @@ class Buckets:
         elif length > sizes[-1]:
             if self.over == "error":
                 raise TPUValidationError(
-                    f"a length of {length} is over the last bucket, {sizes[-1]}. Add a bucket, cut the input, or let "
-                    "such lengths be compiled as they are with options={'over_bucket': 'exact'}."
+                    f"a length of {length} is over the last bucket, {sizes[-1]}. Try: add a bucket, truncate the "
+                    "input, or compile such lengths without padding with options={'over_bucket': 'exact'}."
                 )
             size = length
         else:

@@ -24,7 +24,7 @@ BUCKETS = [8, 16]
 @pytest.fixture(autouse=True)
 def poison(monkeypatch):
     monkeypatch.setenv("KP_TPU_POISON", "1")
-    monkeypatch.setattr("kp_dynamo.buckets.bucketing._told", set())  # what an earlier test was told of is told again
+    monkeypatch.setattr("kp_dynamo.buckets.bucketing._warned", set())  # an earlier test may have warned the same
     torch._dynamo.reset()
 
 
@@ -157,7 +157,7 @@ def test_a_size_that_the_model_fixes_is_said(caplog):
         for length in (5, 7, 6):
             assert_same(run(rows(length)), of_five(rows(length)))
     (warning,) = [r.getMessage() for r in caplog.records if "fixes it" in r.getMessage()]
-    assert warning.startswith("dimension 1 of input 0 was marked as varying, and the model fixes it at 5")
+    assert warning.startswith("dimension 1 of input 0 was marked as varying, but the model fixes it at 5")
 
 
 def test_sizes_among_the_results_are_true_ones():
@@ -303,9 +303,9 @@ def test_a_decode_step_over_a_growing_cache():
 @pytest.mark.parametrize(
     ("what", "dim", "says"),
     [
-        (torch.ones(2, 3), 2, "dimension 2 of a tensor of shape"),
-        (torch.ones(2, 3), -3, "allowed: -2 to 1"),
-        (torch.ones(2, 3), 1.0, "dimension 1.0"),
+        (torch.ones(2, 3), 2, "dim=2 is invalid: not a dimension of a tensor of shape"),
+        (torch.ones(2, 3), -3, "Allowed: -2 to 1"),
+        (torch.ones(2, 3), 1.0, "dim=1.0"),
         ([1, 2], 0, "not a list"),
     ],
 )
@@ -385,7 +385,7 @@ def prefill(x, cache, start):
 
 
 def test_a_number_that_varies_is_named_as_the_user_does(caplog, monkeypatch):
-    monkeypatch.setattr("kp_dynamo.buckets.bucketing._told", set())  # a reason is told once in a process
+    monkeypatch.setattr("kp_dynamo.buckets.bucketing._warned", set())  # a reason is warned about once per process
     run = compiled(decode, buckets=BUCKETS)
     # torch_xla sets it to False where a test imports it first.
     varies = torch._dynamo.config.patch(automatic_dynamic_shapes=True)

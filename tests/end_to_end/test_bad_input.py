@@ -89,7 +89,7 @@ def test_options_that_are_no_dict(options):
 
 def test_a_mode_of_inductor_s():
     message = failure(TPUConfigurationError, torch.compile(add, backend="kp_tpu", mode="max-autotune"), X)
-    assert message.startswith("mode='max-autotune' is one of inductor's. Allowed: mode='default'.")
+    assert message.startswith("mode='max-autotune' is invalid: it is a mode of Inductor. Allowed: mode='default'.")
 
 
 @pytest.fixture
