@@ -1,7 +1,7 @@
-"""Arguments that overlap in memory where a graph writes to one of them.
+"""Checks arguments that overlap in memory when a graph writes to one of them.
 
-AOTAutograd compiles for the overlap of CPU tensors at the first call, and guards it with no backend; of XLA tensors it
-sees none. A call with another overlap would read old values: it is an error.
+AOTAutograd compiles for the overlap of CPU tensors at the first call, and guards it for no backend; it does not see the
+overlap of XLA tensors. A call with a different overlap would read stale values, so it is an error.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ import torch
 from kp_dynamo.exceptions import TPUValidationError
 
 Pairs = dict[tuple[int, int], tuple[int, int] | None]
-"""Two positions -> the bytes at which their tensors begin, which AOTAutograd compiles for as well.
+"""Two positions -> the byte offsets at which their tensors begin, which AOTAutograd also compiles for.
 
-None for one tensor given twice, and where a size decides where it begins.
+None if both are the same tensor, and if an offset depends on a size.
 """
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies in its storage: bytes from `start` up to `end`."""
+    """The bytes of its storage that a tensor covers: from `start` up to `end`."""
 
     start: int
     end: int
 
 
 class OverlapCheck:
-    """Compares the overlap of arguments in memory with the one that a graph was compiled for.
+    """Compares the overlap of arguments in memory with the overlap that a graph was compiled for.
 
     Args:
         written: The arguments that the graph writes to.
-        compiled_for: The pairs of arguments that overlapped then, see `overlapping`.
+        compiled_for: The pairs of arguments that overlapped at compile time, see `overlapping`.
     """
 
     def __init__(self, written: Sequence[int], compiled_for: Pairs) -> None:
         self._written, self._compiled_for = frozenset(written), compiled_for
 
     def require_same(self, args: Sequence[Any]) -> None:
-        """Raise where a call overlaps in another way.
+        """Raise if the arguments of a call overlap differently.
 
         Raises:
-            TPUValidationError: It does.
+            TPUValidationError: They overlap differently.
         """
         found, known = overlapping(args, self._written), self._compiled_for
         if found.keys() == known.keys() and all(known[p] in (None, begins) for p, begins in found.items()):
@@ -52,42 +52,42 @@ class OverlapCheck:
         given, other = "overlap", "do not"
         if pair in known:
             given, other = (
-                (given, "overlap at other places of their storage") if pair in found else ("do not overlap", "do")
+                (given, "overlap at other offsets in their storage") if pair in found else ("do not overlap", "do")
             )
         raise TPUValidationError(
             f"inputs {first} and {second} of a compiled graph (shapes {tuple(args[first].shape)} and "
-            f"{tuple(args[second].shape)}) {given} in memory, and the graph, which writes to one of them, is compiled "
-            f"for inputs that {other}. Pass the base tensor and take the views inside the compiled function, or pass "
-            "a copy."
+            f"{tuple(args[second].shape)}) {given} in memory. The graph writes to one of them and is compiled "
+            f"for inputs that {other}. Try: pass the base tensor and take the views inside the compiled function, or "
+            "pass a copy."
         )
 
 
 def overlap_check(metadata: Any, inputs: Sequence[Any], fakes: Sequence[Any]) -> OverlapCheck | None:
-    """The check of a graph that is compiled for `inputs`; None for one that writes to none of them.
+    """The check for a graph that is compiled for `inputs`; None if the graph writes to none of them.
 
     Args:
-        metadata: What AOTAutograd knows of the graph.
-        inputs: CPU tensors; XLA tensors stand as CPU fake tensors, of which no two share memory.
-        fakes: The same as Dynamo has captured them: where they begin may hang on a size.
+        metadata: AOTAutograd's metadata of the graph.
+        inputs: CPU tensors; XLA tensors are replaced by CPU fake tensors, which never share memory.
+        fakes: The fake tensors that Dynamo captured for them; their storage offset may depend on a size.
     """
     if metadata is None:
         return None
     written = [i for i, info in enumerate(metadata.input_info) if info.mutates_data]
-    if len(metadata.input_info) != len(inputs):  # of overlapping inputs AOTAutograd has made one
+    if len(metadata.input_info) != len(inputs):  # AOTAutograd has merged overlapping inputs
         written = list(range(len(inputs))) if written else []
     if not written:
         return None
-    varying = {i for i, fake in enumerate(fakes) if _begins_anywhere(fake)}
+    varying = {i for i, fake in enumerate(fakes) if _has_symbolic_offset(fake)}
     found = overlapping(inputs, frozenset(written))
     return OverlapCheck(written, {p: None if varying.intersection(p) else begins for p, begins in found.items()})
 
 
-def _begins_anywhere(fake: Any) -> bool:
+def _has_symbolic_offset(fake: Any) -> bool:
     return isinstance(fake, torch.Tensor) and isinstance(fake.storage_offset(), torch.SymInt)
 
 
 def overlapping(args: Sequence[Any], written: frozenset[int]) -> Pairs:
-    """The pairs of positions whose tensors share bytes, one of the two being written to."""
+    """The pairs of positions whose tensors share bytes, with a write to at least one of the two."""
     groups: dict[int, list[int]] = defaultdict(list)
     for position, value in enumerate(args):
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
@@ -122,7 +122,7 @@ def _place(tensor: torch.Tensor) -> _Place:
 
 
 def _as_strided(tensor: torch.Tensor) -> torch.Tensor:
-    """The view that an XLA tensor is of its base, of a base on the meta device: XLA tensors have no strides."""
+    """An XLA tensor's view of its base, replayed on the meta device: XLA tensors have no strides."""
     base = tensor._base
     if base is None:
         return tensor

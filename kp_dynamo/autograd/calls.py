@@ -1,4 +1,4 @@
-"""What depends on the tensors of a call to what AOTAutograd has compiled."""
+"""Wraps what AOTAutograd compiled with the work that depends on the tensors of a call."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def as_called(
     overlap: OverlapCheck | None,
     gradients: UndefinedGradients | None,
 ) -> Callable[..., Any]:
-    """`run`, with checks of its arguments, the views of them that it returns, and its backward's undefined gradients.
+    """`run`, plus checks of its arguments, the views of them it returns, and its backward's undefined gradients.
 
     Args:
-        run: What AOTAutograd has compiled.
+        run: The callable that AOTAutograd compiled.
         aliases: The results that share memory.
-        overlap: Compares the overlap of arguments; None for a graph that writes to none.
-        gradients: Which gradients may be undefined; None where all hang on all results.
+        overlap: Compares the overlap of arguments; None for a graph that writes to none of them.
+        gradients: Which gradients may be undefined; None if every gradient depends on every result.
     """
     if overlap is None and gradients is None and not aliases.has_views_of_arguments:
         return run
@@ -33,7 +33,7 @@ def as_called(
     def called(*args: Any) -> Any:
         if overlap is not None:
             overlap.require_same(args)
-        with where_views_can_be_taken(args, aliases):
+        with allow_views(args, aliases):
             results = list(run(*args))
             if aliases.has_symbolic_views:
                 aliases.replay(args, results)
@@ -44,8 +44,8 @@ def as_called(
     return called
 
 
-def where_views_can_be_taken(args: Sequence[Any], aliases: ResultAliases) -> contextlib.AbstractContextManager[Any]:
-    """torch_xla 2.9: in inference mode no view of an ordinary tensor can be taken, in eager code too."""
+def allow_views(args: Sequence[Any], aliases: ResultAliases) -> contextlib.AbstractContextManager[Any]:
+    """torch_xla 2.9 cannot take a view of a normal tensor in inference mode, not even in eager code."""
     if not torch.is_inference_mode_enabled() or not aliases.has_views_of_arguments:
         return contextlib.nullcontext()
     ordinary = (isinstance(a, torch.Tensor) and a.device.type == "xla" and not a.is_inference() for a in args)
@@ -54,6 +54,6 @@ def where_views_can_be_taken(args: Sequence[Any], aliases: ResultAliases) -> con
 
 @contextlib.contextmanager
 def _no_grad_mode() -> Iterator[None]:
-    """`no_grad` in the place of inference mode."""
+    """Replace inference mode by `no_grad`."""
     with torch.inference_mode(False), torch.no_grad():
         yield

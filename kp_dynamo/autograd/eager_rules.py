@@ -1,6 +1,6 @@
-"""Strides that eager's CPU kernels give, for the operators of which torch's own fake tensors say others (torch 2.9).
+"""Strides of eager's CPU kernels, for the operators whose fake tensors have different strides (torch 2.9).
 
-`tests/autograd/test_eager_rules.py` compares real tensors with fake ones: what differs there is named here.
+`tests/autograd/test_eager_rules.py` compares real tensors with fake ones; this module lists what differs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Rule = Callable[[Sequence[Any], torch.Tensor], torch.Tensor]
 
 
 def _contiguous(_: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """Kernels that take an empty contiguous tensor for their result, whatever the operand's strides."""
+    """Kernels that write to an empty contiguous tensor, whatever the operand's strides."""
     return _empty(result, torch.contiguous_format)
 
 
 def _dense(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """Channels last where the operand is dense and lies so, contiguous elsewhere."""
+    """Channels last if the operand is dense and channels last, else contiguous."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     wanted = formats.get(args[0].dim())
     is_last = wanted is not None and not args[0].is_contiguous() and args[0].is_contiguous(memory_format=wanted)
@@ -32,12 +32,12 @@ def _dense(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
 
 
 def _suggested(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """Channels last where the operand is, contiguous elsewhere."""
+    """Channels last if the operand is, else contiguous."""
     return _empty(result, suggested_format(args[0]))
 
 
 def _rolled(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """A concatenation for each dimension: channels last where both parts are, and an empty part is contiguous."""
+    """One concatenation per dimension: channels last if both parts are; an empty part is contiguous."""
     x: torch.Tensor = args[0]
     shifts, dims = args[1], args[2] if len(args) > 2 else []
     if any(isinstance(size, int) and size == 0 for size in x.shape):
@@ -49,35 +49,35 @@ def _rolled(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
 
 
 def _joined(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """Of `cat_compute_output_memory_format` (TensorShape.h), which asks dimensions of one element for strides too."""
+    """`cat_compute_output_memory_format` (TensorShape.h), which also reads strides of dimensions of one element."""
     formats = {suggested_format(part) for part in args[0]}
     return _empty(result, formats.pop() if len(formats) == 1 else torch.contiguous_format)
 
 
 def _stacked(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """Behind the last dimension a concatenation of unsqueezed parts; elsewhere a view of one, as fake tensors say."""
-    is_behind = len(args) > 1 and args[1] in (-1, args[0][0].dim())
-    return _joined(([part.unsqueeze(-1) for part in args[0]],), result) if is_behind else result
+    """After the last dimension, a concatenation of unsqueezed parts; else a view of one, as for fake tensors."""
+    is_last = len(args) > 1 and args[1] in (-1, args[0][0].dim())
+    return _joined(([part.unsqueeze(-1) for part in args[0]],), result) if is_last else result
 
 
 def _angle(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """That of complex numbers is written to an empty tensor."""
+    """The angle of complex numbers is written to an empty tensor."""
     return _contiguous(args, result) if args[0].is_complex() else result
 
 
 def _as_the_first(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """Kernels that take an empty tensor like their first operand; a decomposition asks the others as well."""
+    """Kernels that write to `empty_like` of their first operand; a decomposition also reads the others."""
     return torch.empty_like(args[0]) if result.dim() == args[0].dim() else result
 
 
 def _columns(_: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """LAPACK's matrices."""
+    """Column-major matrices, as from LAPACK."""
     *batch, rows, columns = range(result.dim())
     return _permuted(result, [*batch, columns, rows])
 
 
 def _elementwise(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """As the sum of the operands: the references make the result contiguous where one of them has no dimensions."""
+    """Like the sum of the operands: torch's references return a contiguous result if one operand is 0-dim."""
     tensors = [a for a in args if isinstance(a, torch.Tensor) and a.dim() > 0]
     if not tensors:
         return result
@@ -86,7 +86,7 @@ def _elementwise(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
 
 
 def _with_number(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """As with a tensor of no dimensions: eager's kernel orders dimensions of one element by their strides.
+    """Like with a 0-dim tensor: eager's kernel orders dimensions of one element by their strides.
 
     Fake tensors make the result of a contiguous operand and a number contiguous.
     """
@@ -97,17 +97,17 @@ def _with_number(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
 
 
 def _of_a_clone(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """Scatters into an expanded tensor: eager clones it whole, the decomposition keeps its strides of 0."""
+    """Scatters into an expanded tensor: eager clones the full tensor, the decomposition keeps strides of 0."""
     return args[0].clone() if any(_is_zero(step) for step in args[0].stride()) else result
 
 
 def _indexed(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """In the order that the strides of operand and indices say together; fake tensors ask the operand alone."""
+    """Ordered by the strides of operand and indices together; fake tensors only use the operand."""
     x, given = args[0], list(args[1])
     at = [d for d, index in enumerate(given) if index is not None]
     indices = [given[d] for d in at]
     if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
-        return result  # their number decides the shape
+        return result  # the shape depends on how many elements are true
     shape = torch.broadcast_shapes(*(index.shape for index in indices))
     is_together = at[-1] - at[0] == len(at) - 1
     first = at[0] if is_together else 0
@@ -116,14 +116,14 @@ def _indexed(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
         rest = rest.select(d, 0)
     for _ in shape:
         rest = rest.unsqueeze(first)
-    behind = (None,) * (result.dim() - first - len(shape))
-    whole = [index.expand(shape)[(*(None,) * first, ..., *behind)] for index in indices]
+    trailing = (None,) * (result.dim() - first - len(shape))
+    whole = [index.expand(shape)[(*(None,) * first, ..., *trailing)] for index in indices]
     order = compute_elementwise_output_logical_to_physical_perm(*(t.expand(result.shape) for t in (rest, *whole)))
     return _permuted(result, order)
 
 
 def _transformed(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """MKL's transforms: the other dimensions outermost, by their strides, then those transformed (SpectralOps.cpp)."""
+    """MKL transforms: the other dimensions outermost, by stride, then the transformed ones (SpectralOps.cpp)."""
     x, dims = args[0], list(args[1])
     if not torch.backends.mkl.is_available():
         return _empty(result, torch.contiguous_format)
@@ -137,9 +137,9 @@ def _transformed(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
 
 
 def _convolved(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """A convolution over one dimension is one over two, of which the first has one element (Convolution.cpp).
+    """Eager runs a 1-d convolution as a 2-d one whose first dimension has one element (Convolution.cpp).
 
-    Fake tensors leave out the format that it gets by that.
+    Fake tensors ignore the memory format that results from that.
     """
     x, weight, _, stride, padding, dilation, transposed, output_padding, groups = args
     if weight.dim() != 3:
@@ -222,7 +222,7 @@ RULES: dict[Any, Rule] = {
     aten.diagonal_scatter.default: _of_a_clone,
 }  # fmt: skip
 
-# Parts of the names that functions with these operators go by in Dynamo's graphs.
+# Substrings of the names, in Dynamo's graphs, of functions that call these operators.
 _NAMES = (
     "norm", "pool", "pad", "sigmoid", "rrelu", "div", "copysign", "scatter", "shuffle", "xlog", "normal",
     "boolean_dispatch", "fft", "roll", "cat", "stack", "eig", "pow", "ldexp", "nll_loss", "cross_entropy", "logical",
@@ -230,8 +230,8 @@ _NAMES = (
 )  # fmt: skip
 
 
-def may_be_named_otherwise(name: str) -> bool:
-    """Whether a function of this name may have an operator with a rule."""
+def may_call_operator_with_rule(name: str) -> bool:
+    """Whether a function of this name may call an operator with a rule."""
     return any(part in name for part in _NAMES)
 
 
@@ -239,7 +239,7 @@ _TRANSFORMS = (aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.defau
 
 
 def _spectrum(func: Any, args: Sequence[Any]) -> Any:
-    """A tensor of the shape and dtype of a transform's result: torch's fake kernels fail at some symbolic sizes."""
+    """A tensor of the shape and dtype of an FFT result: torch's fake kernels fail for some symbolic sizes."""
     x, dims = args[0], args[1]
     if func is aten._fft_c2c.default:
         return torch.empty_like(x)
@@ -253,7 +253,7 @@ def _spectrum(func: Any, args: Sequence[Any]) -> Any:
 
 
 class EagerRules(TorchDispatchMode):
-    """Within, fake results of the operators with a rule have eager's strides."""
+    """Mode in which fake results of the operators with a rule have eager's strides."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = _spectrum(func, args) if func in _TRANSFORMS else func(*args, **(kwargs or {}))
@@ -262,13 +262,13 @@ class EagerRules(TorchDispatchMode):
             return results
         if isinstance(results, torch.Tensor):
             return rule(args, results)
-        # The indices of a pool lie as its values do; the statistics of a norm have one dimension, eigenvalues lack one.
+        # Pool indices have the layout of the values; norm statistics have one dimension, eigenvalues have one fewer.
         rank = max(r.dim() for r in results if isinstance(r, torch.Tensor))
         return tuple(rule(args, r) if isinstance(r, torch.Tensor) and r.dim() == rank else r for r in results)
 
 
 def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
-    """What `suggest_memory_format` of ATen says of a tensor."""
+    """ATen's `suggest_memory_format` of a tensor."""
     order = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}.get(tensor.dim())
     if order is None or not _is_like(tensor, order):
         return torch.contiguous_format
@@ -293,9 +293,9 @@ def _empty(like: torch.Tensor, memory_format: torch.memory_format) -> torch.Tens
 
 
 def has_free_strides(value: Any) -> bool:
-    """Whether a tensor counts as contiguous, and dimensions of one element have other strides than one that is new.
+    """Whether a contiguous tensor has strides, in dimensions of one element, that a new tensor would not have.
 
-    Static sizes alone: of symbolic ones no guard is to be made.
+    Only for static sizes, because symbolic ones would add guards.
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
@@ -309,7 +309,7 @@ def _is_zero(step: Any) -> bool:
 
 
 def same_strides(one: Any, other: Any) -> bool:
-    """Whether two values, tensors within them, have the same strides as they are written."""
+    """Whether the tensors in two values have the same strides, compared as text."""
     pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
     return all(_strides_text(a) == _strides_text(b) for a, b in pairs)
 
@@ -321,10 +321,10 @@ def _strides_text(value: Any) -> str:
 
 
 def after_function(target: Any, known: Any, value: Any) -> Any:
-    """The rule of a function that chooses its operators by the kind of tensor that it is given.
+    """The rule of a function that selects its operators by the kind of tensor.
 
-    `max_pool1d` without gradients has a kernel of its own on the CPU, which fake tensors are kept from; `one_hot` is
-    written into zeros there, and a comparison of fake tensors.
+    `max_pool1d` without gradients has its own CPU kernel, which fake tensors do not reach; `one_hot` writes into zeros
+    on the CPU, and compares for fake tensors.
     """
     if target is F.one_hot:
         return _empty(value, torch.contiguous_format)

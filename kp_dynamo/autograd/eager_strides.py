@@ -1,4 +1,4 @@
-"""The strides that eager gives results, where what AOTAutograd traces has others (attention by its math form)."""
+"""Eager's strides of results, for results that AOTAutograd traces with others (attention in its math form)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kp_dynamo.autograd.eager_rules import (
     EagerRules,
     after_function,
     has_free_strides,
-    may_be_named_otherwise,
+    may_call_operator_with_rule,
     same_strides,
 )
 from kp_dynamo.graph.nodes import EAGER_STRIDES
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 def eager_results(gm: fx.GraphModule) -> list[Any]:
-    """Fake tensors for the results of Dynamo's graph, that lie in memory as eager's do.
+    """Fake tensors for the results of Dynamo's graph, with eager's strides.
 
-    Dynamo has computed them. What depends on an operator of which torch's fake tensors have other strides than eager
-    is computed once more, by `eager_rules`.
+    Dynamo has computed them. Values that depend on an operator whose fake tensors have other strides than in eager are
+    recomputed with `eager_rules`.
     """
     values: dict[fx.Node, Any] = {}
     for node in gm.graph.nodes:
@@ -35,7 +35,7 @@ def eager_results(gm: fx.GraphModule) -> list[Any]:
         values[node] = known
         is_moved = any(values[n] is not n.meta.get("example_value") for n in node.all_input_nodes)
         if known is not None and node.op in ("call_function", "call_method") and (is_moved or _may_differ(node)):
-            values[node] = _again(gm, node, values)
+            values[node] = _recompute(gm, node, values)
     results = gm.graph.output_node().args[0]
     flat = results if isinstance(results, (list, tuple)) else [results]
     return [values[node] if isinstance(node, fx.Node) else None for node in flat]
@@ -46,11 +46,11 @@ def _may_differ(node: fx.Node) -> bool:
         return any(isinstance(n.meta.get("example_value"), torch.Tensor) for n in node.all_input_nodes[1:])
     if any(has_free_strides(n.meta.get("example_value")) for n in node.all_input_nodes):
         return True
-    return may_be_named_otherwise(node.target if isinstance(node.target, str) else str(node.target))
+    return may_call_operator_with_rule(node.target if isinstance(node.target, str) else str(node.target))
 
 
-def _again(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    """The value of a node by eager's rules; the known one where it is the same, or cannot be computed again."""
+def _recompute(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """The value of a node under eager's rules; the known one if it is the same or cannot be recomputed."""
     known = node.meta["example_value"]
     mode = next((t.fake_mode for t in pytree.tree_leaves(known) if hasattr(t, "fake_mode")), None)
     if mode is None or any(n.op == "get_attr" for n in node.all_input_nodes):
@@ -64,8 +64,8 @@ def _again(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any
         RuntimeError,
         TypeError,
         ValueError,
-    ) as error:  # what Dynamo could compute, under vmap too: its strides are at worst those of before
-        logger.debug("%s cannot be computed again for its strides: %s", node.name, error)
+    ) as error:  # Dynamo could compute it, also under vmap: keep its strides
+        logger.debug("%s cannot be recomputed for its strides: %s", node.name, error)
         return known
     is_known = same_strides(value, known) and is_copy
     return known if is_known or not _have_same_sizes(value, known) else value
@@ -90,14 +90,14 @@ def _dim(value: Any) -> int | None:
     return value.dim() if isinstance(value, torch.Tensor) else None
 
 
-def lay_out_as_eager(gm: fx.GraphModule, metadata: Any, eager: Sequence[Any], bases: dict[int, Any]) -> None:
-    """Note eager's strides of the results of a forward or inference graph: what a caller sees of tensors on the CPU.
+def record_eager_strides(gm: fx.GraphModule, metadata: Any, eager: Sequence[Any], bases: dict[int, Any]) -> None:
+    """Record eager's strides of the results of a forward or inference graph, which callers see for CPU tensors.
 
     Args:
-        gm: The graph. `EAGER_STRIDES` of its output node's meta tells what was found.
-        metadata: What AOTAutograd knows of it.
+        gm: The graph. The strides are stored in its output node's meta, as `EAGER_STRIDES`.
+        metadata: AOTAutograd's metadata of the graph.
         eager: See `eager_results`.
-        bases: Positions that hold the tensor that results are views of, and their fake tensors in eager, if known.
+        bases: Position of the base of result views -> its fake tensor in eager, if known.
     """
     output = gm.graph.output_node()
     results: Any = output.args[0]
@@ -113,7 +113,7 @@ def lay_out_as_eager(gm: fx.GraphModule, metadata: Any, eager: Sequence[Any], ba
 
 
 def _is_alike(node: Any, expected: torch.Tensor) -> bool:
-    """Whether a result is of the form that eager's has: the place of a result may hold the tensor it is a view of."""
+    """Whether a result has eager's dtype and shape: its position may hold the tensor that it is a view of."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False

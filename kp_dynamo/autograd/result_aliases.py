@@ -1,14 +1,14 @@
-"""Results that share memory in eager: with an argument, or with each other. A program shares none.
+"""Results that share memory in eager, with an argument or with each other; results of a program never do.
 
-They are taken out of the graph, and their views are taken when it has run:
+They are removed from the graph, and their views are taken after it has run:
 
 * a view of an argument is taken of the argument itself;
-* of results that overlap, the tensor that they are views of is computed, and they are views of that;
-* what AOTAutograd makes anew from an argument or a result needs the metadata of the view alone: its sizes, strides and
-  storage offset, on torch's meta device.
+* for results that overlap, the graph computes their base, and the results are views of it;
+* a result that AOTAutograd regenerates from an argument or a result only needs the metadata of the view: its sizes,
+  strides and storage offset, on torch's meta device.
 
-AOTAutograd replays static views itself. Where a size of the call decides it takes the strides and the offset of what
-it is given, which on XLA, where a tensor has neither, means another place: there we take the view once more
+AOTAutograd replays static views itself. For a view that depends on a size of the call, it uses the strides and offset
+of the tensor it gets. XLA tensors have neither, so that view would be at another position: on XLA, we retake it
 (`replay`).
 """
 
@@ -40,10 +40,10 @@ class _View:
     """A result that the program does not compute.
 
     Attributes:
-        position: Of the result.
-        source: The argument or the result that it is a view of.
+        position: Position of the result.
+        source: Position of the argument or result that it is a view of.
         is_of_argument: Whether it is a view of an argument.
-        is_metadata: Whether AOTAutograd makes the tensor, and needs its metadata alone.
+        is_metadata: Whether AOTAutograd makes the tensor and only needs its metadata.
         chain: The views between them.
     """
 
@@ -54,7 +54,7 @@ class _View:
     chain: ViewChain
 
     def taken(self, source: torch.Tensor, values: Values) -> torch.Tensor:
-        """The view, of `source`; autograd knows of none of a result, as one that is detached would get its gradient."""
+        """The view of `source`. Views of results are hidden from autograd: a detached one would get a gradient."""
         with contextlib.nullcontext() if self.is_of_argument or self.is_metadata else _untracked():
             return self.chain.applied(source, values)
 
@@ -63,9 +63,9 @@ class ResultAliases:
     """The results of a graph that share memory in eager.
 
     Args:
-        gm: A joint or inference graph, as AOTAutograd traced it. These results are taken out of it.
-        metadata: What AOTAutograd knows of it; None means that it takes part in nothing.
-        num_returned: Results that the caller sees.
+        gm: A joint or inference graph, as AOTAutograd traced it. These results are removed from it.
+        metadata: AOTAutograd's metadata of the graph; None if AOTAutograd replays nothing.
+        num_returned: Number of results that the caller sees.
     """
 
     def __init__(self, gm: fx.GraphModule, metadata: Any, num_returned: int) -> None:
@@ -77,7 +77,7 @@ class ResultAliases:
         self._metadata, self._num_returned = metadata, num_returned
         self._views = {view.position: view for view in (*self._known_to_autograd(), *self._of_arguments())}
         self._views |= {view.position: view for view in self._overlapping()}
-        self._take_out(gm)
+        self._remove_views(gm)
 
     def _known_to_autograd(self) -> list[_View]:
         if self._metadata is None:
@@ -92,7 +92,7 @@ class ResultAliases:
         return [view for view in found if view is not None]
 
     def _resized_in_place(self, number: int) -> _View | None:
-        """Of an argument that gets other sizes and keeps its values (`x.t_()`)."""
+        """The view for an argument whose metadata changes in place while its values stay (`x.t_()`)."""
         argument = self._metadata.mutated_inp_runtime_indices[number]
         info = self._metadata.input_info[argument]
         is_view = info.mutates_metadata and not info.mutates_data and not info.mutates_storage_metadata
@@ -105,7 +105,7 @@ class ResultAliases:
         return _View(position, argument, True, True, chain) if is_known else None
 
     def _new_values(self) -> dict[int, fx.Node]:
-        """Argument -> its new value, of those that are written to."""
+        """Written argument -> its new value."""
         updated = self._metadata.mutated_inp_runtime_indices if self._metadata is not None else []
         return {a: new for a, new in zip(updated, self._results, strict=False) if isinstance(new, fx.Node)}
 
@@ -119,7 +119,7 @@ class ResultAliases:
         return _View(position, base, False, True, chain) if chain.base is self._results[base] else None
 
     def _others(self) -> dict[int, ViewChain]:
-        """Position -> views, of the results that AOTAutograd hands on as they are."""
+        """Position -> views, for the results that AOTAutograd returns unchanged."""
         first = 0 if self._metadata is None else self._metadata.num_mutated_inp_runtime_indices
         infos = [] if self._metadata is None else self._metadata.output_info
         known = {first + i for i, info in enumerate(infos) if info.output_type in (*_OF_INPUT, *_OF_INTERMEDIATE)}
@@ -139,10 +139,10 @@ class ResultAliases:
             if chain.base not in self._arguments:
                 groups[chain.base][position] = chain
         shared = [chains for chains in groups.values() if not are_disjoint(list(chains.values()))]
-        # The first result's place is that of the tensor they are views of.
+        # The base takes the position of the first result.
         return [_View(p, min(chains), False, False, chain) for chains in shared for p, chain in chains.items()]
 
-    def _take_out(self, gm: fx.GraphModule) -> None:
+    def _remove_views(self, gm: fx.GraphModule) -> None:
         if not self._views:
             return
         left = [None if position in self._views else result for position, result in enumerate(self._results)]
@@ -154,7 +154,7 @@ class ResultAliases:
         gm.recompile()
 
     def around(self, run: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-        """`run`, which computes the graph as it is now, with the results that were taken out."""
+        """`run`, which computes the reduced graph, plus the removed results."""
         if not self._views:
             return run
 
@@ -164,7 +164,7 @@ class ResultAliases:
             computed = list(results)
             for view in self._views.values():
                 source = sources[view.source] if view.is_of_argument else computed[view.source]
-                # Of a result on XLA autograd replays the operators of a true view; strides mean nothing there.
+                # For a result on XLA, autograd replays the operators of a real view; XLA tensors have no strides.
                 is_on_xla = not view.is_of_argument and source.device.type == "xla"
                 take = _metadata_of if view.is_metadata and not is_on_xla else _View.taken
                 results[view.position] = take(view, source, values)
@@ -174,9 +174,9 @@ class ResultAliases:
         return called
 
     def bases_in(self, eager: Sequence[Any]) -> dict[int, Any]:
-        """Position -> fake tensor, of the places that hold what results are views of; None where it is unknown."""
+        """Position of a base of result views -> its fake tensor in eager; None if unknown."""
         first = self._metadata.num_mutated_inp_runtime_indices if self._metadata is not None else 0
-        returned = range(first, first + len(eager))  # behind them lie the bases
+        returned = range(first, first + len(eager))  # the bases follow
         views = [view for view in self._views.values() if not view.is_of_argument and view.position in returned]
         hidden = [view for view in views if view.source in self._views or view.source >= first + len(eager)]
         return {view.source: getattr(eager[view.position - first], "_base", None) for view in hidden}
@@ -188,24 +188,24 @@ class ResultAliases:
 
     @property
     def has_views_of_arguments(self) -> bool:
-        """Whether there are results that are views of arguments."""
+        """Whether some results are views of arguments."""
         return any(view.is_of_argument for view in self._views.values())
 
     @property
     def has_symbolic_views(self) -> bool:
-        """Whether there are results for `replay`."""
+        """Whether some results need `replay`."""
         return any(map(self._needs_replay, self._views.values()))
 
     def _needs_replay(self, view: _View) -> bool:
         return self._is_regenerated(view) and view.chain.is_symbolic
 
     def _is_regenerated(self, view: _View) -> bool:
-        """Whether it is a result that AOTAutograd takes of an argument itself."""
+        """Whether AOTAutograd regenerates this result from an argument."""
         is_result = view.position >= (self._metadata.num_mutated_inp_runtime_indices if self._metadata else 0)
         return view.is_metadata and view.is_of_argument and is_result
 
     def of_arguments(self) -> dict[int, int]:
-        """Result that Dynamo sees -> the argument that AOTAutograd takes a view of, where `taken_of` can do so too."""
+        """Result that Dynamo sees -> the argument that it is a view of, for the results that `taken_of` can take."""
         if self._metadata is None:
             return {}
         first = self._metadata.num_mutated_inp_runtime_indices
@@ -221,21 +221,21 @@ class ResultAliases:
         ]
 
     def taken_of(self, args: Sequence[Any], number: int, old: Any) -> torch.Tensor:
-        """A result that Dynamo sees, one of `of_arguments`, as a view of one of other arguments.
+        """A result that Dynamo sees, one of `of_arguments`, as a view of one of `args`.
 
         Args:
-            args: In the order of the graph.
-            number: Of the result.
-            old: What AOTAutograd has taken.
+            args: The arguments, in the order of the graph.
+            number: Number of the result.
+            old: The view that AOTAutograd took.
         """
         first = self._metadata.num_mutated_inp_runtime_indices
         view = self._views[first + number]
         return self._replay(view, args[view.source], args, self._metadata.output_info[number], old)
 
     def replay(self, args: Sequence[Any], results: list[Any]) -> None:
-        """Put views of XLA arguments that AOTAutograd has taken by strides in their places, taken by operators."""
+        """Replace views of XLA arguments that AOTAutograd took by strides with views taken by operators."""
         if len(self._metadata.input_info) != len(args):
-            return  # arguments that overlap in memory: AOTAutograd has made one of them, of XLA tensors never
+            return  # AOTAutograd merged overlapping arguments, which never happens for XLA tensors
         first = self._metadata.num_mutated_inp_runtime_indices
         for view in filter(self._needs_replay, self._views.values()):
             source, number = args[view.source], view.position - first
@@ -253,16 +253,16 @@ class ResultAliases:
 
 
 def _untracked() -> contextlib.AbstractContextManager[Any]:
-    """Within, views share memory, and autograd does not know."""
+    """Context in which views share memory without autograd tracking them."""
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView))
 
 
 def _metadata_of(view: _View, source: torch.Tensor, values: Values) -> torch.Tensor:
-    """A tensor on the meta device with the sizes, strides and storage offset that the view of `source` has."""
-    # torch takes a view's base for the tensor to start from where there is one: these have none.
+    """A meta tensor with the sizes, strides and storage offset of the view of `source`."""
+    # If a tensor has a base, torch replays the view from the base: these tensors must not have one.
     with torch.inference_mode(False), torch.no_grad(), _untracked():
         if source.device.type == "xla":
-            # A view by strides is one of the values in their order, whatever the tensor is itself a view of.
+            # A strided view is taken of the values in order, whatever the tensor itself is a view of.
             return view.chain.applied(torch.empty(source.shape, dtype=source.dtype, device="meta"), values)
         extent = 1 + sum((n - 1) * step for n, step in zip(source.shape, source.stride(), strict=True))
         memory = torch.empty(source.storage_offset() + max(extent, 0), dtype=source.dtype, device="meta")

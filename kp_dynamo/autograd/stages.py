@@ -1,8 +1,7 @@
 """AOTAutograd: Dynamo's graph -> functional ATen graphs on CPU fake tensors -> one callable.
 
-Every graph is traced as if its tensors were on the CPU, wherever they are: ATen's CPU decompositions
-are the ones that eager is compared with, and torch_xla's own autograd kernels never take part.
-Only the lowering knows the device.
+Every graph is traced as if its tensors were on the CPU, wherever they are: eager uses ATen's CPU
+decompositions, and torch_xla's own autograd kernels are never used. Only the lowering knows the device.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kp_dynamo.autograd.argument_overlap import overlap_check
 from kp_dynamo.autograd.calls import as_called
 from kp_dynamo.autograd.decompositions.table import decompositions
-from kp_dynamo.autograd.eager_strides import lay_out_as_eager
+from kp_dynamo.autograd.eager_strides import record_eager_strides
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.undefined_gradients import UndefinedGradients
 from kp_dynamo.autograd.whole_memory import with_whole_memory
 from kp_dynamo.graph.random_results import save_random_results
 
-# (graph, number of results that the user sees, name of the graph, see `_overwritten`) -> what runs it.
+# (graph, number of results that the user sees, name of the graph, see `_overwritten`) -> compiled callable.
 CompileGraph = Callable[[fx.GraphModule, int, str, tuple[int | None, ...]], Callable[[list[Any]], list[Any]]]
 
 
 @dataclass(frozen=True)
 class GraphStages:
-    """What is done to the graphs that AOTAutograd makes.
+    """Callbacks for the graphs that AOTAutograd makes.
 
     Attributes:
         transform: Edits a joint, inference or partitioned backward graph in place. Takes the graph, its name, and the
-            results that share memory; None for a backward graph.
+            results that share memory (None for a backward graph).
         compile: Compiles a forward, backward or inference graph.
-        eager: Fake tensors of the results, that lie as eager's do (`eager_strides.eager_results`).
+        eager: Fake tensors of the results with eager's strides (`eager_strides.eager_results`).
     """
 
     transform: Callable[[fx.GraphModule, str, ResultAliases | None], None]
@@ -51,7 +50,7 @@ class GraphStages:
 
 
 def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphStages) -> Callable[..., Any]:
-    """Trace `gm` with AOTAutograd and compile what comes of it; takes and returns what `gm` does."""
+    """Trace `gm` with AOTAutograd and compile the graphs; the callable has the signature of `gm`."""
     tracing = _Tracing(stages, gm, len(inputs))
     with _tracing_settings():
         run = aot_autograd.aot_module_simplified(
@@ -62,7 +61,7 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
             inference_compiler=tracing.compile_inference,
             partition_fn=tracing.partition,
             decompositions=decompositions(),
-            # With symbolic shapes torch 2.9 asserts where mutations stay in the graph.
+            # With symbolic shapes, torch 2.9 fails an assertion if mutations stay in the graph.
             keep_inference_input_mutations=False,
         )
     captured = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
@@ -72,12 +71,12 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
 
 
 class _Tracing:
-    """What AOTAutograd calls while it traces one graph, and what is learned on the way.
+    """AOTAutograd's callbacks while it traces one graph, and what they record.
 
-    It may trace a graph twice; what the last time gave holds.
+    AOTAutograd may trace a graph twice; the last trace counts.
 
     Attributes:
-        metadata: AOTAutograd's own, of mutated inputs and aliases.
+        metadata: AOTAutograd's metadata of mutated inputs and aliases.
         aliases: Results that share memory.
         undefined: Gradients that eager leaves undefined; None without a backward.
     """
@@ -92,10 +91,10 @@ class _Tracing:
 
     def partition(self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
         self.undefined = UndefinedGradients(joint, _metadata(), num_fwd_outputs, self._captured.graph)
-        self._take_out_aliases(joint, num_fwd_outputs)
+        self._remove_aliases(joint, num_fwd_outputs)
         self._stages.transform(joint, "joint", self.aliases)
         budget = functorch_config.activation_memory_budget
-        # At 0 torch 2.9 recomputes everything, whatever is tagged to be saved; just above, it looks.
+        # At 0, torch 2.9 recomputes everything, even values tagged to be saved; just above 0, it respects the tags.
         least = _LEAST_BUDGET if save_random_results(joint.graph) else 0.0
         with functorch_config.patch(activation_memory_budget=max(budget, least)):
             forward, backward = min_cut_rematerialization_partition(
@@ -105,7 +104,7 @@ class _Tracing:
         return forward, backward
 
     def compile_forward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        _donate_nothing()
+        _disable_backward_donation()
         return self._compiled(gm, self._num_returned, "forward")
 
     def compile_backward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -114,24 +113,24 @@ class _Tracing:
         return _boxed(torch._dynamo.disable(run, reason="a compiled backward"))
 
     def compile_inference(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        self._take_out_aliases(gm, _num_results(gm))
+        self._remove_aliases(gm, _num_results(gm))
         self._stages.transform(gm, "inference", self.aliases)
         return self._compiled(gm, _num_results(gm), "inference")
 
-    def _take_out_aliases(self, graph: fx.GraphModule, num_results: int) -> None:
+    def _remove_aliases(self, graph: fx.GraphModule, num_results: int) -> None:
         self._num_returned, self.metadata = num_results, _metadata()
         self.aliases = ResultAliases(graph, self.metadata, num_results)
 
     def _compiled(self, gm: fx.GraphModule, num_results: int, name: str) -> Callable[[list[Any]], list[Any]]:
         eager, overwritten = self._stages.eager, _overwritten()
-        lay_out_as_eager(gm, self.metadata, eager, self.aliases.bases_in(eager))
+        record_eager_strides(gm, self.metadata, eager, self.aliases.bases_in(eager))
         run = self._stages.compile(gm, num_results, name, overwritten)
         is_merged = self.metadata is not None and len(self.metadata.input_info) != self._num_inputs
         return self.aliases.around(_boxed(with_whole_memory(run, gm, overwritten)) if is_merged else run)
 
 
 def _metadata() -> Any:
-    """What AOTAutograd knows of the graph that it is tracing: its mutated inputs and the aliases among its results."""
+    """AOTAutograd's metadata of the graph it is tracing: its mutated inputs and the aliases among its results."""
     context = torch._guards.TracingContext.try_get()
     return context.fw_metadata if context is not None else None
 
@@ -139,14 +138,14 @@ def _metadata() -> Any:
 _LEAST_BUDGET = 1e-9
 
 
-def _donate_nothing() -> None:
-    """Tell AOTAutograd that the backward reuses no saved tensor: where it does, torch forbids retain_graph=True."""
+def _disable_backward_donation() -> None:
+    """Make AOTAutograd donate no saved tensor to the backward: otherwise torch forbids retain_graph=True."""
     if (metadata := _metadata()) is not None:
         metadata.bw_donated_idxs = []
 
 
 def _overwritten() -> tuple[int | None, ...]:
-    """The inputs that AOTAutograd copies the first results of the graph over; None where it does something else."""
+    """The inputs that AOTAutograd overwrites with the first results; None for a result it handles differently."""
     meta = _metadata()
     if meta is None:
         return ()
@@ -167,7 +166,7 @@ def _tracing_settings() -> Iterator[None]:
     with (
         _backward_with_forward(),
         _metadata_before_partition(),
-        # The math form is differentiated op by op; the CPU's fused kernels mean nothing to XLA.
+        # The math form is differentiated op by op; the CPU's fused kernels cannot be lowered to XLA.
         sdpa_kernel(SDPBackend.MATH),
         _without_mkldnn(),
     ):
@@ -175,17 +174,17 @@ def _tracing_settings() -> Iterator[None]:
 
 
 def _backward_with_forward() -> contextlib.AbstractContextManager[Any]:
-    """Compile the backward with the forward: under Dynamo's lock, its errors where compile errors are expected.
+    """Compile the backward with the forward: under Dynamo's lock, so that its errors appear at compile time.
 
-    torch 2.9 has the switch, and only its export entry sets it. Left to the first backward, two threads that train
-    at once fail in torch's own metrics.
+    torch 2.9 has the option, but only its export path sets it. If the first backward call compiled it, two threads
+    that train concurrently would fail in torch's own metrics.
     """
     prepare = partial(aot_autograd.prepare_aot_module_simplified, force_non_lazy_backward_lowering=True)
     return mock.patch.object(aot_autograd, "prepare_aot_module_simplified", prepare)
 
 
 def _metadata_before_partition() -> contextlib.AbstractContextManager[Any]:
-    """Let `_metadata` know of a joint graph what torch 2.9 says only once it is partitioned."""
+    """Make the metadata of a joint graph available to `_metadata`; torch 2.9 sets it after partitioning."""
     compile_stage = aot_autograd.aot_stage2_compile  # type: ignore[attr-defined]
 
     def noted(state: Any, capture: Any) -> Any:
@@ -198,7 +197,7 @@ def _metadata_before_partition() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _without_mkldnn() -> Iterator[None]:
-    # As `torch.backends.mkldnn.flags` does, which warns of settings for Intel GPUs on its way (torch 2.9).
+    # Like `torch.backends.mkldnn.flags`, which also warns about settings for Intel GPUs (torch 2.9).
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:

@@ -1,8 +1,8 @@
-"""Gradients that eager leaves None, where only results outside the loss lead to an input.
+"""Gradients that eager leaves None: those of inputs that reach only results outside the loss.
 
-AOTAutograd's backward is one function of the gradients of all results. Autograd gives it zeros for those that are
-undefined, and every input gets a gradient. Which gradients depend on which results the joint graph says: hooks on the
-node of the backward see what is undefined, and take out what depends on nothing else.
+AOTAutograd's backward is one function of the gradients of all results. Autograd passes zeros for undefined ones, and
+every input gets a gradient. The joint graph shows which gradients depend on which results: hooks on the backward node
+see which gradients are undefined, and drop the gradients that depend on nothing else.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType
 
 _WITH_TANGENT = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
-_NODE = "CompiledFunctionBackward"  # what torch 2.9 calls the node of AOTAutograd's backward
+_NODE = "CompiledFunctionBackward"  # the name of AOTAutograd's backward node in torch 2.9
 
 
 class UndefinedGradients:
-    """Which gradients of a joint graph are undefined where gradients of some results are.
+    """Which gradients of a joint graph are undefined if the gradients of some results are.
 
     Args:
         joint: The joint graph, as AOTAutograd traced it.
-        metadata: What AOTAutograd knows of it.
-        num_returned: Its results; the gradients of its inputs come after them.
-        captured: Dynamo's graph, where functions of the user with a backward of their own are one node each.
+        metadata: AOTAutograd's metadata of the graph.
+        num_returned: Number of its results; the gradients of its inputs follow them.
+        captured: Dynamo's graph, in which each user function with its own backward is one node.
     """
 
     def __init__(self, joint: fx.GraphModule, metadata: Any, num_returned: int, captured: fx.Graph) -> None:
@@ -33,11 +33,11 @@ class UndefinedGradients:
         results = [] if metadata is None else _results_with_tangents(metadata)
         self._gradients: list[frozenset[int] | None] = []
         if len(results) == len(tangents) > 1:
-            needed = _sources_behind(joint.graph, dict(zip(tangents, results, strict=True)))
+            needed = _reaching_sources(joint.graph, dict(zip(tangents, results, strict=True)))
             output = joint.graph.output_node().args[0]
             assert isinstance(output, (list, tuple))
             primals = [n for n in joint.graph.find_nodes(op="placeholder") if n not in tangents]
-            # Autograd knows of tensors alone: sizes are among the inputs of the graph.
+            # Autograd only sees tensors, but the graph inputs include sizes.
             every_pair = zip(primals, output[num_returned:], strict=False)
             pairs = [(n, g) for n, g in every_pair if isinstance(n.meta.get("val"), torch.Tensor)]
             led_to = _Reach(joint.graph, output, results)
@@ -52,8 +52,8 @@ class UndefinedGradients:
         self.is_uniform = all(found is None or found == every for found in self._gradients)
 
     def watch(self, results: Sequence[Any]) -> None:
-        """Let the backward of these results, of one call, leave undefined what depends on undefined gradients alone."""
-        node = _node_behind(results)
+        """In the backward of one call's results, leave gradients undefined that only depend on undefined ones."""
+        node = _backward_node(results)
         if node is None:
             return
         undefined: set[int] = set()
@@ -85,7 +85,7 @@ def _results_with_tangents(metadata: Any) -> list[int]:
     return [*found, *(first + count + i for i in range(metadata.num_intermediate_bases))]
 
 
-def _sources_behind(graph: fx.Graph, sources: dict[fx.Node, int]) -> dict[fx.Node, frozenset[int]]:
+def _reaching_sources(graph: fx.Graph, sources: dict[fx.Node, int]) -> dict[fx.Node, frozenset[int]]:
     """Node -> the numbers of the sources that it depends on."""
     found: dict[fx.Node, frozenset[int]] = {}
     for node in graph.nodes:
@@ -95,10 +95,10 @@ def _sources_behind(graph: fx.Graph, sources: dict[fx.Node, int]) -> dict[fx.Nod
 
 
 def _through_functions(captured: fx.Graph, primals: Sequence[fx.Node], first: int) -> dict[fx.Node, frozenset[int]]:
-    """Input -> the results that a function with a backward of its own leads it to.
+    """Input -> the results that it reaches through a function with its own backward.
 
-    Autograd calls that backward where one of the function's results has a gradient, with zeros for the others: all its
-    inputs get one.
+    Autograd calls that backward if one of the function's results has a gradient, with zeros for the others, so all its
+    inputs get a gradient.
 
     Args:
         captured: Dynamo's graph.
@@ -110,39 +110,39 @@ def _through_functions(captured: fx.Graph, primals: Sequence[fx.Node], first: in
     output = captured.output_node().args[0]
     if not functions or len(inputs) != len(primals) or not isinstance(output, (list, tuple)):
         return {}
-    behind = _sources_behind(captured, {node: i for i, node in enumerate((*inputs, *functions))})
+    reaching = _reaching_sources(captured, {node: i for i, node in enumerate((*inputs, *functions))})
     found: dict[fx.Node, frozenset[int]] = {}
     for number, function in enumerate(functions, len(inputs)):
-        results = frozenset(first + i for i, r in enumerate(output) if isinstance(r, fx.Node) and number in behind[r])
-        for i in behind[function]:
+        results = frozenset(first + i for i, r in enumerate(output) if isinstance(r, fx.Node) and number in reaching[r])
+        for i in reaching[function]:
             if i < len(inputs):
                 found[primals[i]] = found.get(primals[i], frozenset()) | results
     return found
 
 
 def _has_own_backward(node: fx.Node) -> bool:
-    """Whether it calls an `autograd.Function`, or an operator that the user defined."""
+    """Whether a node calls an `autograd.Function` or a user-defined operator."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return bool(node.target.name() == "autograd_function_apply")
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims")
 
 
 class _Reach:
-    """The results that inputs lead to: eager defines a gradient of zeros (`copysign`'s second) where these have one."""
+    """The results that an input reaches: if one has a gradient, eager may define one of zeros (`copysign`'s second)."""
 
     def __init__(self, graph: fx.Graph, output: Sequence[Any], results: Sequence[int]) -> None:
         self._graph, self._output, self._results = graph, output, results
 
     def __call__(self, primal: fx.Node) -> frozenset[int]:
-        behind = _sources_behind(self._graph, {primal: 0})
+        reaching = _reaching_sources(self._graph, {primal: 0})
         named = ((r, self._output[r]) for r in self._results if r < len(self._output))
-        return frozenset(r for r, node in named if isinstance(node, fx.Node) and behind[node])
+        return frozenset(r for r, node in named if isinstance(node, fx.Node) and reaching[node])
 
 
-def _node_behind(results: Sequence[Any]) -> Any:
-    """The node of the backward that made these results; None where no gradient is recorded."""
+def _backward_node(results: Sequence[Any]) -> Any:
+    """The backward node of these results; None if no gradient is recorded."""
     nodes = [r.grad_fn for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
-    for _ in range(3):  # a result may be a view of one of the backward's, or a part of it
+    for _ in range(3):  # a result may be a view or a part of one with this node
         if (found := next((n for n in nodes if n.name() == _NODE), None)) is not None:
             return found
         nodes = [n for node in nodes for n, _ in node.next_functions if n is not None]

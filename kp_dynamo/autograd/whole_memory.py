@@ -1,6 +1,6 @@
-"""Overlapping arguments of which one is written to: AOTAutograd puts the memory that they share in their place.
+"""Overlapping arguments with a write to one of them: AOTAutograd replaces them by the memory that they share.
 
-It traces for as much of that memory as there is at the first call, or as the arguments need, and hands over all of it.
+It traces for the size of that memory at the first call, or for the part that the arguments need, but passes all of it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import fx
 def with_whole_memory(
     run: Callable[[list[Any]], list[Any]], gm: fx.GraphModule, overwritten: Sequence[int | None]
 ) -> Callable[[list[Any]], list[Any]]:
-    """`run`, given as much of a vector as the graph was traced for; what lies behind it comes back as it was.
+    """`run` on as much of each vector as the graph was traced for; the rest is returned unchanged.
 
     Args:
-        run: What runs `gm`; takes its arguments in a list.
+        run: The compiled `gm`; takes its arguments in a list.
         gm: A forward or inference graph.
         overwritten: The inputs that the first results are copied over.
     """
@@ -32,25 +32,25 @@ def with_whole_memory(
         results = list(run(args))
         for position, number in enumerate(overwritten):
             if number in given:
-                results[position] = _over(given[number], results[position])
+                results[position] = _write_over(given[number], results[position])
         return results
 
     return called
 
 
 def _resized(memory: torch.Tensor, length: int) -> torch.Tensor:
-    """The first part, or zeros behind it, which no argument reads."""
+    """`memory` truncated to `length`, or extended by zeros, which no argument reads."""
     missing = length - memory.shape[0]
     return torch.cat([memory, memory.new_zeros(missing)]) if missing > 0 else memory[:length]
 
 
-def _over(memory: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """What was written, in as much memory as there is."""
+def _write_over(memory: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """`memory` with `new` written over its start, truncated to the size of `memory`."""
     return torch.cat([new, memory[new.shape[0] :]])[: memory.shape[0]]
 
 
 def _length(node: fx.Node) -> int | None:
-    """Of a vector whose size is a number."""
+    """The length of a vector of static size; None for other inputs."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dim() != 1:
         return None

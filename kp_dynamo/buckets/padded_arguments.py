@@ -14,7 +14,7 @@ import torch
 from torch._functorch._aot_autograd.schemas import OutputType
 
 from kp_dynamo.autograd.argument_overlap import OverlapCheck
-from kp_dynamo.autograd.calls import where_views_can_be_taken
+from kp_dynamo.autograd.calls import allow_views
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.buckets.resizing import Shape
 
@@ -73,7 +73,7 @@ class PaddedArguments:
         """
         if self._written:
             OverlapCheck(self._written, {}).require_same(args)
-        with where_views_can_be_taken(args, self._aliases):
+        with allow_views(args, self._aliases):
             yield
 
     def write_back(self, args: Sequence[Any], padded: Sequence[Any], results: list[Any], sliced: Slice) -> None:

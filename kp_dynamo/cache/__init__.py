@@ -1,4 +1,4 @@
-"""What makes two compilations equal, why one missed, and the bounded cache of programs."""
+"""Cache keys of compilations, why a key missed, and the bounded cache of programs."""
 
 from kp_dynamo.cache.lru import LRUCache
 

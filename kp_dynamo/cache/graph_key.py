@@ -1,7 +1,7 @@
-"""Canonical text of a graph and of the state it is compiled in: what makes two compilations the same.
+"""Canonical text of a graph and of the state it is compiled in: equal texts mean equal compilations.
 
-Names of nodes do not count; every operator, argument, constant, edge, shape, stride and dtype does,
-and so do the graphs inside higher-order operators. What has no stable text makes a graph uncacheable.
+The text omits node names. It has every operator, argument, constant, edge, shape, stride and dtype, and
+the graphs inside higher-order operators. A graph is uncacheable if any part has no stable text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import fx
 from kp_dynamo.cache.identity import Uncacheable, is_of_library, number_of
 from kp_dynamo.compat import xla
 
-# Attributes up to this many bytes are in the key by their bytes; a graph that holds a larger one is not shared.
+# The key hashes the bytes of attributes up to this size; a graph with a larger one is not shared.
 MAX_CONSTANT_BYTES = 1 << 20
 
 
 def graph_text(gm: fx.GraphModule, *, with_modules: bool = False) -> str:
-    """One line a node: `%3: float32[2, 3]/(3, 1) = aten.add.Tensor(%0, int:2)`.
+    """One line per node: `%3: float32[2, 3]/(3, 1) = aten.add.Tensor(%0, int:2)`.
 
-    `with_modules` appends the module each node came from, for passes that look at it.
+    `with_modules` appends the module each node came from, for passes that read it.
 
     Raises:
         Uncacheable: A node holds an object that has no stable text.
@@ -43,7 +43,7 @@ def graph_text(gm: fx.GraphModule, *, with_modules: bool = False) -> str:
 def _node_text(gm: fx.GraphModule, node: fx.Node, number: dict[fx.Node, str]) -> str:
     if node.op == "get_attr":
         return f"= attribute({_attribute_text(gm, str(node.target))})"
-    # A placeholder's or output's name does not count; a method's or module's does.
+    # The text omits names of placeholders and outputs, but not of methods and modules.
     target = node.op if node.op in ("placeholder", "output") else f"{_kind(node)}{_text(node.target, number)}"
     arguments = ", ".join(
         [_text(a, number) for a in node.args] + [f"{k}={_text(v, number)}" for k, v in node.kwargs.items()]
@@ -70,14 +70,14 @@ def _attribute_text(gm: fx.GraphModule, name: str) -> str:
 def _bytes_text(tensor: torch.Tensor) -> str:
     if tensor.device.type != "cpu" or tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
         raise Uncacheable(f"a constant on {tensor.device} with {tensor.numel()} elements")
-    # A fake mode is on while AOTAutograd compiles, and would refuse a constant, which is real.
+    # A fake mode is active while AOTAutograd compiles, and would reject a constant, which is a real tensor.
     with torch.utils._python_dispatch._disable_current_modes():
         data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def tensor_text(tensor: torch.Tensor) -> str:
-    """Dtype, shape, strides, layout and gradient of a tensor: all that compilation may depend on."""
+    """Dtype, shape, strides, layout and requires_grad of a tensor: all that compilation may depend on."""
     if tensor.layout is not torch.strided:
         return f"{tensor.dtype}[{list(tensor.shape)}] {tensor.layout}"
     grad = " grad" if tensor.requires_grad else ""
@@ -107,7 +107,7 @@ def _text(value: Any, number: dict[fx.Node, str]) -> str:
         return "{" + ", ".join(f"{k!r}: {_text(v, number)}" for k, v in value.items()) + "}"
     if isinstance(value, slice):
         return f"slice({_text([value.start, value.stop, value.step], number)})"
-    # `0.0` and `-0.0`, `1` and `True` are equal and mean different programs: the type goes with the text.
+    # `0.0 == -0.0` and `1 == True`, but they give different programs: the text has type and repr.
     if isinstance(value, _PLAIN):
         return f"{type(value).__name__}:{value!r}"
     if isinstance(value, torch._ops.HigherOrderOperator):
@@ -120,15 +120,15 @@ def _text(value: Any, number: dict[fx.Node, str]) -> str:
 
 
 def _operator_text(target: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> str:
-    """An operator by its name, and one of the user's own by its number as well: it may be defined again.
+    """The name of an operator; a user-defined one also has its number, because it may be redefined.
 
-    Such an operator runs as it is at every call (`lowering/interpreter.py`), but for one with a kernel for XLA, which
-    is in the program.
+    A user-defined operator runs at every call (`lowering/interpreter.py`), unless it has an XLA kernel, which is part
+    of the program.
     """
     if is_known_operator(target):
         return str(target)
     if isinstance(target, torch._ops.OpOverload) and has_xla_kernel(target):
-        raise Uncacheable(f"{target} has a kernel for XLA, which may be registered again")
+        raise Uncacheable(f"{target} has an XLA kernel, which may be registered again")
     return f"{target}#{number_of(target)}"
 
 
@@ -146,7 +146,7 @@ _NAMESPACES = frozenset(("aten", "prims", "prim", "kp", "rngprims", "xla", "torc
 
 
 def _function_text(value: Any) -> str:
-    """A function or class of a library; what a name was rebound to has another number."""
+    """A function or class of a library; its number changes if the name is rebound."""
     owner = getattr(value, "__self__", None)
     if owner is not None and not isinstance(owner, types.ModuleType | type):
         raise Uncacheable(f"a method of an object of type {type(owner).__name__}")
@@ -157,7 +157,7 @@ def _function_text(value: Any) -> str:
 
 
 class InputPart(NamedTuple):
-    """One graph input, as far as compilation may depend on it."""
+    """The properties of a graph input that compilation may depend on."""
 
     dtype: str
     shape: tuple[object, ...]
@@ -173,7 +173,7 @@ class InputPart(NamedTuple):
 
 
 def input_parts(inputs: Sequence[Any]) -> tuple[object, ...]:
-    """An `InputPart` a tensor; inputs that share a storage carry the number of the same group."""
+    """An `InputPart` per tensor; inputs that share a storage have the same group number."""
     groups: dict[object, int] = {}
     return tuple(_input_part(x, groups) for x in inputs)
 
@@ -198,19 +198,19 @@ def _input_part(value: Any, groups: dict[object, int]) -> object:
 
 
 def _storage_of(tensor: torch.Tensor) -> object:
-    # XLA tensors do not tell which storage they share.
+    # XLA tensors do not expose which storage they share.
     is_known = tensor.layout is torch.strided and tensor.device.type == "cpu"
     return tensor.untyped_storage()._cdata if is_known else ("tensor", id(tensor))
 
 
 def shares_storage(inputs: Sequence[Any]) -> bool:
-    """Whether two inputs are one tensor or views of one storage."""
+    """Whether two inputs are the same tensor or share a storage."""
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     return len({_storage_of(t) for t in tensors}) < len(tensors)
 
 
 def mode_parts() -> tuple[tuple[str, object], ...]:
-    """Process and thread state that changes what a graph means or how AOTAutograd treats it."""
+    """Process and thread state that changes the meaning of a graph or how AOTAutograd treats it."""
     from torch._functorch import config as functorch_config
 
     autocast = tuple(
@@ -230,7 +230,7 @@ def mode_parts() -> tuple[tuple[str, object], ...]:
 
 @cache
 def environment_parts() -> tuple[tuple[str, object], ...]:
-    """What is fixed for this process once the XLA client has started."""
+    """State that is fixed for this process once the XLA client has started."""
     names = ("torch", "torch_xla", "libtpu", "kp_dynamo")
     flags = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_USE_SPMD", "XLA_USE_BF16", "XLA_DOWNCAST_BF16")
     return (

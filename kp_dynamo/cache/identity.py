@@ -1,8 +1,8 @@
-"""What a callable is, and not what it is called: a name may mean another function after a cell of a notebook ran again.
+"""The identity of a callable, independent of its name: rerunning a notebook cell may rebind a name.
 
-An object's identity is a number that it gets when it is first asked about and that no later object gets again, as an
-`id` would be. A function adds its code and what its code reads: cells, defaults, and the globals that it names. Values
-count by their content, so that a list that was changed is another one.
+An object's identity is a number, assigned at its first use and never reused, unlike an `id`. The identity of a function
+adds its code and what the code reads: cells, defaults, and the globals that it names. Values are compared by content,
+so a modified list has another identity.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ _PLAIN = (
     torch.memory_format,
 )  # fmt: skip
 _MAX_PARTS = 2000
-"""Of one pass: what reads more of its process than this has no identity worth its time."""
-# A release of a library does not change while it is loaded: its functions and classes are one object for good.
+"""Limit for one pass: computing the identity of one that reads more values takes too long."""
+# A library does not change while it is loaded: its functions and classes stay the same objects.
 _LIBRARIES = sys.stdlib_module_names | {"torch", "torch_xla", "kp_dynamo", "numpy", "einops"}
 
 
 class Uncacheable(Exception):
-    """Something has no stable text, or no identity: what is compiled with it is shared with nothing."""
+    """Something has no stable text or identity, so a compilation that uses it is not shared."""
 
 
 class _Numbers:
-    """A number for each object that was asked about, for as long as the object lives."""
+    """Assigns a number to each object, for as long as the object lives."""
 
     def __init__(self) -> None:
         self._next = itertools.count(1)
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def of(self, value: Any) -> int:
-        place = id(value)
-        known = self._known.get(place)
+        address = id(value)
+        known = self._known.get(address)
         if known is not None and known[0]() is value:
             return known[1]
         try:
-            reference = weakref.ref(value, lambda gone: self._forget(place, gone))
+            reference = weakref.ref(value, lambda gone: self._forget(address, gone))
         except TypeError:
-            raise Uncacheable(f"an object of type {type(value).__name__}, which cannot be referenced weakly") from None
+            raise Uncacheable(f"an object of type {type(value).__name__}, which has no weak references") from None
         number = next(self._next)
-        self._known[place] = (reference, number)
+        self._known[address] = (reference, number)
         return number
 
-    def _forget(self, place: int, gone: weakref.ref[Any]) -> None:
-        # Another object may have taken the place by now.
-        if (known := self._known.get(place)) is not None and known[0] is gone:
-            del self._known[place]
+    def _forget(self, address: int, gone: weakref.ref[Any]) -> None:
+        # Another object may have reused the address by now.
+        if (known := self._known.get(address)) is not None and known[0] is gone:
+            del self._known[address]
 
 
 _numbers = _Numbers()
 
 
 def number_of(value: Any) -> int:
-    """The number of an object, which no other object of this process has or will have.
+    """The number of an object, which is unique in this process and never reused.
 
     Raises:
         Uncacheable: Its type has no weak references.
@@ -81,7 +81,7 @@ def is_of_library(value: Any) -> bool:
 
 
 def identity_of(value: Any) -> object:
-    """What an object and all that it reads are, as a hashable value.
+    """The identity of an object and of everything it reads, as a hashable value.
 
     Raises:
         Uncacheable: It reads something without an identity, such as a tensor, or too much.
@@ -90,7 +90,7 @@ def identity_of(value: Any) -> object:
 
 
 class _Reading:
-    """One walk through an object; what comes again is named by its number alone."""
+    """One traversal of an object; an object seen before is represented by its number only."""
 
     def __init__(self) -> None:
         self.seen: dict[int, int] = {}
@@ -115,7 +115,7 @@ class _Reading:
     def _of_object(self, value: Any) -> object:
         if isinstance(value, types.ModuleType):
             return "module", value.__name__
-        if isinstance(value, logging.Logger):  # its handlers say nothing of what is computed
+        if isinstance(value, logging.Logger):  # its handlers do not affect what is computed
             return "logger", value.name
         if isinstance(value, types.MethodType):
             return "method", self.identity(value.__func__), self.identity(value.__self__)
@@ -163,7 +163,7 @@ class _Reading:
         return number_of(function.__code__), self.identity(cells), self.identity(read), self.identity(defaults)
 
 
-# What Python, dataclasses and typing put there: none of it computes.
+# Members that Python, dataclasses and typing add: they do not affect what is computed.
 _OF_EVERY_CLASS = (
     "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__match_args__", "__dataclass_fields__",
     "__dataclass_params__", "__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__", "_is_protocol",
@@ -172,13 +172,13 @@ _OF_EVERY_CLASS = (
 
 
 def _is_value(value: Any) -> bool:
-    """Whether what an object holds is all that it is, so that equal ones are one: a frozen dataclass."""
+    """Whether an object is defined by its contents alone: a frozen dataclass."""
     parameters = getattr(type(value), "__dataclass_params__", None)
     return parameters is not None and bool(parameters.frozen) and not isinstance(value, type)
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """The globals that code may read, that of the functions inside it too; attributes are among them."""
+    """The globals that code and its inner functions may read; the list includes attribute names."""
     inside = [name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in _names(constant)]
     return [*code.co_names, *inside]
 

@@ -1,12 +1,12 @@
 """A compile key made of named parts, and why a key missed: the nearest cached one and what differs.
 
-The parts, in the order a reader should hear of them, are of three kinds:
+The parts come in the order in which differences are reported. Three kinds are compared in detail:
 
-* a record, that is a NamedTuple such as an input's (dtype, shape, stride, ...): compared field by field;
-* a tuple of anything, such as all inputs: compared place by place;
-* a text of one `name: type = op(arguments)` line per node, such as the graph: compared line by line;
+* a NamedTuple, such as an input's (dtype, shape, stride, ...): field by field;
+* any other tuple, such as all inputs: element by element;
+* a text of one `name: type = op(arguments)` line per node, such as the graph: line by line.
 
-and anything else is compared by `==` and shown by `repr`.
+Any other value is compared by `==` and shown as text.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Parts = tuple[tuple[str, object], ...]
 _NODE = re.compile(r"^.*? = (?P<op>[^\s(]+)\(")
 _MAX_SHOWN = 4
 _MAX_TEXT = 80
-_MAX_SAME = 24  # characters that two clipped texts show of what they share, before they part
+_MAX_SAME = 24  # characters that two clipped texts show of their common prefix
 
 
 @dataclass(frozen=True, eq=False)
 class CompileKey:
-    """Everything that decides about a compiled program, in named parts.
+    """Everything that determines a compiled program, in named parts.
 
-    The hash is taken once: a key with a long graph text is looked up on every compilation and touched
-    on every call. Parts compare by `==`, for which 1, 1.0 and True are one value: constants belong into
-    a part as text.
+    The hash is computed once: a key with a long graph text is looked up on every compilation and touched
+    on every call. Parts compare by `==`, for which 1, 1.0 and True are equal: a part must hold constants
+    as text.
     """
 
     parts: Parts
@@ -49,21 +49,21 @@ class CompileKey:
         return self is other or (self._hash == other._hash and self.parts == other.parts)
 
     def __reduce__(self) -> tuple[type[CompileKey], tuple[Parts]]:
-        """Hashes of strings differ between processes, so a copy takes its own."""
+        """Hashes of strings differ between processes, so a copy recomputes its hash."""
         return CompileKey, (self.parts,)
 
 
 class _Difference(NamedTuple):
-    """One difference in words, and how many places (dims, fields, lines) it stands for."""
+    """One difference as text, and how many dims, fields or lines it stands for."""
 
     text: str
     weight: int = 1
 
 
 def explain_miss(key: CompileKey, cached_keys: Iterable[CompileKey]) -> str:
-    """Names the difference between `key` and the nearest of `cached_keys`, one line, "cached -> new".
+    """Describe the difference between `key` and the nearest of `cached_keys` in one line, "cached -> new".
 
-    Compares whole graph texts: meant for a reader (a log line at debug level, `explain`), not for hot paths.
+    Compares whole graph texts: meant for debug logs and `explain`, not for hot paths.
     """
     candidates = [list(_differences(key, cached)) for cached in cached_keys]
     if not candidates:
@@ -86,7 +86,7 @@ def _differences(new: CompileKey, old: CompileKey) -> Iterator[_Difference]:
 
 
 def _between(where: str, old: object, new: object) -> Iterator[_Difference]:
-    """What differs between two values of one part; nothing if they are equal."""
+    """The differences between two values of one part; none if they are equal."""
     if old == new and type(old) is type(new):
         return
     if isinstance(old, tuple) and isinstance(new, tuple) and type(old) is type(new):
@@ -101,7 +101,7 @@ def _between_records(where: str, old: tuple[object, ...], new: tuple[object, ...
     names = cast(tuple[str, ...], old._fields)  # type: ignore[attr-defined]  # the caller saw a NamedTuple
     differing = {name: (was, now) for name, was, now in zip(names, old, new, strict=True) if was != now}
     if "shape" in differing:
-        differing.pop("stride", None)  # another shape brings another stride
+        differing.pop("stride", None)  # a different shape implies a different stride
     for name, (was, now) in differing.items():
         if name == "shape" and isinstance(was, tuple) and isinstance(now, tuple):
             yield from _between_shapes(where, was, now)
@@ -127,7 +127,7 @@ def _between_tuples(where: str, old: tuple[object, ...], new: tuple[object, ...]
 
 
 def _between_texts(where: str, old: list[str], new: list[str]) -> _Difference:
-    """The first line with another op, else the first that differs, and how many lines do."""
+    """The first line with another op, else the first that differs, and how many lines differ."""
     pairs = enumerate(zip_longest(old, new, fillvalue=""))
     other = [(node, was, now) for node, (was, now) in pairs if was != now]
     if not other:
@@ -139,13 +139,13 @@ def _between_texts(where: str, old: list[str], new: list[str]) -> _Difference:
 
 
 def _op(line: str) -> str:
-    """The op of a node's line, or the clipped line where it is no call."""
+    """The op of a node's line, or the clipped line if it is not a call."""
     match = _NODE.match(line)
     return match["op"] if match else _clipped(line.strip()) or "nothing"
 
 
 def _against(old: str, new: str) -> str:
-    """Two texts, cut so that the place where they part is seen."""
+    """Two texts, clipped so that their first difference is visible."""
     num_same = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), 0)
     start = max(0, num_same - _MAX_SAME)
     start = start if max(len(old), len(new)) > _MAX_TEXT else 0

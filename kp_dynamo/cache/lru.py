@@ -27,12 +27,12 @@ class CacheStats(TypedDict):
 
 
 class LRUCache(Generic[K, V]):
-    """Keeps at most `max_size` entries; a new one over the bound pushes out the least recently used.
+    """Keeps at most `max_size` entries; inserting over the bound evicts the least recently used entry.
 
     Args:
         max_size: Bound on the number of entries, at least 1.
-        on_evict: Called with (key, value) of every entry the cache lets go, by its bound, `resize` or `clear`;
-            after the cache is consistent again and outside its lock, so that it may use the cache.
+        on_evict: Called with (key, value) of every entry that the bound, `resize` or `clear` removes. It runs when
+            the cache is consistent again and outside its lock, so that it may use the cache.
 
     Raises:
         ValueError: `max_size` is below 1.
@@ -47,7 +47,7 @@ class LRUCache(Generic[K, V]):
         self._hits = self._misses = self._evictions = 0
 
     def get(self, key: K, default: D | None = None) -> V | D | None:
-        """The value of `key`, now the most recently used, or `default`; counts a hit or a miss."""
+        """The value of `key`, which becomes the most recently used, or `default`; counts a hit or a miss."""
         with self._lock:
             if key not in self._entries:
                 self._misses += 1
@@ -57,7 +57,7 @@ class LRUCache(Generic[K, V]):
             return self._entries[key]
 
     def touch(self, key: K) -> bool:
-        """Marks `key` as recently used without counting; False if it is not there. For hot paths."""
+        """Mark `key` as recently used without counting; False if it is missing. For hot paths."""
         with self._lock:
             try:
                 self._entries.move_to_end(key)
@@ -66,28 +66,28 @@ class LRUCache(Generic[K, V]):
             return True
 
     def set(self, key: K, value: V) -> None:
-        """Stores `value` as the most recently used; an earlier value of `key` is replaced, not evicted."""
+        """Store `value` as the most recently used; an earlier value of `key` is replaced, not evicted."""
         with self._lock:
             replaced = self._entries.pop(key, None)
             self._entries[key] = value
             gone = self._shrink()
         del replaced  # its finalizer runs here, outside the lock
-        self._tell(gone)
+        self._notify(gone)
 
     def resize(self, max_size: int) -> None:
-        """Changes the bound; the least recently used entries over it are evicted."""
+        """Change the bound and evict the least recently used entries over it."""
         _checked_bound(max_size)
         with self._lock:
             self._max_size = max_size
             gone = self._shrink()
-        self._tell(gone)
+        self._notify(gone)
 
     def clear(self) -> None:
-        """Lets every entry go. Not counted as evictions: nothing was over the bound."""
+        """Remove every entry. This does not count as evictions: no entry was over the bound."""
         with self._lock:
             gone = list(self._entries.items())
             self._entries.clear()
-        self._tell(gone)
+        self._notify(gone)
 
     def keys(self) -> list[K]:
         """A snapshot of the keys, least recently used first."""
@@ -95,7 +95,7 @@ class LRUCache(Generic[K, V]):
             return list(self._entries)
 
     def get_stats(self) -> CacheStats:
-        """The counters, all of one moment."""
+        """A consistent snapshot of the counters."""
         with self._lock:
             looked_up = self._hits + self._misses
             return CacheStats(
@@ -111,17 +111,17 @@ class LRUCache(Generic[K, V]):
         return len(self._entries)
 
     def __contains__(self, key: K) -> bool:
-        """Whether `key` is there; neither counts nor marks it as used."""
+        """Whether `key` is cached; neither counts nor marks it as used."""
         with self._lock:
             return key in self._entries
 
     def _shrink(self) -> list[tuple[K, V]]:
-        """Takes out what is over the bound, oldest first; call with the lock held."""
+        """Remove the entries over the bound, least recently used first; call with the lock held."""
         num_over = max(0, len(self._entries) - self._max_size)
         self._evictions += num_over
         return [self._entries.popitem(last=False) for _ in range(num_over)]
 
-    def _tell(self, gone: list[tuple[K, V]]) -> None:
+    def _notify(self, gone: list[tuple[K, V]]) -> None:
         if self._on_evict is not None:
             for key, value in gone:
                 self._on_evict(key, value)
@@ -129,5 +129,5 @@ class LRUCache(Generic[K, V]):
 
 def _checked_bound(max_size: int) -> int:
     if max_size < 1:
-        raise ValueError(f"max_size is {max_size}; allowed: an int >= 1; use clear() to empty a cache")
+        raise ValueError(f"max_size={max_size} is invalid. Allowed: an int >= 1. Try: clear(), to empty the cache")
     return max_size

@@ -1,1 +1,1 @@
-"""The graph that Dynamo captured: where its tensors are, and its form on CPU fake tensors."""
+"""The graph that Dynamo captured: the device of its tensors, and its form on CPU fake tensors."""

@@ -1,4 +1,4 @@
-"""What Dynamo captured, made ready: where the tensors are, what is returned on which device, its key."""
+"""Prepares what Dynamo captured: the device of its tensors and results, and its cache key."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from kp_dynamo.exceptions import XLACompilationError
 
 @dataclass(frozen=True)
 class Capture:
-    """A Dynamo graph, seen as if it were on the CPU, and what is needed to call it where its tensors are.
+    """A Dynamo graph as if it were on the CPU, and what is needed to call it on the device of its tensors.
 
     Attributes:
-        gm: The graph, its device arguments naming the CPU.
-        inputs: Its inputs; XLA tensors stand as CPU fake tensors.
-        mode: Where they really are: "cpu" (the backend places them), "xla", or "fake": nowhere.
-        held: Tensors that Dynamo's graph held itself; first inputs now.
-        moved_results: (position, device) of results that eager would return elsewhere than with the rest.
-        key: Text and input metadata that decide the whole compilation, or None where AOTAutograd adds guards
-            or looks at values, so that only its own graphs may be looked up.
+        gm: The graph, with its device arguments set to the CPU.
+        inputs: The graph inputs; XLA tensors are replaced by CPU fake tensors.
+        mode: Where the tensors are: "cpu" (the backend places them), "xla", or "fake" (they have no values).
+        held: Tensors that Dynamo's graph held itself; they are now its first inputs.
+        moved_results: (position, device) of results that eager returns on another device than the others.
+        key: Text and input metadata that decide the whole compilation; None if AOTAutograd adds guards or reads
+            values, so that only its own graphs may be looked up.
     """
 
     gm: fx.GraphModule
@@ -47,8 +47,8 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
 
     Args:
         gm: Dynamo's graph. Its device arguments are rewritten.
-        inputs: Its inputs.
-        with_modules: Whether passes look at the modules that nodes came from, so that these enter the key.
+        inputs: The graph inputs.
+        with_modules: Whether passes read the modules that nodes came from, so that these enter the key.
 
     Raises:
         TPUDeviceError: Inputs on several devices, or on one that is neither the CPU nor XLA.
@@ -56,8 +56,8 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     """
     if any(isinstance(x, torch.Tensor) and x.is_nested for x in inputs):
         raise XLACompilationError(
-            "an input is a nested tensor, whose rows are of several lengths; XLA has dense tensors only. Pass its "
-            "values() and offsets(), or pad it: x.to_padded_tensor(0). Or keep it out of the compiled region with "
+            "an input is a nested tensor, whose rows have different lengths; XLA has dense tensors only. Try: pass its "
+            "values() and offsets(), pad it with x.to_padded_tensor(0), or keep it out of the compiled region with "
             "torch.compiler.disable."
         )
     held = [*gm.parameters(), *gm.buffers()]
@@ -104,7 +104,7 @@ def _early_key(gm: fx.GraphModule, inputs: Sequence[Any], moved: object, with_mo
 
 
 def _is_plain(value: Any) -> bool:
-    """An ordinary tensor of static shape; numbers among the inputs mean symbolic shapes."""
+    """A plain tensor of static shape; numbers among the inputs imply symbolic shapes."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return False
     context = torch._guards.TracingContext.try_get()
@@ -114,9 +114,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _has_numbers(gm: fx.GraphModule) -> bool:
-    """Whether a number is computed that varies from call to call: AOTAutograd may write its value into its graphs.
+    """Whether the graph computes a number that varies from call to call: AOTAutograd may specialize on its value.
 
-    Dynamo hands a float in as a tensor, which looks like any other.
+    Dynamo passes a float as a tensor, which looks like any other.
     """
     return any(isinstance(n.meta.get("example_value"), _NUMBERS) for n in gm.graph.nodes)
 
@@ -135,11 +135,11 @@ def _check_safe(gm: fx.GraphModule) -> None:
 
 def _check_known(target: Any) -> None:
     if not is_known_operator(target):
-        raise Uncacheable(f"{target} is an operator of the user's own")
+        raise Uncacheable(f"{target} is a user-defined operator")
 
 
 def with_dynamo_signature(run: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
-    """`run`, given what the graph held, with the results that belong elsewhere moved there (differentiably)."""
+    """`run` with the held tensors passed in, and with results moved to their devices (differentiably)."""
     if not capture.moved_results and not capture.held:
         return run
 

@@ -19,10 +19,10 @@ _CPU = torch.device("cpu")
 def retarget_to_cpu(gm: fx.GraphModule, mode: str) -> None:
     """Rewrite the device arguments of `gm`, and of the graphs inside it, from XLA to the CPU.
 
-    Autocast regions are for a kind of device. Where the tensors are on XLA (`mode`), a region for XLA is one for
-    the CPU now, and one for the CPU has no effect, as in eager.
+    Autocast regions are for a device type. If the tensors are on XLA (`mode`), a region for XLA becomes one for the
+    CPU, and one for the CPU has no effect, as in eager.
 
-    In place: AOTAutograd reads what Dynamo has hung on this very module and its nodes.
+    The rewrite is in place because AOTAutograd reads attributes that Dynamo set on this module and its nodes.
     """
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
@@ -35,7 +35,7 @@ def retarget_to_cpu(gm: fx.GraphModule, mode: str) -> None:
 
 
 def _is_move(node: fx.Node) -> bool:
-    """Whether the result is on another kind of device than the one tensor it is made of, and new memory by that."""
+    """Whether the result is on another device type than its only tensor operand, and is therefore new memory."""
     value, sources = node.meta.get("example_value"), [n.meta.get("example_value") for n in node.all_input_nodes]
     tensors = [t for t in sources if isinstance(t, torch.Tensor)]
     is_made_of_one = node.op in ("call_function", "call_method") and len(tensors) == 1
@@ -45,12 +45,12 @@ def _is_move(node: fx.Node) -> bool:
 def copy_views_of_parts(gm: fx.GraphModule) -> None:
     """Return copies of the results that are views of a `view_as_real`, for inputs on XLA.
 
-    AOTAutograd would take such a view behind the program. torch_xla 2.9 ends the process there, as in eager code.
+    AOTAutograd would take such a view after the program. torch_xla 2.9 then aborts the process, as in eager code.
     """
     output = gm.graph.output_node()
     views = [node for node in output.all_input_nodes if _is_view_of_parts(node)]
     for node in views:
-        # At the output alone: within the graph, a write to the view reaches what it is a view of.
+        # Only at the output: inside the graph, a write to the view reaches its base.
         with gm.graph.inserting_before(output):
             copy = gm.graph.call_method("clone", (node,))
         copy.meta.update(node.meta)
@@ -69,7 +69,7 @@ def _is_view_of_parts(node: fx.Node) -> bool:
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """The tensor that a node is a view of, or may be: those inside `torch.func` do not say where they lie."""
+    """The tensor that a node is, or may be, a view of: tensors inside `torch.func` do not expose their storage."""
     if node.op not in ("call_function", "call_method") or not node.all_input_nodes:
         return None
     above = node.all_input_nodes[0]
@@ -82,7 +82,7 @@ def _viewed(node: fx.Node) -> fx.Node | None:
 
 
 def _copy_result(node: fx.Node) -> None:
-    """Between a CPU and a CPU, `to` gives the tensor itself, and a write to one would show in the other."""
+    """From CPU to CPU, `to` returns the tensor itself, and a write to one would show in the other."""
     with node.graph.inserting_after(node):
         copy = node.graph.call_method("clone", (node,))
     copy.meta.update(node.meta)
@@ -91,7 +91,7 @@ def _copy_result(node: fx.Node) -> None:
 
 @contextlib.contextmanager
 def surrounding_autocast(mode: str) -> Iterator[None]:
-    """The autocast state around the call, as it counts for tensors where `mode` says, put in force for the CPU."""
+    """Apply the autocast state around the call, for the device of `mode`, to the CPU."""
     if mode != "xla":
         yield
         return
@@ -123,9 +123,9 @@ def _to_cpu(value: Any) -> Any:
 
 
 def inputs_on_cpu(inputs: Sequence[Any]) -> list[Any]:
-    """`inputs` with every XLA tensor replaced by a CPU fake tensor of the same metadata; one fake a tensor.
+    """`inputs` with every XLA tensor replaced by a CPU fake tensor of the same metadata, one fake per tensor.
 
-    Fake tensors of the caller's own mode are replaced by Dynamo's.
+    Fake tensors of the caller's fake mode are replaced by fake tensors of Dynamo's.
     """
     mode = _fake_mode()
     fakes: dict[int, torch.Tensor] = {}
@@ -136,7 +136,7 @@ def inputs_on_cpu(inputs: Sequence[Any]) -> list[Any]:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no values to run with, and is not Dynamo's stand-in for one that has."""
+    """Whether a tensor is fake, and not Dynamo's fake for a real one."""
     return isinstance(tensor, FakeTensor) and tensor.fake_mode is not _fake_mode()
 
 
@@ -158,7 +158,7 @@ def _cpu_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 def _dynamo_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """The fake that Dynamo made of `tensor`, with the symbols and sources of its sizes."""
+    """The fake tensor that Dynamo made for `tensor`, with the symbols and sources of its sizes."""
     context = TracingContext.try_get()
     symbolic = context.tensor_to_context.get(tensor) if context is not None else None
     if symbolic is None:
@@ -167,19 +167,19 @@ def _dynamo_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 def lift_held_tensors(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    """Make first inputs of the tensors that `gm` holds as parameters and buffers (those of a compiled optimizer step).
+    """Turn the parameters and buffers that `gm` holds (in a compiled optimizer step) into its first inputs.
 
     Returns:
         A copy of `gm` that takes them, and the tensors in the order of the new inputs.
 
     Raises:
-        TPUDeviceError: `gm` calls whole modules, whose tensors are out of reach.
+        TPUDeviceError: `gm` calls whole modules, whose tensors cannot be lifted.
     """
     held = {**dict(gm.named_parameters()), **dict(gm.named_buffers())}
     if any(node.op == "call_module" for node in gm.graph.nodes):
         raise TPUDeviceError(
             f"the captured graph calls modules that hold {len(held)} tensors on the XLA device. Allowed: graphs that "
-            "take them as inputs. Leave torch._dynamo.config.inline_inbuilt_nn_modules at True."
+            "take them as inputs. Try: torch._dynamo.config.inline_inbuilt_nn_modules = True, the default."
         )
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
@@ -202,6 +202,6 @@ def lift_held_tensors(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[torch.Te
 
 def _input(graph: fx.Graph, name: str, source: Any) -> fx.Node:
     node = graph.placeholder(name)
-    # AOTAutograd asks every input of Dynamo's graph where it comes from.
+    # AOTAutograd reads the source of every input of Dynamo's graph.
     node._dynamo_source = source
     return node

@@ -12,10 +12,10 @@ _POWERS = (operator.pow, operator.ipow, torch.pow, torch.float_power, "pow", "po
 
 
 def fix_exponents(gm: fx.GraphModule) -> None:
-    """Write the value of such a number into differentiated powers, in place; Dynamo guards it.
+    """Specialize differentiated powers on the value of such a number, in place; Dynamo guards it.
 
-    The gradient of a power asks whether the number is 0, which torch 2.9 cannot answer for a symbolic one: it fails in
-    an assertion of its own, or with "NYI log symbolic float".
+    The gradient of a power checks whether the number is 0, which torch 2.9 cannot do for a symbolic one: it fails with
+    an internal assertion, or with "NYI log symbolic float".
     """
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):

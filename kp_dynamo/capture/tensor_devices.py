@@ -1,4 +1,4 @@
-"""Where the tensors of a captured graph are: on the CPU, or on the XLA device."""
+"""The device of the tensors of a captured graph: the CPU or the XLA device."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from kp_dynamo.exceptions import TPUDeviceError
 
 
 def placement_mode(tensors: Sequence[torch.Tensor], default: str) -> str:
-    """ "cpu" where inputs must be placed, "xla" where they are there already.
+    """ "cpu" if inputs must be placed, "xla" if they are on the device already.
 
-    0-dim CPU tensors go with either, as they do in eager torch.
+    0-dim CPU tensors can be mixed with either, as in eager.
 
     Raises:
         TPUDeviceError: Tensors on both, on a device that is neither, or on an XLA device that is not the first.
     """
     other = [t for t in tensors if t.device.type == "xla" and t.device.index not in (None, 0)]
     if other:
-        # torch_xla 2.9 ends the process when a program is given a buffer of another device.
+        # torch_xla 2.9 aborts the process if a program gets a buffer of another device.
         raise TPUDeviceError(
             f"a graph input is on {other[0].device} (shape {tuple(other[0].shape)}); compiled programs run on xla:0. "
-            "Allowed: all on the CPU, or all on xla:0. Move model and inputs with .to('xla:0')."
+            "Allowed: all on the CPU, or all on xla:0. Try: move model and inputs with .to('xla:0')."
         )
     foreign = [t for t in tensors if t.device.type not in ("cpu", "xla")]
     on_cpu = [t for t in tensors if t.device.type == "cpu" and t.dim() > 0]
@@ -31,13 +31,13 @@ def placement_mode(tensors: Sequence[torch.Tensor], default: str) -> str:
         native = foreign[0].device.type == "tpu"
         raise TPUDeviceError(
             f"a graph input is on {foreign[0].device} (shape {tuple(foreign[0].shape)})"
-            f"{', the native TPU device of PyTorch, which this version does not speak to' if native else ''}. "
-            "Allowed: all on the CPU, or all on the XLA device. Move it with .to('cpu') or .to('xla')."
+            f"{', the native TPU device of PyTorch, which this version does not support' if native else ''}. "
+            "Allowed: all on the CPU, or all on the XLA device. Try: move it with .to('cpu') or .to('xla')."
         )
     if on_cpu and on_xla:
         raise TPUDeviceError(
             f"{len(on_xla)} graph inputs are on {on_xla[0].device} and {len(on_cpu)} on the CPU "
             f"(the first of these has shape {tuple(on_cpu[0].shape)}). "
-            "Allowed: all on the CPU, or all on the XLA device. Move model and inputs with .to('xla')."
+            "Allowed: all on the CPU, or all on the XLA device. Try: move model and inputs with .to('xla')."
         )
     return "xla" if on_xla else "cpu" if any(t.device.type == "cpu" for t in tensors) else default

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.autograd.eager_rules import RULES, EagerRules, may_be_named_otherwise
+from kp_dynamo.autograd.eager_rules import RULES, EagerRules, may_call_operator_with_rule
 from tests.spine import compiled
 
 SCALAR = torch.ones(())
@@ -137,7 +137,7 @@ def test_fake_strides_of_indexing_are_those_of_eager(name):
 def test_every_operator_with_a_rule_is_looked_for_by_its_name():
     """Those of `WITH_NUMBERS`, and indexing, are looked for by what they are given."""
     names = {str(op).split(".")[1] for op, rule in RULES.items() if rule.__name__ not in ("_with_number", "_indexed")}
-    assert {name for name in names if not may_be_named_otherwise(name)} == set()
+    assert {name for name in names if not may_call_operator_with_rule(name)} == set()
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])

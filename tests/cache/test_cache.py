@@ -103,7 +103,7 @@ def test_resize_gives_room():
 
 @pytest.mark.parametrize("max_size", [0, -1])
 def test_a_bound_below_one_is_refused(max_size):
-    message = rf"max_size is {max_size}; allowed: an int >= 1"
+    message = rf"max_size={max_size} is invalid. Allowed: an int >= 1"
     with pytest.raises(ValueError, match=message):
         LRUCache(max_size)
     cache = LRUCache(1)

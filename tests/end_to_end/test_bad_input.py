@@ -314,7 +314,7 @@ class HalfThere(nn.Module):
 def test_a_model_half_on_the_cpu():
     message = failure(TPUDeviceError, compiled(HalfThere("xla")), torch.ones(1, 2))
     assert message.startswith("1 graph inputs are on xla:0 and 3 on the CPU (the first of these has shape (")
-    assert message.endswith("Move model and inputs with .to('xla').")
+    assert message.endswith("Try: move model and inputs with .to('xla').")
 
 
 def test_a_model_half_on_meta():

@@ -1,7 +1,7 @@
-"""torch's fused attention and encoder layer, taken apart.
+"""Decompositions of torch's fused attention and encoder layer.
 
-In evaluation on the CPU `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call one operator each, which XLA
-does not have. The formulas are those of the modules themselves (torch/nn/modules/transformer.py, activation.py).
+In evaluation mode on the CPU, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` each call one operator that XLA
+lacks. The formulas are those of the modules (torch/nn/modules/transformer.py, activation.py).
 Shapes: B batch, S length, D width, H heads.
 """
 
@@ -34,7 +34,7 @@ def native_multi_head_attention(
 
 
 def _broadcast(mask: Tensor, mask_type: int | None) -> Tensor:
-    """A mask as [B, H, S, S] sees it: 0 is one of [S, S], 1 one of keys [B, S], 2 has the whole shape."""
+    """The mask, broadcastable to [B, H, S, S]: type 0 is [S, S], type 1 masks keys [B, S], type 2 is the full shape."""
     return mask[:, None, None, :] if mask_type == 1 else mask
 
 

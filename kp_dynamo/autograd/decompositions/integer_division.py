@@ -1,6 +1,6 @@
 """Exact division of integers. torch_xla 2.9 divides them as float32, which is wrong from 2^25 on.
 
-It shifts negative numbers to the right by dividing as well, towards zero; ATen keeps the sign, which rounds down.
+It also shifts negative numbers right by dividing, which rounds towards zero; ATen's arithmetic shift rounds down.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ RIGHT_SHIFTS = (
 
 
 def right_shift(x: Any, bits: Any) -> Any:
-    """`x >> bits`: for a negative x the complement is divided, ~(~x / 2^bits), which is rounding down.
+    """`x >> bits`: for a negative x, divide the complement, ~(~x / 2^bits), which rounds down.
 
-    ATen fills with the sign where there are more bits than the dtype has, or fewer than none.
+    ATen fills with the sign if `bits` exceeds the width of the dtype or is negative.
     """
     wide_x, wide_bits, dtype = _tensors(x, bits)
     is_negative = wide_x < 0
@@ -60,16 +60,16 @@ def _tensors(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
     """Both in int64, and the dtype of the quotient."""
     dtype = torch.result_type(x, y)
     like = x if isinstance(x, torch.Tensor) else y
-    # Through the common dtype, where a number wraps as it does in ATen.
+    # Via the common dtype, in which a number wraps as in ATen.
     tensors = [v if isinstance(v, torch.Tensor) else torch.full((), v, device=like.device) for v in (x, y)]
     return tensors[0].to(dtype).long(), tensors[1].to(dtype).long(), dtype
 
 
 def _trunc(x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The quotient in float64, corrected twice by the quotient of what remains, then by one.
+    """The quotient in float64, refined by the quotient of the remainder, then corrected by one.
 
-    float64 carries 53 bits: the first quotient of two 64-bit integers is off by at most 2^11, what remains of it
-    fits, and its own quotient is off by at most one.
+    float64 has 53 bits: the first quotient of two 64-bit integers is off by at most 2^11. Its remainder fits, and the
+    quotient of that is off by at most one.
     """
     quotient = torch.zeros_like(x)
     for _ in range(2):

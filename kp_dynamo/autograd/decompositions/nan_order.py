@@ -1,6 +1,6 @@
-"""Where the largest and the smallest element is when there is a NaN: ATen points to the first, torch_xla 2.9 past it.
+"""The index of the largest or smallest element if there is a NaN: ATen returns the first NaN, torch_xla 2.9 does not.
 
-Reductions and elementwise maxima themselves carry a NaN on; for XLA:CPU see `compat/xla.py`.
+Reductions and elementwise maxima do propagate a NaN; for XLA:CPU see `compat/xla.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def order_decompositions() -> dict[Any, Callable[..., Any]]:
-    """For floating-point tensors: the extreme value, then the first place that holds it, or a NaN."""
+    """For floating-point tensors: compute the extreme value, then the first index that holds it or a NaN."""
     return {
         aten.argmax.default: partial(_place, torch.amax),
         aten.argmin.default: partial(_place, torch.amin),

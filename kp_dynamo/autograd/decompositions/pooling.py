@@ -1,7 +1,7 @@
-"""Average pooling in the one form that torch_xla 2.9 lowers right: windows that lie wholly inside their input.
+"""Average pooling in the only form that torch_xla 2.9 lowers correctly: every window is inside its input.
 
-With `ceil_mode`, `count_include_pad=False` or `divisor_override` its own form divides by the wrong count. Here the
-input is padded, the windows are summed, and each sum is divided by what ATen divides it by, a constant map.
+With `ceil_mode`, `count_include_pad=False` or `divisor_override`, torch_xla divides by the wrong count. Here, the input
+is padded, the windows are summed, and each sum is divided by ATen's divisor, a constant map.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class _Axis:
 
     @property
     def pad_right(self) -> int:
-        """Zeros on the right so that the last window lies inside; negative where the input is longer than needed."""
+        """Zeros on the right so that the last window is inside; negative if the input is longer than needed."""
         return (self.num - 1) * self.stride + self.kernel - self.pad - self.size
 
     def counts(self, include_pad: bool) -> torch.Tensor:
-        """How many elements ATen counts in each window: float64 [num], computed, for a trace takes no literals."""
+        """The number of elements ATen counts per window: float64 [num], computed, as a trace takes no literals."""
         starts = torch.arange(self.num, dtype=torch.float64) * self.stride - self.pad
         ends = (starts + self.kernel).clamp(max=self.size + self.pad)
         return ends - starts if include_pad else ends.clamp(max=self.size) - starts.clamp(min=0)
@@ -57,7 +57,7 @@ def _axis(size: int, kernel: int, stride: int, pad: int, ceil: bool) -> _Axis:
 
 
 def _divisor(x: torch.Tensor, axes: list[_Axis], include_pad: bool, divisor: int | None) -> torch.Tensor | int:
-    """What ATen divides the sum of a window by: a number, or a map [num, ...] of the pooled dimensions."""
+    """ATen's divisor of the sum of a window: a number, or a map [num, ...] of the pooled dimensions."""
     if divisor is not None:
         return divisor
     total = torch.ones((), dtype=torch.float64)
@@ -75,12 +75,12 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """`aten.avg_pool2d` and `aten.avg_pool3d`: x [..., *spatial], in its plain form."""
+    """`aten.avg_pool2d` and `aten.avg_pool3d` in the form above: x [..., *spatial]."""
     axes = _plan(x, kernel_size, stride, padding, ceil_mode)
-    if axes is None or not _needs_help(axes, count_include_pad, divisor_override):
+    if axes is None or not _is_wrong_in_torch_xla(axes, count_include_pad, divisor_override):
         return NotImplemented
     pool = F.avg_pool2d if len(axes) == 2 else F.avg_pool3d
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x  # a sum may overflow where no average does
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x  # a sum may overflow; its average does not
     sums = pool(F.pad(wide, _pads(axes)), [a.kernel for a in axes], [a.stride for a in axes], divisor_override=1)
     return (sums / _divisor(wide, axes, count_include_pad, divisor_override)).to(x.dtype)
 
@@ -95,9 +95,9 @@ def avg_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Any:
-    """The gradient of `avg_pool` with respect to `x`, in the plain form."""
+    """The gradient of `avg_pool` with respect to `x`, in the form above."""
     axes = _plan(x, kernel_size, stride, padding, ceil_mode)
-    if axes is None or not _needs_help(axes, count_include_pad, divisor_override):
+    if axes is None or not _is_wrong_in_torch_xla(axes, count_include_pad, divisor_override):
         return NotImplemented
     backward = aten.avg_pool2d_backward if len(axes) == 2 else aten.avg_pool3d_backward
     padded = F.pad(x, _pads(axes))
@@ -115,10 +115,10 @@ def _plan(x: torch.Tensor, kernel: Any, stride: Any, padding: Any, ceil: bool) -
     return _axes(x, kernel, stride, padding, ceil)
 
 
-def _needs_help(axes: list[_Axis], include_pad: bool, divisor: int | None) -> bool:
-    hangs_over = any(axis.pad_right > axis.pad for axis in axes)
+def _is_wrong_in_torch_xla(axes: list[_Axis], include_pad: bool, divisor: int | None) -> bool:
+    overhangs = any(axis.pad_right > axis.pad for axis in axes)
     is_padded = any(axis.pad for axis in axes)
-    return divisor not in (None, 1) or hangs_over or (is_padded and not include_pad)
+    return divisor not in (None, 1) or overhangs or (is_padded and not include_pad)
 
 
 def _pads(axes: list[_Axis]) -> list[int]:

@@ -1,4 +1,4 @@
-"""ATen operators that are taken apart before they reach torch_xla, because its own form is wrong or missing."""
+"""ATen operators that are decomposed before lowering, because torch_xla's own form is wrong or missing."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ aten = torch.ops.aten
 
 # torch_xla 2.9 lowers these, and the result is wrong.
 _WRONG_IN_TORCH_XLA: list[Any] = [
-    # Updates the running variance with the biased variance of the batch, which it computes as the mean of squares less
-    # the square of the mean: NaN where the mean is 3000 deviations. Ours reads its input twice, which a v5e's compiler
-    # takes 0.10 ms more for in the forward of a small ResNet (0.56 cycles ms for 0.46).
+    # Updates the running variance with the biased variance of the batch, computed as the mean of squares minus the
+    # square of the mean: NaN if the mean is 3000 deviations. Ours reads its input twice, which costs 0.10 ms in the
+    # forward of a small ResNet, by a v5e's compiler (0.56 cycles ms instead of 0.46).
     aten.native_batch_norm,
     aten._native_batch_norm_legit,
     aten._native_batch_norm_legit_functional,
     aten._native_batch_norm_legit_no_training,
     aten.native_batch_norm_backward,
-    # Scales by a mask that carries a scale of its own.
+    # Scales by a mask that is itself scaled.
     aten.native_dropout_backward,
-    # The gradient takes alpha for 1.
+    # The gradient ignores alpha and uses 1.
     aten.elu,
     aten.elu_backward,
-    # With eps it does not clamp.
+    # Does not clamp if eps is given.
     aten.logit,
 ]
 
-# Moves without a kernel of their own for XLA, whose form in C++ is as good and quicker to trace.
-_MOVES = {aten.transpose.int, aten.squeeze.default, aten.squeeze.dim, aten.unbind.int, aten.split.Tensor}
+# View ops without an XLA kernel: their C++ form is as good and faster to trace.
+_VIEW_OPS = {aten.transpose.int, aten.squeeze.default, aten.squeeze.dim, aten.unbind.int, aten.split.Tensor}
 
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """For AOTAutograd: what torch_xla gets wrong, and what it has no lowering for and torch can take apart."""
+    """For AOTAutograd: operators that torch_xla gets wrong, or does not lower and torch can decompose."""
     table: dict[Any, Callable[..., Any]] = {
         op: decomposition
         for op, decomposition in core_aten_decompositions().items()
-        if op not in _MOVES and not _has_lowering(op)
+        if op not in _VIEW_OPS and not _has_lowering(op)
     }
     table.update(get_decompositions(_WRONG_IN_TORCH_XLA))
     table.update(float64_decompositions())
@@ -59,8 +59,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.native_dropout.default] = _native_dropout
     table[aten.abs.default] = _abs
     table[aten.hypot.default] = _hypot
-    # torch_xla 2.9 divides by the size of the dimension, also where that is 0, and takes the process with it.
-    # Its linspace is one of float32, whatever dtype is asked for.
+    # torch_xla 2.9's roll divides by the size of the dimension, and aborts the process if the size is 0.
+    # Its linspace computes in float32 for every dtype.
     table.update(get_decompositions([aten.roll, aten.linspace]))
     table[aten.avg_pool2d.default] = table[aten.avg_pool3d.default] = avg_pool
     table[aten.avg_pool2d_backward.default] = table[aten.avg_pool3d_backward.default] = avg_pool_backward
@@ -79,17 +79,17 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     for op in (aten.index.Tensor, aten.index_put.default):
         table[op] = partial(_with_equal_indices, op)
     for op in (aten.huber_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.mse_loss_backward.default):
-        table[op] = partial(_of_something, table.get(op))
+        table[op] = partial(_unless_empty, table.get(op))
     table[aten._unique.default] = _unique
     table[aten.index_fill.int_Scalar] = table[aten.index_fill.int_Tensor] = _index_fill
     return table
 
 
 def _with_equal_indices(op: Any, x: torch.Tensor, indices: Any, *rest: Any, **kwargs: Any) -> Any:
-    """Indices of one dtype, and none of them 0-dim beside others.
+    """Use indices of one dtype, and broadcast 0-dim indices to the others.
 
-    torch_xla 2.9 concatenates them, and fails where int32 and int64 meet. torch 2.9's fake tensors do not broadcast a
-    0-dim index on the CPU, and take its shape for that of all.
+    torch_xla 2.9 concatenates the indices and fails if int32 and int64 are mixed. torch 2.9's fake tensors do not
+    broadcast a 0-dim index on the CPU, and use its shape for all.
     """
     given = [i for i in indices if i is not None]
     equal = [i.long() for i in given] if {i.dtype for i in given} == {torch.int32, torch.int64} else given
@@ -111,33 +111,33 @@ _MATMUL: dict[Any, Callable[..., torch.Tensor]] = {
 
 
 def _without_addend(
-    op: Any, otherwise: Any, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+    op: Any, fallback: Any, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
-    """torch_xla 2.9 multiplies what is added by a `beta` of 0, which a NaN survives; ATen leaves it out."""
+    """torch_xla 2.9 multiplies the addend by a `beta` of 0, which keeps a NaN; ATen ignores the addend."""
     if beta != 0:
-        return NotImplemented if otherwise is None else otherwise(x, a, b, beta=beta, alpha=alpha)
-    product = _MATMUL[op](a, b)
-    product = product if alpha == 1 else product * alpha
-    return product.expand(torch.broadcast_shapes(x.shape, product.shape)).to(x.dtype)
+        return NotImplemented if fallback is None else fallback(x, a, b, beta=beta, alpha=alpha)
+    matmul = _MATMUL[op](a, b)
+    matmul = matmul if alpha == 1 else matmul * alpha
+    return matmul.expand(torch.broadcast_shapes(x.shape, matmul.shape)).to(x.dtype)
 
 
-def _of_something(otherwise: Any, gradient: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
-    """torch 2.9's own forms divide by the number of elements, also by 0."""
+def _unless_empty(fallback: Any, gradient: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
+    """torch 2.9's own forms divide by the number of elements, even if it is 0."""
     if any(isinstance(size, int) and size == 0 for size in x.shape):
         return torch.zeros_like(x)
-    return NotImplemented if otherwise is None else otherwise(gradient, x, *args)
+    return NotImplemented if fallback is None else fallback(gradient, x, *args)
 
 
 def _unique(index: torch.Tensor, *args: Any) -> Any:
-    """What autograd asks for the gradient of the value; torch 2.9 traces it as one index, however many there are."""
+    """Used by autograd for the gradient of the value; torch 2.9 traces it as one index, whatever their number."""
     raise XLACompilationError(
-        "index_fill with a tensor as its value that wants a gradient: that depends on how many different indices "
-        "there are, and a program has fixed sizes. Allowed: torch.where(mask, value, x), or a value that wants none"
+        "index_fill with a tensor value that requires grad is unsupported: its gradient depends on the number of "
+        "distinct indices, and a program has fixed sizes. Allowed: torch.where(mask, value, x), or a value without grad"
     )
 
 
 def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
-    """torch 2.9's own form copies in place, which no graph of AOTAutograd may do: gradients of `index_copy` failed."""
+    """torch 2.9's own form copies in place, which AOTAutograd graphs forbid: gradients of `index_copy` failed."""
     fill = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=x.dtype, device=x.device)
     whole = x if x.dim() else x.reshape(1)
     indices = [None] * (dim % whole.dim()) + [index.reshape(-1)]
@@ -150,42 +150,42 @@ def _has_lowering(op: Any) -> bool:
 
 
 def _accumulated_in_int64(op: Any, x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """torch_xla 2.9 accumulates integers and booleans in their own dtype, or reports another; ATen does in int64."""
-    dtype = dtype or (torch.int64 if _is_whole(x.dtype) else x.dtype)
-    if dtype == x.dtype and (dtype == torch.int64 or not _is_whole(dtype)):
+    """torch_xla 2.9 accumulates integers and booleans in their own dtype, or reports another; ATen uses int64."""
+    dtype = dtype or (torch.int64 if _is_integral(x.dtype) else x.dtype)
+    if dtype == x.dtype and (dtype == torch.int64 or not _is_integral(dtype)):
         return NotImplemented
-    if not _is_whole(dtype):
+    if not _is_integral(dtype):
         return op(x.to(dtype), dim)
     return op(x.to(dtype).to(torch.int64), dim).to(dtype)
 
 
-def _is_whole(dtype: torch.dtype) -> bool:
+def _is_integral(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex
 
 
 def _randperm(n: int, *, dtype: torch.dtype = torch.int64, **_: Any) -> torch.Tensor:
-    """torch_xla 2.9 shuffles with a generator that no seed reaches. Two of n draws of 53 bits are hardly ever equal."""
+    """torch_xla 2.9 shuffles with a generator that cannot be seeded. Two of n 53-bit draws are hardly ever equal."""
     return torch.rand(n, dtype=torch.float64).argsort().to(dtype)
 
 
 def _abs(x: torch.Tensor) -> torch.Tensor:
-    """torch_xla 2.9 returns the modulus of complex numbers as complex numbers."""
+    """torch_xla 2.9 returns the absolute value of complex numbers as complex numbers."""
     return _hypot(x.real, x.imag) if x.is_complex() else NotImplemented
 
 
 def _hypot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """sqrt(a^2 + b^2) that overflows no earlier than its result."""
+    """sqrt(a^2 + b^2) without intermediate overflow."""
     dtype = torch.result_type(a, b)
     narrow = dtype in (torch.bfloat16, torch.float16)
     a, b = (x.to(torch.float32 if narrow else dtype) for x in (a, b))
     large, small = torch.maximum(a.abs(), b.abs()), torch.minimum(a.abs(), b.abs())
     ratio = torch.where(large == 0, 0.0, small / large)
-    is_infinite = a.isinf() | b.isinf()  # whatever the other is, a NaN too
+    is_infinite = a.isinf() | b.isinf()  # whatever the other is, even NaN
     return torch.where(is_infinite, math.inf, large * (1 + ratio * ratio).sqrt()).to(dtype)
 
 
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """torch_xla 2.9 scales what is kept by 1/p; it should be 1/(1-p). An infinity or a NaN times 0 is NaN."""
+    """torch_xla 2.9 scales kept elements by 1/p instead of 1/(1-p). An infinity or a NaN times 0 is NaN."""
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:

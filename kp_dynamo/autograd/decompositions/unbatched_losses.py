@@ -1,4 +1,4 @@
-"""Losses of one sample, as those of a batch of one: torch_xla 2.9 ends the process at an input of one dimension."""
+"""Losses of one sample, computed as a batch of one: torch_xla 2.9 aborts the process on a 1-d input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NONE = 0  # reduction="none"
 
 
 def unbatched_loss_decompositions() -> dict[Any, Callable[..., Any]]:
-    """For inputs [C]; those of a batch [N, C] keep torch_xla's forms."""
+    """For inputs [C]; batches [N, C] keep torch_xla's lowerings."""
     return {aten.nll_loss_forward.default: _nll_loss, aten.nll_loss_backward.default: _nll_loss_backward}
 
 

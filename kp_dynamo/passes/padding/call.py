@@ -69,7 +69,7 @@ class Call:
         )
         return replace(self, args=args, kwargs=kwargs)
 
-    def own(self, name: str, position: int, default: Any = None) -> Any:
+    def named_arg(self, name: str, position: int, default: Any = None) -> Any:
         """An argument that may be passed by keyword."""
         return self.kwargs[name] if name in self.kwargs else self.arg(position, default)
 

@@ -8,7 +8,7 @@ import torch
 
 from kp_dynamo.passes.padding.atoms import Padded, broadcast
 from kp_dynamo.passes.padding.call import Call
-from kp_dynamo.passes.padding.rules import aten, dtype_beside, elementwise, rule
+from kp_dynamo.passes.padding.rules import aten, elementwise, promoted_dtype, rule
 
 
 def _true(call: Call, number: object) -> object:
@@ -16,19 +16,19 @@ def _true(call: Call, number: object) -> object:
     true = call.masks.true_value(number)
     if not isinstance(true, torch.Tensor):
         return true
-    return true.to(dtype_beside(true.dtype, [x.tensor.dtype for x in call.operands()]))
+    return true.to(promoted_dtype(true.dtype, [x.tensor.dtype for x in call.operands()]))
 
 
 @rule(aten.clamp.default, layouts="...", lengths="min max")
 def _clamp(call: Call) -> Any:
     """If a bound is a length, clamp by tensors."""
     x = call.args[0]
-    ends = [_true(call, call.own(name, position)) for position, name in enumerate(("min", "max"), start=1)]
+    ends = [_true(call, call.named_arg(name, position)) for position, name in enumerate(("min", "max"), start=1)]
     if not any(isinstance(end, torch.Tensor) for end in ends):
         return x.replaced(call.unchanged())
     dtypes = [x.tensor.dtype]
     given = (None if end is None else torch.as_tensor(end) for end in ends)
-    least, most = (None if end is None else end.to(dtype_beside(end.dtype, dtypes)) for end in given)
+    least, most = (None if end is None else end.to(promoted_dtype(end.dtype, dtypes)) for end in given)
     result: torch.Tensor = torch.clamp(x.tensor, least, most)
     return x.replaced(result.to(call.like.dtype))
 

@@ -17,7 +17,7 @@ from kp_dynamo.passes.padding.rules import aten, rule
 
 @rule(aten.sort.default, aten.sort.stable, layouts="...")
 def _sort(call: Call) -> tuple[Padded, Padded]:
-    d, descending = call.own("dim", 1, -1), call.own("descending", 2, False)
+    d, descending = call.named_arg("dim", 1, -1), call.named_arg("descending", 2, False)
     x = with_one_atom(call.masks, call.args[0], d % len(call.args[0].dims))
     values, places = _in_order(call.masks, x, d, descending)
     return x.replaced(values), x.replaced(places)
@@ -46,7 +46,7 @@ def _with_dim(x: Padded, d: int, atoms: tuple[Atoms, ...]) -> tuple[Atoms, ...]:
 @rule(aten.topk.default, layouts="...")
 def _topk(call: Call) -> Any:
     x, count = call.args[:2]
-    d, largest = call.own("dim", 2, -1) % max(1, len(x.dims)), call.own("largest", 3, True)
+    d, largest = call.named_arg("dim", 2, -1) % max(1, len(x.dims)), call.named_arg("largest", 3, True)
     if not has_tail(x.dims[d]):
         results = call.unchanged()
     else:
@@ -58,13 +58,13 @@ def _topk(call: Call) -> Any:
 @rule(aten.kthvalue.default, layouts="...")
 def _kth_value(call: Call) -> Any:
     _, number = call.args[:2]
-    return _picked(call, call.own("dim", 2, -1), call.own("keepdim", 3, False), number - 1)
+    return _picked(call, call.named_arg("dim", 2, -1), call.named_arg("keepdim", 3, False), number - 1)
 
 
 @rule(aten.median.dim, aten.nanmedian.dim, layouts="...")
 def _median(call: Call) -> Any:
     """The lower of the two middle values. `median` returns NaN, the first after the numbers; `nanmedian` skips it."""
-    x, d, keeps = call.args[0], call.args[1] % max(1, len(call.args[0].dims)), call.own("keepdim", 2, False)
+    x, d, keeps = call.args[0], call.args[1] % max(1, len(call.args[0].dims)), call.named_arg("keepdim", 2, False)
     count: Any = call.masks.true_count(x, [d])
     if not x.tensor.dtype.is_floating_point:
         return _picked(call, d, keeps, floor_div(count - 1, 2))

@@ -24,7 +24,7 @@ _IDENTITIES: dict[Any, float] = {
 def _reduced(call: Call, position: int = 1) -> list[int]:
     """The dimensions that a reduction runs over."""
     rank = len(call.args[0].dims)
-    dims = call.own("dim", position)
+    dims = call.named_arg("dim", position)
     chosen = [dims] if isinstance(dims, int) else list(dims or range(rank))
     return sorted({d % rank for d in chosen}) if rank else []
 
@@ -35,7 +35,7 @@ def _remaining(call: Call, dims: list[int], keeps: bool) -> Dims:
 
 
 def _keeps(call: Call, position: int) -> bool:
-    return bool(call.own("keepdim", position, False))
+    return bool(call.named_arg("keepdim", position, False))
 
 
 @rule(*_IDENTITIES, layouts="...")
@@ -106,7 +106,7 @@ def _extreme(call: Call) -> Any:
     """The index of the extreme: the first of equal values, and no tail precedes it."""
     x, keeps = call.args[0], _keeps(call, 2)
     dims = _reduced(call)
-    is_flat = call.own("dim", 1) is None
+    is_flat = call.named_arg("dim", 1) is None
     merged = tuple(atom for d in dims for atom in x.dims[d]) if is_flat else x.dims[dims[0]] if dims else ()
     result = call.run(call.masks.filled(x, dims, _EXTREMES[call.target]), *call.args[1:], **call.kwargs)
     left = _remaining(call, dims, keeps)

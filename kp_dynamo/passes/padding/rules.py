@@ -102,7 +102,7 @@ def _with_true_lengths(call: Call) -> Any:
         if isinstance(x, Padded):
             return x.tensor.float() if widens and x.tensor.dtype in _NARROW else x.tensor
         true = call.masks.true_value(x)
-        return true.to(dtype_beside(true.dtype, dtypes)) if isinstance(true, torch.Tensor) else true
+        return true.to(promoted_dtype(true.dtype, dtypes)) if isinstance(true, torch.Tensor) else true
 
     args, kwargs = pytree.tree_map(value, (call.args, call.kwargs), is_leaf=is_padded_value)
     # A tensor replaces a number: the packet picks the matching overload.
@@ -110,7 +110,7 @@ def _with_true_lengths(call: Call) -> Any:
     return result.to(call.like.dtype) if isinstance(call.like, Like) else result
 
 
-def dtype_beside(number: torch.dtype, tensors: Sequence[torch.dtype]) -> torch.dtype:
+def promoted_dtype(number: torch.dtype, tensors: Sequence[torch.dtype]) -> torch.dtype:
     """The dtype that torch promotes a number to, made explicit because torch_xla does not always do it."""
     if number == torch.bool:
         return number

@@ -28,7 +28,7 @@ def _view(call: Call) -> Padded:
 @rule(aten.as_strided.default, layouts="...", lengths="stride storage_offset")
 def _as_strided(call: Call) -> Padded:
     """Supported as torch's decompositions use it: in place of a view of a contiguous tensor."""
-    x, size, stride, offset = *call.args[:3], call.own("storage_offset", 3)
+    x, size, stride, offset = *call.args[:3], call.named_arg("storage_offset", 3)
     wanted = (*make_contiguous_strides_for(size), product(tuple(size)))
     is_dense = all(map(equal_sizes, (*stride, product(tuple(x.shape))), wanted))
     if not (is_dense and x.tensor.is_contiguous() and offset in (None, 0)):
