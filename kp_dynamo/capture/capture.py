@@ -13,8 +13,14 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from kp_dynamo.cache.graph_key import graph_text, input_parts, is_known_operator, mode_parts, shares_storage
 from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.cache.key_diff import Parts
-from kp_dynamo.capture.cpu_view import copy_views_of_parts, inputs_on_cpu, is_fake, lift_held_tensors, retarget_to_cpu
-from kp_dynamo.capture.exponents import fix_exponents
+from kp_dynamo.capture.cpu_view import (
+    copy_views_of_view_as_real,
+    inputs_on_cpu,
+    is_fake,
+    lift_held_tensors,
+    retarget_to_cpu,
+)
+from kp_dynamo.capture.exponents import specialize_exponents
 from kp_dynamo.capture.tensor_devices import placement_mode
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
@@ -70,10 +76,10 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
         xla.require_backward()
     moved = tuple((i, device) for i, device in results if device.type != ("cpu" if mode == "fake" else mode))
     key = _early_key(gm, inputs, moved, with_modules) if not held else None
-    fix_exponents(gm)
+    specialize_exponents(gm)
     retarget_to_cpu(gm, mode)
     if mode == "xla":
-        copy_views_of_parts(gm)
+        copy_views_of_view_as_real(gm)
     gm, lifted = lift_held_tensors(gm) if mode == "xla" and held else (gm, [])
     return Capture(gm, inputs_on_cpu([*lifted, *inputs]), mode, lifted, moved, key)
 
@@ -87,15 +93,15 @@ def _result_devices(gm: fx.GraphModule) -> list[tuple[int, torch.device]]:
 def _early_key(gm: fx.GraphModule, inputs: Sequence[Any], moved: object, with_modules: bool) -> Parts | None:
     """The key for a look-up before AOTAutograd, if that is right: static shapes, plain tensors, no shared storage.
 
-    And no operator of the user's own: AOTAutograd runs its fake kernel and its backward, which may be registered again,
-    or read what has changed.
+    User-defined operators are also excluded: AOTAutograd runs their fake kernel and backward, which may be
+    re-registered, or read state that has changed.
     """
     if any(not _is_plain(x) for x in inputs) or shares_storage(inputs) or _has_numbers(gm):
         return None
     try:
         _check_safe(gm)
         text = graph_text(gm, with_modules=with_modules)
-    except (Uncacheable, BypassAOTAutogradCache, AttributeError):  # torch 2.9 does not foresee every kind of target
+    except (Uncacheable, BypassAOTAutogradCache, AttributeError):  # torch 2.9 does not handle every kind of target
         return None
     modes = mode_parts()
     if dict(modes)["saved tensor hooks"]:

@@ -42,13 +42,13 @@ def _is_move(node: fx.Node) -> bool:
     return is_made_of_one and isinstance(value, torch.Tensor) and value.device.type != tensors[0].device.type
 
 
-def copy_views_of_parts(gm: fx.GraphModule) -> None:
+def copy_views_of_view_as_real(gm: fx.GraphModule) -> None:
     """Return copies of the results that are views of a `view_as_real`, for inputs on XLA.
 
     AOTAutograd would take such a view after the program. torch_xla 2.9 then aborts the process, as in eager code.
     """
     output = gm.graph.output_node()
-    views = [node for node in output.all_input_nodes if _is_view_of_parts(node)]
+    views = [node for node in output.all_input_nodes if _is_view_of_view_as_real(node)]
     for node in views:
         # Only at the output: inside the graph, a write to the view reaches its base.
         with gm.graph.inserting_before(output):
@@ -59,7 +59,7 @@ def copy_views_of_parts(gm: fx.GraphModule) -> None:
         gm.recompile()
 
 
-def _is_view_of_parts(node: fx.Node) -> bool:
+def _is_view_of_view_as_real(node: fx.Node) -> bool:
     source = node
     while (above := _viewed(source)) is not None:
         if source is not node and source.target in (torch.view_as_real, torch.ops.aten.view_as_real.default):

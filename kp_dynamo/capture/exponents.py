@@ -11,7 +11,7 @@ from torch import fx
 _POWERS = (operator.pow, operator.ipow, torch.pow, torch.float_power, "pow", "pow_", "float_power", "float_power_")
 
 
-def fix_exponents(gm: fx.GraphModule) -> None:
+def specialize_exponents(gm: fx.GraphModule) -> None:
     """Specialize differentiated powers on the value of such a number, in place; Dynamo guards it.
 
     The gradient of a power checks whether the number is 0, which torch 2.9 cannot do for a symbolic one: it fails with
