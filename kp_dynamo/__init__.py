@@ -1,7 +1,7 @@
 """A `torch.compile` backend for TPUs: `torch.compile(model, backend="kp_tpu")`.
 
-The public index. Names load on first use: importing this package neither imports torch_xla nor starts a device. It
-sets one flag of XLA's, which comes too late once the device has started.
+This module lists the public API. Names are imported on first use: importing the package neither imports torch_xla nor
+starts a device. It only sets an XLA flag, which has no effect once a device has started.
 """
 
 from __future__ import annotations

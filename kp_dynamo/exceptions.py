@@ -1,67 +1,66 @@
-"""Every exception this package raises on purpose.
+"""Every exception that this package raises deliberately.
 
-A message says what was given, what is allowed and what to do next. The classes take that message and
-nothing else, so that they travel between processes (pickle) and through torch's
-`BackendCompilerFailed`, whose `inner_exception` they become.
+A message says what was given, what is allowed and what to do next. The message is the only constructor argument, so
+an exception can be pickled between processes and can be the `inner_exception` of torch's `BackendCompilerFailed`.
 """
 
 from __future__ import annotations
 
 
 class TPUBackendError(Exception):
-    """Root of all of them: `except TPUBackendError` catches whatever we raise."""
+    """Base class: `except TPUBackendError` catches every exception that this package raises."""
 
 
 class TPUNotAvailableError(TPUBackendError):
-    """torch_xla, its runtime or the requested kind of device is not there."""
+    """torch_xla, its runtime or the requested kind of device is not available."""
 
 
 class TPUDeviceError(TPUBackendError):
-    """A device exists but cannot be used as asked: a wrong index, tensors on several devices, a fork."""
+    """A device exists but cannot be used as requested: a wrong index, tensors on several devices, a fork."""
 
 
 class TPUConfigurationError(TPUBackendError, ValueError):
-    """An option, a setting or a combination of versions that is not allowed."""
+    """An option, a setting or a combination of versions is not allowed."""
 
 
 class TPUModelPreparationError(TPUBackendError):
-    """A model cannot be moved to the device or made ready for it."""
+    """A model cannot be moved to the device or prepared for it."""
 
 
 class XLACompilationError(TPUBackendError):
-    """A graph could not be turned into an XLA program."""
+    """A graph could not be compiled to an XLA program."""
 
 
 class XLACompilationTimeoutError(XLACompilationError):
-    """A compilation took longer than the budget it was given."""
+    """A compilation exceeded its time budget."""
 
 
 class TPUMemoryError(TPUBackendError):
-    """Device memory cannot be given out, laid out or accounted for."""
+    """Device memory cannot be allocated, laid out or accounted for."""
 
 
 class TPUOutOfMemoryError(TPUMemoryError):
-    """A program or tensor needs more device memory than there is."""
+    """A program or tensor needs more device memory than is available."""
 
 
 class TPUMemoryPoolError(TPUMemoryError):
-    """A memory pool is unknown, exhausted, or was handed a tensor that is not its own."""
+    """A memory pool is unknown or exhausted, or a tensor was returned to the wrong pool."""
 
 
 class TPUCacheError(TPUBackendError):
-    """A cache could not be read or written, or holds what it should not."""
+    """A cache could not be read or written, or has invalid contents."""
 
 
 class TPUOptimizationError(TPUBackendError):
-    """A graph pass failed, or was asked for something it cannot do."""
+    """A graph pass failed, or cannot do what was requested."""
 
 
 class TPUValidationError(TPUBackendError, ValueError):
-    """A model or configuration was found wrong by validation."""
+    """Validation rejected a model or configuration."""
 
 
 class TPUDistributedError(TPUBackendError):
-    """A collective or a mesh of several devices cannot be used as asked."""
+    """A collective or a device mesh cannot be used as requested."""
 
 
 class TPUCheckpointError(TPUBackendError):

@@ -1,6 +1,6 @@
-"""What is known of each TPU generation: one table, each figure with its source.
+"""Hardware figures of each TPU generation in one table, each figure with its source.
 
-Figures are per chip: what torch_xla calls a device on v5e and v6e, and the two cores together on the others.
+Figures are per chip: a torch_xla device on v5e and v6e, the two cores together on the others.
 GB is 1e9 bytes, GiB is 2**30.
 """
 
@@ -19,9 +19,9 @@ PRICES = "cloud.google.com/tpu/pricing, on demand, a US region, as published in 
 
 
 LANES = 128
-"""Columns of a tile of memory, of every generation (JAX)."""
+"""Columns of a memory tile, on every generation (JAX)."""
 SUBLANES = 8
-"""Rows of a tile whose elements have 4 bytes; narrower elements are packed, two or four rows in the place of one."""
+"""Rows of a memory tile with 4-byte elements; narrower elements are packed, two or four rows in place of one."""
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,21 @@ class Chip:
     """One TPU chip.
 
     Attributes:
-        name: "v5e".
-        hbm_bytes: Memory.
-        hbm_bytes_per_s: Bandwidth of that memory.
+        name: Generation, such as "v5e".
+        hbm_bytes: HBM capacity.
+        hbm_bytes_per_s: HBM bandwidth.
         bf16_flops: Peak bfloat16 floating point operations a second, all cores.
         int8_ops: Peak int8 operations a second, or None.
         fp8_flops: Peak float8 operations a second, or None.
         num_cores: TensorCores.
-        num_mxus: Matrix units of a core.
+        num_mxus: Matrix units (MXUs) per core.
         mxu_size: Rows and columns of a matrix unit.
-        vmem_bytes: Vector memory of a core.
-        ici_bytes_per_s: Bandwidth between chips, both ways together, or None where none is published.
-        clock_hz: Of the cores; see `notes` where it is derived.
+        vmem_bytes: Vector memory per core.
+        ici_bytes_per_s: Bandwidth between chips, both directions together, or None if unpublished.
+        clock_hz: Clock of the cores; `notes` says where it is derived.
         usd_per_hour: Price of a chip-hour.
-        sources: Field -> where its figure is from.
-        notes: What a reader of a figure should know.
+        sources: Field -> source of its figure.
+        notes: Caveats about the figures.
     """
 
     name: str
@@ -63,15 +63,15 @@ class Chip:
     notes: tuple[str, ...] = ()
 
     def with_memory(self, memory_gb: float) -> Chip:
-        """The same chip with another size of memory, in GB: a user's override."""
+        """The same chip with the user's own memory size, in GB."""
         sources = {**self.sources, "hbm_bytes": "the user's configuration"}
         return replace(self, hbm_bytes=memory_gb * GB, sources=sources)
 
     def tiled_shape(self, shape: Sequence[int], element_bytes: int) -> tuple[int, ...]:
-        """A shape whose last two sizes fill the chip's tiles.
+        """`shape` with its last two sizes padded to the chip's tiles.
 
-        Rows, the size before the last, become a multiple of 8 x (4 / bytes of an element); columns, the last, a
-        multiple of 128, or of the matrix unit's edge where they are more than 128. A vector has columns only.
+        Rows (the second-to-last size) are padded to a multiple of 8 x (4 / element bytes). Columns (the last size)
+        are padded to a multiple of 128, or of the MXU size if there are more than 128. A vector has only columns.
         """
         *outer, columns = shape or (0,)
         edge = max(LANES, self.mxu_size) if columns > LANES else LANES
@@ -86,7 +86,7 @@ def _round_up(size: int, multiple: int) -> int:
 
 
 def _sources(**others: str) -> dict[str, str]:
-    """Who says what, but for `others`."""
+    """The usual source of each field, overridden by `others`."""
     usual = {
         **dict.fromkeys(("hbm_bytes", "hbm_bytes_per_s", "bf16_flops", "int8_ops", "ici_bytes_per_s"), GOOGLE),
         **dict.fromkeys(("num_cores", "num_mxus", "mxu_size", "vmem_bytes", "fp8_flops"), JAX),
@@ -137,5 +137,5 @@ CHIPS: dict[str, Chip] = {
 
 
 def memory_budget_bytes(chip: Chip, fraction: float, budget_gb: float | None) -> float:
-    """Bytes a program may use: `fraction` of the chip's memory, or the user's own figure in GB."""
+    """Bytes that a program may use: `fraction` of the chip's memory, or the user's own figure in GB."""
     return chip.hbm_bytes * fraction if budget_gb is None else budget_gb * GB

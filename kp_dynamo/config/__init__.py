@@ -1,4 +1,4 @@
-"""What a user asks for: the options of `torch.compile`, and the configuration of the object API."""
+"""User settings: the options of `torch.compile`, and the configuration of the object API."""
 
 from kp_dynamo.config.tpu_config import (
     HardwareConfig,

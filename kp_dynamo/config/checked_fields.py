@@ -1,4 +1,4 @@
-"""What the configuration classes share: fields with a rule each, checked whenever they are set."""
+"""Base of the configuration classes: each field has a rule, which is checked on every assignment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kp_dynamo.exceptions import TPUConfigurationError
 
 
 def checked_field(default: Any, rule: rules.Rule) -> Any:
-    """A dataclass field that is checked by `rule` at construction and at every assignment."""
+    """A dataclass field that `rule` checks at construction and on every assignment."""
     return dataclasses.field(default=default, metadata={"rule": rule})
 
 
@@ -44,33 +44,33 @@ def xla_flags() -> rules.Rule:
 
 
 def known_keys(what: str, given: Iterable[object], known: Iterable[str]) -> None:
-    """Raise on a key that is not known.
+    """Raise if a key is unknown.
 
     Raises:
-        TPUConfigurationError: Names it, the nearest known one, and all of them.
+        TPUConfigurationError: The message names the key, the closest match and all known keys.
     """
     names = list(known)
     for key in given:
         if key not in names:
             nearest = difflib.get_close_matches(str(key), names, n=1)
-            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-            raise TPUConfigurationError(f"{what} has no {rules.short(key)}; {hint}known: {', '.join(names)}")
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+            raise TPUConfigurationError(f"{what} has no {rules.short(key)}{hint} Allowed: {', '.join(names)}.")
 
 
 def required_mapping(what: str, value: object) -> Mapping[str, Any]:
     """`value`, if it is a mapping."""
     if not isinstance(value, Mapping):
         raise TPUConfigurationError(
-            f"{what} is {rules.short(value)} ({type(value).__name__}); allowed: a dict, as to_dict() gives it"
+            f"{what}={rules.short(value)} ({type(value).__name__}) is invalid. Allowed: a dict that to_dict() returned."
         )
     return value
 
 
 class Checked:
-    """Base of a dataclass whose fields come from `checked_field`: nothing wrong or unknown is ever stored."""
+    """Base of a dataclass whose fields come from `checked_field`: invalid or unknown values are never stored."""
 
     def __new__(cls, **given: object) -> Self:
-        """Sees the keys before the generated `__init__` does, which would call an unknown one a TypeError."""
+        """Check the keys before the generated `__init__`, which would raise TypeError for an unknown one."""
         known_keys(cls.__name__, given, _rules_of(cls))
         return super().__new__(cls)
 
@@ -80,20 +80,21 @@ class Checked:
         try:
             normal = by_name[name].normalise(value)
         except ValueError as reason:
-            because = f" ({reason})" if str(reason) and "is not a valid" not in str(reason) else ""
+            because = f": {reason}" if str(reason) and "is not a valid" not in str(reason) else ""
             raise TPUConfigurationError(
-                f"{type(self).__name__}.{name} is {rules.short(value)}{because}; allowed: {by_name[name].allowed}"
+                f"{type(self).__name__}.{name}={rules.short(value)} is invalid{because}. "
+                f"Allowed: {by_name[name].allowed}."
             ) from None
         super().__setattr__(name, normal)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Plain, JSON-serializable values."""
         values = {name: getattr(self, name) for name in _rules_of(type(self))}
         return {name: value.value if isinstance(value, enum.Enum) else value for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, values: object) -> Self:
-        """The opposite of `to_dict`. What is left out, as older files do, has its default.
+        """The inverse of `to_dict`. Missing keys, as in older files, get their defaults.
 
         Raises:
             TPUConfigurationError: An unknown key or a bad value.

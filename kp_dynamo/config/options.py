@@ -1,4 +1,4 @@
-"""The options of `torch.compile(model, backend="kp_tpu", options={...})`, each written down once."""
+"""The options of `torch.compile(model, backend="kp_tpu", options={...})`, each defined once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MATMUL_PRECISION_OF_TORCH: dict[str, MatmulPrecision] = {"highest": "highest", 
 
 @dataclass(frozen=True)
 class LevelPreset:
-    """What a level stands for; every key the user writes wins over it."""
+    """The defaults that a level sets; options that the user sets take precedence."""
 
     cast_scope: CastScope
     fuse: bool
@@ -44,114 +44,115 @@ def _option(
     *,
     not_in_key: str | None = None,
 ) -> Any:
-    """A field of `CompileOptions` with all that is known about it.
+    """A field of `CompileOptions` with its metadata.
 
     Args:
-        default: Its value when neither the user nor the level says anything.
-        rule: What it may be.
-        not_in_key: Why two values of it give the same compiled program; None where they may not.
+        default: The value if neither the user nor the level sets it.
+        rule: The allowed values.
+        not_in_key: Why the option cannot change the compiled program; None if it can.
     """
     return field(default=default, metadata={"rule": rule, "not_in_key": not_in_key})
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """Validated options. What is left out comes from the level, or is the default named here.
+    """Validated options. An option that is not set takes its value from the level, or else its default below.
 
     Raises:
         TPUConfigurationError: An unknown key or a bad value.
     """
 
     given: frozenset[str] = field(init=False, repr=False, compare=False)
-    """Names of the keys the user set; the level decides about the others."""
+    """Names of the options that the user set; the level determines the others."""
 
     level: Level = _option("balanced", rules.one_of(*get_args(Level)))
-    """Preset. Decides what `cast_bf16` may cast (`cast_scope`) and the defaults of `fuse` and `checkpoint`.
-    Balanced, because the matmul family is where bfloat16 pays and is safe."""
+    """Preset. It determines what `cast_bf16` may cast (`cast_scope`) and the defaults of `fuse` and `checkpoint`.
+    The default is balanced because bfloat16 is profitable and safe for matmuls."""
 
     precision: Precision = _option("bfloat16", rules.one_of(*get_args(Precision)))
-    """Compute dtype of what may be cast; bfloat16 at every level, the dtype of the MXU. "float32" takes
-    every cast out."""
+    """Compute dtype of the ops that may be cast. The default at every level is bfloat16, the dtype of the MXU.
+    "float32" disables all casts."""
 
     matmul_precision: MatmulPrecision | None = _option(None, rules.one_of(*get_args(MatmulPrecision)) | rules.nothing())
-    """Passes over the MXU for float32 products: one, three ("high") or six ("highest"). None follows
+    """MXU passes of a float32 matmul: one, three ("high") or six ("highest"). None follows
     `torch.get_float32_matmul_precision()` at compile time, see `resolve_matmul_precision`."""
 
     keep_float32: tuple[str, ...] = _option((), rules.names("ATen op names or module-path globs"))
-    """Ops ("aten.mm") and modules ("model.layers.*.mlp") that are never cast. Empty: the built-in table of
-    sensitive ops holds at every level anyway."""
+    """Ops ("aten.mm") and modules ("model.layers.*.mlp") that are never cast, in addition to the built-in table of
+    sensitive ops, which applies at every level."""
 
     fuse: bool = _option(None, rules.boolean())
-    """Linear+activation fusion, one rounding instead of two, and attention as one operator. By level, off at
-    conservative only."""
+    """Linear+activation fusion (one rounding instead of two), and attention as one operator. On at every level
+    except conservative."""
 
     checkpoint: str | float = _option(
         None, rules.one_of("off", "attention", "blocks", "auto") | rules.number(minimum=0, maximum=1)
     )
-    """Gradient checkpointing; a number is the share of activation bytes to keep. By level: "off" at conservative, else
-    "auto", and attention scores are then computed again even where there is room: the TPU's compiler is faster so."""
+    """Gradient checkpointing; a number is the share of activation bytes to keep. Default: "off" at conservative, else
+    "auto". "auto" recomputes attention scores even if memory suffices, because the TPU compiler's code is faster."""
 
     buckets: Literal["pow2"] | tuple[int, ...] | Mapping[str, int] | None = _option(
         None, rules.one_of("pow2") | rules.buckets() | rules.nothing()
     )
-    """Lengths that dynamic dimensions are padded to, so that one program serves many. "pow2": the next power of two.
+    """Padded lengths of dynamic dimensions, so that one program serves many lengths. "pow2": the next power of two.
     None compiles every length exactly."""
 
     over_bucket: Literal["error", "exact"] = _option("exact", rules.one_of("error", "exact"))
-    """What a length over the last bucket does. "exact" compiles it as it is: slow, but right."""
+    """What happens to a length over the last bucket. "exact" compiles it without padding: slow but correct."""
 
     memory_fraction: float = _option(0.90, rules.number(above=0, maximum=1))
-    """Share of the chip's memory that a program may fill; the rest is for what runs beside it. Where this,
-    `memory_budget_gb` or `target` is given, a graph whose arguments and results alone are more is refused at once."""
+    """Share of the chip's memory that a program may use; the rest is for other allocations. If this,
+    `memory_budget_gb` or `target` is set, a graph whose inputs and outputs alone exceed the budget is refused."""
 
     memory_budget_gb: float | None = _option(None, rules.number(above=0) | rules.nothing())
-    """Gigabytes (1e9 bytes) that overrule chip memory x `memory_fraction`."""
+    """Memory budget in gigabytes (1e9 bytes); overrides chip memory x `memory_fraction`."""
 
     optimizer_state_factor: float = _option(2.0, rules.number(minimum=0))
-    """Bytes of optimizer state per parameter byte, for `checkpoint="auto"`: two moments, as of AdamW."""
+    """Bytes of optimizer state per parameter byte, for `checkpoint="auto"`. The default is AdamW's two moments."""
 
     disable_passes: tuple[str, ...] = _option((), rules.names("pass names"))
-    """Passes taken out of the pipeline, which knows the names and refuses others."""
+    """Passes to remove from the pipeline, which rejects unknown names."""
 
     extra_passes: tuple[Any, ...] = _option((), rules.graph_passes())
-    """`GraphPass` objects that run after ours; their `repr` enters the key. Any, because options are below passes."""
+    """`GraphPass` objects that run after the built-in passes; their `repr` enters the compile key. The type is Any
+    because options must not import passes."""
 
     donate: Literal["off", "mutated"] = _option("off", rules.one_of("off", "mutated"))
-    """Whether buffers of inputs that the graph overwrites are reused for its outputs. Off, because a program that fails
-    while it runs then leaves nothing of them, and what holds a buffer in ways torch does not know of loses it."""
+    """Whether mutated graph inputs are donated, so that outputs reuse their buffers. Off by default: a program that
+    fails at run time then loses their values, and so does anything that holds a buffer without torch's knowledge."""
 
     target: Target = _option("auto", rules.one_of(*get_args(Target)))
-    """The chip whose memory decides. "auto": the one of this machine, and v5e, the cheapest to rent, where there is
-    none."""
+    """The chip whose memory sets the budget. "auto": the chip of this machine, or else v5e, the cheapest to rent."""
 
     cache_size: int = _option(
-        100, rules.integer(1), not_in_key="it says how many programs are kept, not what is in them"
+        100, rules.integer(1), not_in_key="it limits how many programs are kept, not what is in them"
     )
-    """Compiled graphs kept in the process, least recently used go first. 100 holds the forward and backward graphs
-    of any one model; a program's host memory is some megabytes."""
+    """Compiled graphs kept in the process; the least recently used are evicted first. 100 holds the forward and
+    backward graphs of any one model; a program takes some megabytes of host memory."""
 
     compile_timeout_s: float | None = _option(
         300.0,
         rules.number(above=0) | rules.nothing(),
-        not_in_key="it says how long compiling may take, not what is compiled",
+        not_in_key="it limits how long compiling may take, not what is compiled",
     )
-    """Soft budget of one compilation in seconds: a warning when it is over, an error when the compilation has ended,
-    since XLA cannot be interrupted. None: no budget."""
+    """Soft time budget of one compilation in seconds. XLA cannot be interrupted: exceeding the budget warns, and
+    raises when the compilation ends. None: no budget."""
 
     lowering: LoweringName = _option("openxla", rules.one_of(*get_args(LoweringName)))
-    """Our bridge onto XLA, or torch_xla's own ("stock"): silently wrong in known cases, there to compare."""
+    """This package's bridge to XLA, or torch_xla's own ("stock"), which is silently wrong in known cases and exists for
+    comparison."""
 
     strict: bool = _option(False, rules.boolean())
-    """Refusals, CPU fallbacks and graph surprises raise instead of warning. In the key: a program compiled without
-    it may hold what it forbids."""
+    """Refusals, CPU fallbacks and graph surprises raise instead of warning. It is in the key because a program
+    compiled without it may contain what it forbids."""
 
     dump_dir: Path | None = _option(
-        None, rules.folder() | rules.nothing(), not_in_key="it says where graphs are written, not what is in them"
+        None, rules.folder() | rules.nothing(), not_in_key="it sets where graphs are written, not what is in them"
     )
-    """Folder for graphs before and after each pass, keys and reports; made, or refused, when first written to."""
+    """Folder for the graphs before and after each pass, keys and reports; created when it is first written to."""
 
     def __new__(cls, **given: object) -> Self:
-        """Sees the keys before the generated `__init__` does, which would call an unknown one a TypeError."""
+        """Check the keys before the generated `__init__`, which would raise TypeError for an unknown one."""
         for key in given:
             _require_known(key)
         self = super().__new__(cls)
@@ -167,80 +168,81 @@ class CompileOptions:
 
     @classmethod
     def from_dict(cls, options: object) -> CompileOptions:
-        """Options as torch hands them to a backend: a dict, or None where the user gave none."""
+        """Options as torch passes them to a backend: a dict, or None if the user set none."""
         if options is None:
             return cls()
         if not isinstance(options, Mapping):
             raise TPUConfigurationError(
-                f"options must be a dict such as {{'level': 'balanced'}}, not {rules.short(options)} "
-                f"({type(options).__name__}); write torch.compile(model, backend='kp_tpu', options={{...}})"
+                f"options={rules.short(options)} ({type(options).__name__}) is invalid. Allowed: a dict such as "
+                "{'level': 'balanced'}. Try: torch.compile(model, backend='kp_tpu', options={...})."
             )
         for key in options:
             _require_known(key)
         return cls(**options)
 
     def given_values(self) -> dict[str, object]:
-        """The keys that the user set, with their values."""
+        """The options that the user set, with their values."""
         return {f.name: getattr(self, f.name) for f in option_fields() if f.name in self.given}
 
     def on(self, present: str | None) -> CompileOptions:
-        """These options on a machine with the chip `present`, None where it has none: it is what "auto" stands for."""
+        """These options with target "auto" resolved to the chip `present`; None if the machine has none."""
         if present is None or self.target != "auto":
             return self
         return CompileOptions.from_dict({**self.given_values(), "target": present})
 
     @property
     def chip(self) -> Chip:
-        """The chip that `target` stands for, where no chip is present."""
+        """The chip that `target` selects if no chip is present."""
         return CHIPS["v5e" if self.target == "auto" else self.target]
 
     @property
     def is_memory_bounded(self) -> bool:
-        """Whether the user has said what memory there is."""
+        """Whether the user set a memory budget."""
         return bool(self.given & {"target", "memory_fraction", "memory_budget_gb"})
 
     @property
     def cast_scope(self) -> CastScope:
-        """What `cast_bf16` may cast: Linear layers, the matmul family, or all but the sensitive ops."""
+        """What `cast_bf16` may cast: Linear layers, all matmuls, or everything except the sensitive ops."""
         return LEVELS[self.level].cast_scope
 
     def key(self) -> str:
-        """Stable text of every option that may change the compiled program, one `name=value` a line.
+        """Stable text of every option that may change the compiled program, one `name=value` per line.
 
-        What `matmul_precision=None` follows is torch's setting, which the compile key holds beside this text.
+        `matmul_precision=None` follows torch's setting, which the compile key holds separately.
         """
         in_key = (f.name for f in option_fields() if f.metadata["not_in_key"] is None)
         return "\n".join(f"{name}={getattr(self, name)!r}" for name in in_key)
 
     def _store(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)  # frozen is for the users of this class, not for its construction
+        object.__setattr__(self, name, value)  # frozen after construction
 
     def _unset(self, option: Field[Any]) -> object:
-        """The value of a key the user left out: the level's if it has one, else the default."""
+        """The value of an option that the user did not set: the level's if it has one, else the default."""
         return getattr(LEVELS[self.level], option.name, option.default)
 
 
 def option_fields() -> list[Field[Any]]:
-    """The fields that are options, in the order of the documentation."""
+    """The fields that are options, in documentation order."""
     return [f for f in fields(CompileOptions) if f.init]
 
 
 def ignored_in_key() -> dict[str, str]:
-    """Options that `CompileOptions.key` leaves out, each with the reason."""
+    """Options that `CompileOptions.key` omits, each with the reason."""
     return {f.name: f.metadata["not_in_key"] for f in option_fields() if f.metadata["not_in_key"]}
 
 
 def resolve_matmul_precision(chosen: MatmulPrecision | None, torch_setting: str) -> MatmulPrecision:
-    """The precision of float32 products, from the option and `torch.get_float32_matmul_precision()`.
+    """The precision of float32 matmuls, from the option and `torch.get_float32_matmul_precision()`.
 
-    torch's "medium" (one bfloat16 pass) is XLA's "default"; the other words mean the same in both.
+    torch's "medium" (one bfloat16 pass) is XLA's "default"; the other names mean the same in both.
     """
     if chosen is not None:
         return chosen
     if torch_setting not in _MATMUL_PRECISION_OF_TORCH:
         raise TPUConfigurationError(
-            f"torch's float32 matmul precision is {torch_setting!r}; known: {', '.join(_MATMUL_PRECISION_OF_TORCH)}; "
-            "set the option 'matmul_precision' to 'default', 'high' or 'highest'"
+            f"torch.get_float32_matmul_precision()={torch_setting!r} is invalid. "
+            f"Allowed: {', '.join(_MATMUL_PRECISION_OF_TORCH)}. "
+            "Try: set the option 'matmul_precision' to 'default', 'high' or 'highest'."
         )
     return _MATMUL_PRECISION_OF_TORCH[torch_setting]
 
@@ -250,19 +252,19 @@ def _require_known(key: object) -> None:
     if isinstance(key, str) and key in known:
         return
     nearest = difflib.get_close_matches(str(key), known, n=1) if isinstance(key, str) else []
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    raise TPUConfigurationError(f"option {rules.short(key)} is not known; {hint}known options: {', '.join(known)}")
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+    raise TPUConfigurationError(f"option {rules.short(key)} is unknown{hint} Allowed: {', '.join(known)}.")
 
 
 def _accepted(option: Field[Any], value: object) -> object:
-    """The value in its normal form; raises where it is not allowed."""
+    """The value in its stored form; raises if it is not allowed."""
     rule: rules.Rule = option.metadata["rule"]
     try:
         normal = rule.normalise(value)
     except ValueError as reason:
-        because = f" ({reason})" if str(reason) else ""
+        because = f": {reason}" if str(reason) else ""
         raise TPUConfigurationError(
-            f"option {option.name!r} is {rules.short(value)}{because}; allowed: {rule.allowed}; "
-            "correct it, or leave the key out for its default"
+            f"option {option.name}={rules.short(value)} is invalid{because}. Allowed: {rule.allowed}. "
+            "Try: correct it, or omit the option to use its default."
         ) from None
     return normal

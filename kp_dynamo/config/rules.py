@@ -1,6 +1,6 @@
-"""What an option may be: small rules that accept a value, in its normal form, or raise ValueError.
+"""Validation rules for options: each normalizes a value or raises ValueError.
 
-A rule says in words what it allows, for the message a user reads; `config/options.py` adds the name of the key.
+A rule also describes the allowed values for the error message; `config/options.py` adds the name of the option.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _SHORT.maxstring = _SHORT.maxother = 120
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One option's allowed values, in words and as a check.
+    """The allowed values of one option: a description and a check.
 
     Attributes:
-        allowed: What is allowed, as the user reads it after "allowed: ".
-        normalise: Returns the value as it is stored; raises ValueError, with or without a reason.
+        allowed: The description that follows "Allowed: " in an error message.
+        normalise: Returns the value in its stored form; raises ValueError, with or without a reason.
     """
 
     allowed: str
     normalise: Callable[[object], object]
 
     def __or__(self, other: Rule) -> Rule:
-        """Either of two rules; the first that accepts decides the stored form."""
+        """A rule that accepts what either rule accepts; the first one that does decides the stored form."""
 
         def first_that_accepts(value: object) -> object:
             try:
@@ -43,7 +43,7 @@ class Rule:
 
 
 def short(value: object) -> str:
-    """A `repr` that is never long and never raises."""
+    """A truncated `repr` that never raises."""
     try:
         return _SHORT.repr(value)
     except ValueError:  # Python refuses to write ints of more than 4300 digits
@@ -51,17 +51,17 @@ def short(value: object) -> str:
 
 
 def one_of(*choices: str) -> Rule:
-    """One of some words."""
+    """One of these strings."""
     return _checked(", ".join(map(repr, choices)), lambda value: isinstance(value, str) and value in choices)
 
 
 def nothing() -> Rule:
-    """None and no other value."""
+    """Only None."""
     return _checked("None", lambda value: value is None)
 
 
 def boolean() -> Rule:
-    """True or False; 0 and 1 are more often a slip than a wish."""
+    """True or False; 0 and 1 are rejected because they are usually mistakes."""
     return _checked("True, False", lambda value: isinstance(value, bool))
 
 
@@ -72,7 +72,7 @@ def integer(minimum: int, maximum: float = math.inf) -> Rule:
 
 
 def number(above: float = -math.inf, minimum: float = -math.inf, maximum: float = math.inf) -> Rule:
-    """A finite int or float inside its bounds, stored as a float."""
+    """A finite int or float within the bounds, stored as a float."""
     bounds = [f"> {above:g}"] * math.isfinite(above) + [f">= {minimum:g}"] * math.isfinite(minimum)
     bounds += [f"<= {maximum:g}"] * math.isfinite(maximum)
 
@@ -91,7 +91,7 @@ def number(above: float = -math.inf, minimum: float = -math.inf, maximum: float 
 
 
 def names(of: str) -> Rule:
-    """A list of non-empty strings, stored as a tuple; `of` says what they name."""
+    """A list of non-empty strings, stored as a tuple; `of` describes them."""
 
     def normalise(value: object) -> tuple[str, ...]:
         if isinstance(value, str):
@@ -104,7 +104,7 @@ def names(of: str) -> Rule:
 
 
 def folder() -> Rule:
-    """A path as str or PathLike, stored as a Path; whether it can be written is seen when it is."""
+    """A str or PathLike, stored as a Path; the rule does not check that it is writable."""
 
     def normalise(value: object) -> Path:
         text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
@@ -118,8 +118,7 @@ def folder() -> Rule:
 def graph_passes() -> Rule:
     """A list of `GraphPass` objects, stored as a tuple.
 
-    Told by their shape, not their class: options must not import passes, and a pass of the user's
-    needs no base class of ours.
+    The check is structural: options must not import passes, and a user's pass needs no base class from this package.
     """
 
     def normalise(value: object) -> tuple[object, ...]:
@@ -134,7 +133,7 @@ def graph_passes() -> Rule:
 
 
 def buckets() -> Rule:
-    """A rising list of lengths, stored as a tuple, or an evenly spaced range of them, stored as a dict."""
+    """A strictly increasing list of lengths, stored as a tuple, or an evenly spaced range, stored as a dict."""
 
     def is_list(value: object) -> bool:
         lengths = value if isinstance(value, list | tuple) else ()
@@ -148,16 +147,16 @@ def buckets() -> Rule:
 
     def normalise(value: object) -> object:
         if is_list(value):
-            return tuple(value)  # type: ignore[arg-type]  # is_list has seen that it is a list or tuple
+            return tuple(value)  # type: ignore[arg-type]  # is_list checked that it is a list or tuple
         if is_range(value):
-            return dict(value)  # type: ignore[call-overload]  # is_range has seen that it is a mapping
+            return dict(value)  # type: ignore[call-overload]  # is_range checked that it is a mapping
         raise ValueError
 
-    return Rule('a rising list of ints >= 1 such as [64, 128], {"min": 64, "max": 512, "step": 64}', normalise)
+    return Rule('an increasing list of ints >= 1 such as [64, 128], {"min": 64, "max": 512, "step": 64}', normalise)
 
 
 def _checked(allowed: str, accepts: Callable[[object], bool]) -> Rule:
-    """A rule that stores a value as it was given."""
+    """A rule that stores the value unchanged."""
 
     def normalise(value: object) -> object:
         if not accepts(value):
@@ -172,7 +171,7 @@ def _is_integer(value: object, minimum: int) -> bool:
 
 
 def _why_no_pass(candidate: object) -> str | None:
-    """Why an object cannot serve as a GraphPass; None where it can."""
+    """Why an object is not a valid GraphPass; None if it is one."""
     parameters = getattr(candidate, "__dataclass_params__", None)
     if isinstance(candidate, type):
         return "is a class; give an instance of it"

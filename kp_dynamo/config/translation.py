@@ -1,4 +1,4 @@
-"""What a `TPUConfig` means for `torch.compile(backend="kp_tpu")`: the one place where one becomes the other."""
+"""Translates a `TPUConfig` into the arguments of `torch.compile(backend="kp_tpu")`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError, TPU
 from kp_dynamo.hardware import CHIPS, GB, Chip
 
 LEVEL_OF_NUMBER = tuple(LEVELS)
-"""`xla_optimization_level` 0, 1, 2."""
+"""The levels of `xla_optimization_level` 0, 1, 2."""
 
 
 def chip_of(config: TPUConfig, present: str | None) -> Chip:
-    """The chip that decides: the named one, else the one that is present, else v5e; with the user's own memory.
+    """The chip to compile for: the configured one, else the present one, else v5e; with the user's memory override.
 
     Args:
-        config: Says which.
-        present: Name of the chip of this machine, None where there is none.
+        config: The configuration.
+        present: Name of the chip of this machine, None if it has none.
     """
     name = (present or "v5e") if config.version is TPUVersion.AUTO else config.version.value
     memory_gb = {"v6e": config.v6e_memory_gb, "v7": config.v7_memory_gb}.get(name)
@@ -27,12 +27,12 @@ def chip_of(config: TPUConfig, present: str | None) -> Chip:
 
 
 def compile_options(config: TPUConfig, level: str | None = None, present: str | None = None) -> dict[str, Any]:
-    """The options of `torch.compile` that a configuration stands for.
+    """The options of `torch.compile` for a configuration.
 
     Args:
         config: The configuration.
         level: "conservative", "balanced" or "aggressive"; None: that of `xla_optimization_level`.
-        present: Name of the chip of this machine, None where there is none.
+        present: Name of the chip of this machine, None if it has none.
     """
     options: dict[str, Any] = {
         "level": level or LEVEL_OF_NUMBER[config.xla_optimization_level],
@@ -51,7 +51,7 @@ def compile_options(config: TPUConfig, level: str | None = None, present: str | 
 
 
 def compile_arguments(config: TPUConfig, level: str | None = None, present: str | None = None) -> dict[str, Any]:
-    """The keyword arguments of `torch.compile`, its options among them; see `compile_options`.
+    """The keyword arguments of `torch.compile`, including the options; see `compile_options`.
 
     Raises:
         TPUConfigurationError: The mode is PJIT.
@@ -67,48 +67,48 @@ def compile_arguments(config: TPUConfig, level: str | None = None, present: str 
 
 
 def require_enabled(config: TPUConfig) -> None:
-    """Raise where the configuration switches the TPU off.
+    """Raise if the configuration disables the TPU.
 
     Raises:
-        TPUNotAvailableError: It does.
+        TPUNotAvailableError: `enabled` is False.
     """
     if not config.enabled:
         raise TPUNotAvailableError(
-            "the TPU is switched off by the configuration: enabled=False. Set config.hardware.tpu.enabled = True, or "
-            "run the model without this backend."
+            "the configuration disables the TPU: enabled=False. Try: config.hardware.tpu.enabled = True, or run the "
+            "model without this backend."
         )
 
 
 def require_topology(config: TPUConfig, num_processes: int, num_devices: int, is_spmd: bool) -> None:
-    """Raise where the devices are not those that the configuration asks for.
+    """Raise if the available devices do not match the configured topology.
 
     Args:
-        config: Asks for them.
-        num_processes: Of the job.
-        num_devices: Of the job.
-        is_spmd: Whether programs run over all of them.
+        config: The configuration.
+        num_processes: Processes of the job.
+        num_devices: Devices of the job.
+        is_spmd: Whether programs run on all of them.
 
     Raises:
-        TPUDistributedError: They are not.
+        TPUDistributedError: They do not match.
     """
     if config.topology is TPUTopology.SUPERPOD:
-        why = "slices joined by a network are not there yet in this version"
+        why = "this version does not support several slices"
     elif num_processes > 1:
-        why = "programs over the devices of several processes are not there yet in this version"
+        why = "this version does not support programs over the devices of several processes"
     elif config.topology is TPUTopology.POD and num_devices == 1:
-        why = "there is no other device to share with (XLA's CPU device is several where CPU_NUM_DEVICES=4 is set)"
+        why = "there is no other device to share with (CPU_NUM_DEVICES=4 gives XLA several CPU devices)"
     elif config.topology is TPUTopology.SINGLE and is_spmd and num_devices > 1:
-        why = "torch_xla.runtime.use_spmd() has been called, after which programs run on all devices"
+        why = "torch_xla.runtime.use_spmd() was called, so programs run on all devices"
     else:
         return
     raise TPUDistributedError(
         f"topology={config.topology.name} in a job of {num_processes} process(es) with {num_devices} device(s): {why}. "
-        "Allowed: one process, with topology AUTO; SINGLE for one device; POD for all that the process has."
+        "Allowed: one process, with topology AUTO; SINGLE for one device; POD for all devices of the process."
     )
 
 
 def _memory_options(config: TPUConfig, present: str | None) -> dict[str, Any]:
-    """What is left out is torch.compile's own default, under which no graph is refused for its size."""
+    """Options that keep their defaults are omitted, because setting them makes the backend refuse large graphs."""
     chip, options = chip_of(config, present), dict[str, Any]()
     if config.version is not TPUVersion.AUTO or present is not None:
         options["target"] = chip.name
@@ -122,6 +122,6 @@ def _memory_options(config: TPUConfig, present: str | None) -> dict[str, Any]:
 def _no_pjit() -> str:
     found = "JAX is installed here, but" if find_spec("jax") else "JAX is not installed here, and"
     return (
-        f"compilation_mode is PJIT: {found} kp_tpu has no way through JAX's pjit for a torch model. Allowed: "
-        "TPUCompilationMode.TORCH_XLA, or XLA for one graph of the whole model."
+        f"compilation_mode=PJIT is unsupported: {found} kp_tpu cannot compile a torch model through JAX's pjit. "
+        "Allowed: TPUCompilationMode.TORCH_XLA, or XLA for one graph of the whole model."
     )

@@ -245,7 +245,7 @@ def test_one_graph_of_the_whole_model_or_several():
 
 
 def test_pjit_is_a_clear_error():
-    with pytest.raises(TPUConfigurationError, match="no way through JAX's pjit"):
+    with pytest.raises(TPUConfigurationError, match="cannot compile a torch model through JAX's pjit"):
         compiler(compilation_mode="pjit").compile_model(mlp())
 
 
@@ -294,7 +294,7 @@ def test_a_budget_that_is_over_is_our_error():
 
 
 def test_a_level_that_there_is_not_is_refused():
-    with pytest.raises(TPUConfigurationError, match="option 'level' is 'fast'"), torch.no_grad():
+    with pytest.raises(TPUConfigurationError, match="option level='fast'"), torch.no_grad():
         compiler().compile_model(mlp(), X, level="fast")
 
 

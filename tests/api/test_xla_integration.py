@@ -235,7 +235,7 @@ def test_hints_win_over_the_configuration(optimizations):
     with torch.no_grad():
         compiled = XLACompiler(TPUConfig()).compile_model(model, x)
         assert (compiled(x) - model(x)).abs().max() < 1e-5
-    with pytest.raises(TPUConfigurationError, match="option 'precison' is not known"):
+    with pytest.raises(TPUConfigurationError, match="option 'precison' is unknown"):
         optimizations.add_compilation_hints(model, precison="float32")
 
 

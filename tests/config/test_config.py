@@ -83,7 +83,7 @@ def test_a_value_is_stored_at_construction_and_later(name, value):
 @pytest.mark.parametrize(("name", "value"), [(name, v) for name, values in WRONG.items() for v in values])
 def test_a_wrong_value_is_refused_and_the_old_one_stays(name, value):
     config, before = TPUConfig(), TPUConfig()
-    with pytest.raises(TPUConfigurationError, match=rf"TPUConfig\.{name} is .*; allowed: ") as raised:
+    with pytest.raises(TPUConfigurationError, match=rf"TPUConfig\.{name}=.* is invalid.*\. Allowed: ") as raised:
         setattr(config, name, value)
     assert isinstance(raised.value, ValueError)
     assert config == before
@@ -134,28 +134,43 @@ def test_two_configurations_share_nothing():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: KernelPyTorchConfig("fast"), "mode is 'fast'; allowed: inference, training, development, None"),
-        (lambda: KernelPyTorchConfig(hardware=TPUConfig()), "allowed: a HardwareConfig"),
+        (
+            lambda: KernelPyTorchConfig("fast"),
+            "mode='fast' is invalid. Allowed: inference, training, development, None",
+        ),
+        (lambda: KernelPyTorchConfig(hardware=TPUConfig()), "Allowed: a HardwareConfig"),
         (
             lambda: KernelPyTorchConfig("training", hardware=HardwareConfig()),
             "both mode='training' and hardware are given",
         ),
-        (lambda: setattr(KernelPyTorchConfig(), "mode", "bogus"), "mode is 'bogus'; allowed: inference, training"),
-        (lambda: setattr(KernelPyTorchConfig(), "mode", ["training"]), r"mode is \['training'\]; allowed"),
-        (lambda: setattr(KernelPyTorchConfig(), "hardware", None), "hardware is None; allowed: a HardwareConfig"),
-        (lambda: setattr(KernelPyTorchConfig(), "hardware", TPUConfig()), "allowed: a HardwareConfig"),
+        (
+            lambda: setattr(KernelPyTorchConfig(), "mode", "bogus"),
+            "mode='bogus' is invalid. Allowed: inference, training",
+        ),
+        (lambda: setattr(KernelPyTorchConfig(), "mode", ["training"]), r"mode=\['training'\] is invalid. Allowed"),
+        (
+            lambda: setattr(KernelPyTorchConfig(), "hardware", None),
+            "hardware=None is invalid. Allowed: a HardwareConfig",
+        ),
+        (lambda: setattr(KernelPyTorchConfig(), "hardware", TPUConfig()), "Allowed: a HardwareConfig"),
         (lambda: setattr(KernelPyTorchConfig(), "hardwre", 3), "has no 'hardwre'; did you mean 'hardware'"),
-        (lambda: HardwareConfig(tpu=3), "allowed: a TPUConfig"),
+        (lambda: HardwareConfig(tpu=3), "Allowed: a TPUConfig"),
         (lambda: HardwareConfig(gpu=3), "HardwareConfig has no 'gpu'"),
         (lambda: KernelPyTorchConfig.from_dict({"hardwar": {}}), "did you mean 'hardware'"),
         (lambda: KernelPyTorchConfig.from_dict({"hardware": {"gpu": {}}}), "hardware has no 'gpu'"),
         (lambda: KernelPyTorchConfig.from_dict({"hardware": {"tpu": {"cache": 1}}}), "TPUConfig has no 'cache'"),
-        (lambda: KernelPyTorchConfig.from_dict({"hardware": {"tpu": {"version": "v9"}}}), "TPUConfig.version is 'v9'"),
-        (lambda: KernelPyTorchConfig.from_dict([]), r"is \[\] \(list\); allowed: a dict"),
-        (lambda: KernelPyTorchConfig.from_dict({"hardware": None}), r"hardware is None"),
-        (lambda: KernelPyTorchConfig.from_dict({"format": 99}), "has format 99; this version reads up to 1"),
-        (lambda: KernelPyTorchConfig.from_json("{"), "is no JSON"),
-        (lambda: TPUConfig.from_dict(None), "TPUConfig is None"),
+        (
+            lambda: KernelPyTorchConfig.from_dict({"hardware": {"tpu": {"version": "v9"}}}),
+            "TPUConfig.version='v9' is invalid",
+        ),
+        (lambda: KernelPyTorchConfig.from_dict([]), r"=\[\] \(list\) is invalid. Allowed: a dict"),
+        (lambda: KernelPyTorchConfig.from_dict({"hardware": None}), r"hardware=None"),
+        (
+            lambda: KernelPyTorchConfig.from_dict({"format": 99}),
+            "format=99 of the configuration is invalid: this version reads formats up to 1",
+        ),
+        (lambda: KernelPyTorchConfig.from_json("{"), "is not JSON"),
+        (lambda: TPUConfig.from_dict(None), "TPUConfig=None"),
     ],
 )
 def test_what_is_wrong_as_a_whole(make, message):
@@ -273,7 +288,9 @@ def test_the_arguments_beside_the_options():
 @pytest.mark.parametrize(("has_jax", "words"), [(True, "JAX is installed here, but"), (False, "JAX is not installed")])
 def test_pjit_is_refused(monkeypatch, has_jax, words):
     monkeypatch.setattr("kp_dynamo.config.translation.find_spec", lambda name: has_jax and name == "jax")
-    with pytest.raises(TPUConfigurationError, match=rf"PJIT: {words}.*Allowed: TPUCompilationMode\.TORCH_XLA"):
+    with pytest.raises(
+        TPUConfigurationError, match=rf"PJIT is unsupported: {words}.*Allowed: TPUCompilationMode\.TORCH_XLA"
+    ):
         compile_arguments(TPUConfig(compilation_mode="pjit"))
 
 
@@ -288,10 +305,10 @@ def test_a_disabled_tpu_is_not_available():
     [
         ("pod", 1, 1, False, "there is no other device"),
         ("pod", 1, 1, True, "there is no other device"),
-        ("superpod", 1, 4, True, "slices joined by a network are not there yet"),
-        ("auto", 4, 16, True, "several processes are not there yet"),
-        ("single", 2, 2, False, "several processes are not there yet"),
-        ("single", 1, 4, True, "torch_xla.runtime.use_spmd() has been called"),
+        ("superpod", 1, 4, True, "this version does not support several slices"),
+        ("auto", 4, 16, True, "does not support programs over the devices of several processes"),
+        ("single", 2, 2, False, "does not support programs over the devices of several processes"),
+        ("single", 1, 4, True, "torch_xla.runtime.use_spmd() was called"),
     ],
 )
 def test_devices_that_are_not_those_asked_for(topology, processes, devices, is_spmd, why):

@@ -125,7 +125,9 @@ def test_lists_become_tuples_and_paths_become_paths():
 
 @pytest.mark.parametrize(("key", "value"), PAIRS_WRONG)
 def test_a_wrong_value_is_named_with_what_is_allowed(key, value):
-    with pytest.raises(TPUConfigurationError, match=rf"^option '{key}' is .*; allowed: .+; correct it, or leave") as e:
+    with pytest.raises(
+        TPUConfigurationError, match=rf"^option {key}=.* is invalid.*\. Allowed: .+\. Try: correct it, or omit"
+    ) as e:
         CompileOptions(**{key: value})
     assert isinstance(e.value, ValueError)
 
@@ -133,18 +135,27 @@ def test_a_wrong_value_is_named_with_what_is_allowed(key, value):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"level": "fast"}, "option 'level' is 'fast'; allowed: 'conservative', 'balanced', 'aggressive'; correct it"),
-        ({"cache_size": 0}, "option 'cache_size' is 0; allowed: an int >= 1; correct it"),
-        ({"memory_fraction": 2}, "option 'memory_fraction' is 2; allowed: a number > 0 and <= 1; correct it"),
+        ({"level": "fast"}, "option level='fast' is invalid. Allowed: 'conservative', 'balanced', 'aggressive'. Try: "),
+        ({"cache_size": 0}, "option cache_size=0 is invalid. Allowed: an int >= 1. Try: correct it"),
+        (
+            {"memory_fraction": 2},
+            "option memory_fraction=2 is invalid. Allowed: a number > 0 and <= 1. Try: correct it",
+        ),
         (
             {"keep_float32": "aten.mm"},
-            "option 'keep_float32' is 'aten.mm' (write ['aten.mm'], a list with one name); allowed: a list of ATen op",
+            "option keep_float32='aten.mm' is invalid: write ['aten.mm'], a list with one name. Allowed: a list of ",
         ),
-        ({"precison": "float32"}, "option 'precison' is not known; did you mean 'precision'? known options: level, "),
-        ({"zzz": 1}, "option 'zzz' is not known; known options: level, precision, "),
-        ({3: 1}, "option 3 is not known; known options: level, "),
-        (["level"], "options must be a dict such as {'level': 'balanced'}, not ['level'] (list); write torch.compile("),
-        ("level", "options must be a dict such as {'level': 'balanced'}, not 'level' (str); write torch.compile("),
+        ({"precison": "float32"}, "option 'precison' is unknown; did you mean 'precision'? Allowed: level, "),
+        ({"zzz": 1}, "option 'zzz' is unknown. Allowed: level, precision, "),
+        ({3: 1}, "option 3 is unknown. Allowed: level, "),
+        (
+            ["level"],
+            "options=['level'] (list) is invalid. Allowed: a dict such as {'level': 'balanced'}. Try: torch.compile(",
+        ),
+        (
+            "level",
+            "options='level' (str) is invalid. Allowed: a dict such as {'level': 'balanced'}. Try: torch.compile(",
+        ),
     ],
 )
 def test_the_words_of_a_refusal(options, message):
@@ -213,9 +224,9 @@ def test_every_option_changes_the_key_or_says_why_not():
 
 def test_what_the_key_ignores_and_why():
     assert ignored_in_key() == {
-        "cache_size": "it says how many programs are kept, not what is in them",
-        "compile_timeout_s": "it says how long compiling may take, not what is compiled",
-        "dump_dir": "it says where graphs are written, not what is in them",
+        "cache_size": "it limits how many programs are kept, not what is in them",
+        "compile_timeout_s": "it limits how long compiling may take, not what is compiled",
+        "dump_dir": "it sets where graphs are written, not what is in them",
     }
 
 
@@ -251,7 +262,9 @@ def test_every_word_of_torch_for_matmul_precision_is_known():
 
 
 def test_an_unknown_word_of_torch_is_refused():
-    with pytest.raises(TPUConfigurationError, match="precision is 'lowest'; known: highest, high, medium"):
+    with pytest.raises(
+        TPUConfigurationError, match=r"precision\(\)='lowest' is invalid. Allowed: highest, high, medium"
+    ):
         resolve_matmul_precision(None, "lowest")
 
 

@@ -57,20 +57,23 @@ def add(x):
 X = torch.ones(2)
 
 BAD_OPTIONS = [
-    ({"levle": "balanced"}, "option 'levle' is not known; did you mean 'level'? known options: level, precision, "),
-    ({"zzz": 1}, "option 'zzz' is not known; known options: level, precision, "),
-    ({"level": "fast"}, "option 'level' is 'fast'; allowed: 'conservative', 'balanced', 'aggressive'; correct it"),
-    ({"strict": 1}, "option 'strict' is 1; allowed: True, False; correct it"),
-    ({"cache_size": 0}, "option 'cache_size' is 0; allowed: an int >= 1; correct it"),
-    ({"cache_size": "9"}, "option 'cache_size' is '9'; allowed: an int >= 1; correct it"),
-    ({"keep_float32": "aten.mm"}, "option 'keep_float32' is 'aten.mm' (write ['aten.mm'], a list with one name)"),
-    ({"buckets": "pow3"}, "option 'buckets' is 'pow3'; allowed: 'pow2', a rising list of ints >= 1"),
-    ({"checkpoint": -0.1}, "option 'checkpoint' is -0.1; allowed: 'off', 'attention', 'blocks', 'auto', a number >= 0"),
+    ({"levle": "balanced"}, "option 'levle' is unknown; did you mean 'level'? Allowed: level, precision, "),
+    ({"zzz": 1}, "option 'zzz' is unknown. Allowed: level, precision, "),
+    ({"level": "fast"}, "option level='fast' is invalid. Allowed: 'conservative', 'balanced', 'aggressive'. Try: "),
+    ({"strict": 1}, "option strict=1 is invalid. Allowed: True, False. Try: correct it"),
+    ({"cache_size": 0}, "option cache_size=0 is invalid. Allowed: an int >= 1. Try: correct it"),
+    ({"cache_size": "9"}, "option cache_size='9' is invalid. Allowed: an int >= 1. Try: correct it"),
+    ({"keep_float32": "aten.mm"}, "option keep_float32='aten.mm' is invalid: write ['aten.mm'], a list with one name"),
+    ({"buckets": "pow3"}, "option buckets='pow3' is invalid. Allowed: 'pow2', an increasing list of ints >= 1"),
+    (
+        {"checkpoint": -0.1},
+        "option checkpoint=-0.1 is invalid. Allowed: 'off', 'attention', 'blocks', 'auto', a number >= 0",
+    ),
     (
         {"disable_passes": ["nonsense"]},
         "disable_passes=['nonsense'] is invalid: unknown pass. Allowed: cast_bf16, checkpoint_attention",
     ),
-    ({3: 4}, "option 3 is not known"),
+    ({3: 4}, "option 3 is unknown"),
 ]
 
 
