@@ -1,4 +1,4 @@
-"""A compiled model beside the eager one: how far results and gradients differ, and how long a call takes."""
+"""Compares a compiled model with the eager one: the difference of results and gradients, and the time of a call."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Difference:
     """How far a compiled model is from the eager one.
 
     Attributes:
-        results: Norm of the difference of all results over their norm, of what is finite in both. Infinite where one
-            has an infinity or NaN that the other has not, or integers or booleans differ.
-        gradients: Of all gradients of the sum of the results; None where nothing is trained.
-        is_random: Eager differs from itself, so that nothing can be compared; then both are None.
+        results: Norm of the difference of all results over their norm, over the values that are finite in both.
+            Infinite if only one of them has an infinity or NaN at some position, or if integers or booleans differ.
+        gradients: The same for all gradients of the sum of the results; None if no parameter requires a gradient.
+        is_random: Two eager runs differ, so nothing can be compared; the other two are then None.
     """
 
     results: float | None
@@ -36,7 +36,7 @@ class Difference:
 
 
 def difference(module: nn.Module, compiled: Callable[..., Any], inputs: SampleInputs) -> Difference:
-    """Run both on the same values; `module` and torch's random state are left as they were."""
+    """Run both on the same values; `module` and torch's random state are restored."""
     eager = _run(module, module, inputs)
     if _distance(eager, _run(module, module, inputs, skip=7)) != (0.0, 0.0 if eager[1] else None):
         return Difference(None, None, is_random=True)
@@ -44,7 +44,7 @@ def difference(module: nn.Module, compiled: Callable[..., Any], inputs: SampleIn
 
 
 def milliseconds(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs) -> float:
-    """Of one call of `run`, with its backward where results have one: the median of 5, each waited for."""
+    """Median time of 5 synchronized calls of `run`, including the backward if the results have one."""
     taken = []
     with unchanged(module):
         for _ in range(_NUM_TIMED):
@@ -59,7 +59,7 @@ Tensors = list[torch.Tensor]
 
 
 def _run(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs, skip: int = 0) -> tuple[Tensors, Tensors]:
-    """Results and gradients, on the CPU; `skip` random numbers were drawn before."""
+    """Results and gradients, on the CPU, after drawing `skip` random numbers."""
     with unchanged(module):
         torch.rand(skip)
         results, gradients = _call(module, run, inputs)
@@ -87,7 +87,7 @@ def _distance(mine: tuple[Tensors, Tensors], eager: tuple[Tensors, Tensors]) -> 
 
 
 def _relative(mine: Tensors, eager: Tensors) -> float:
-    """Norm of the difference over the norm, of all tensors together, in float64; infinite where they do not fit."""
+    """Norm of the difference over the norm, over all tensors, in float64; infinite if shapes or kinds differ."""
     if [(t.shape, _is_exact(t)) for t in mine] != [(t.shape, _is_exact(t)) for t in eager]:
         return math.inf
     apart = sum(_squared_distance(a, b) for a, b in zip(mine, eager, strict=True))

@@ -1,4 +1,4 @@
-"""How long compiling a model takes from nothing, by stage."""
+"""Measures a cold compilation of a model, by stage."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _numbers = itertools.count()
 
 
 def time_compilation(module: nn.Module, inputs: SampleInputs, arguments: dict[str, Any]) -> dict[str, float]:
-    """Compile `module` once with caches of its own, that of torch_xla kept out as well; the device has been started.
+    """Compile `module` once with empty caches, bypassing torch_xla's cache too; the device must have been started.
 
     Dynamo is reset before and after.
 
     Args:
-        module: It is called once, with its backward where results have one, and left as it was.
-        inputs: What it is called with.
-        arguments: Of `torch.compile`; the backend is replaced by one that uses these caches.
+        module: It is called once, including the backward if the results have one, and left unchanged.
+        inputs: Its inputs.
+        arguments: Arguments of `torch.compile`; the backend is replaced by one with empty caches.
 
     Returns:
-        Seconds by stage: "dynamo", "aot" (AOTAutograd, partition and keys), "passes", "trace", "xla"; "run": what
-        remains of "total", the model's own run among it.
+        Seconds by stage: "dynamo", "aot" (AOTAutograd, partitioner and keys), "passes", "trace", "xla"; "run": the rest
+        of "total", including the model's own run.
     """
     from kp_dynamo.backend import compile_in
     from kp_dynamo.explanation.recorder import Recorder

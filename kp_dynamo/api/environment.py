@@ -1,4 +1,4 @@
-"""What the classes of the object API ask before they use the device."""
+"""Checks that the classes of the object API make before they use the device."""
 
 from __future__ import annotations
 
@@ -15,45 +15,49 @@ from kp_dynamo.lowering import spmd
 
 
 def whole_config(config: KernelPyTorchConfig | None) -> KernelPyTorchConfig:
-    """`config`, or the defaults.
+    """`config`, or the defaults if it is None.
 
     Raises:
-        TPUConfigurationError: It is something else.
+        TPUConfigurationError: It has another type.
     """
     if config is None:
         return KernelPyTorchConfig()
     if not isinstance(config, KernelPyTorchConfig):
-        raise TPUConfigurationError(f"config is {type(config).__name__}; allowed: a KernelPyTorchConfig, None")
+        raise TPUConfigurationError(
+            f"config of type {type(config).__name__} is invalid. Allowed: a KernelPyTorchConfig, None."
+        )
     return config
 
 
 def checked_config(config: TPUConfig) -> TPUConfig:
-    """`config`, if it is one of a TPU.
+    """`config`, if it is a TPUConfig.
 
     Raises:
-        TPUConfigurationError: It is something else.
+        TPUConfigurationError: It has another type.
     """
     if not isinstance(config, TPUConfig):
-        raise TPUConfigurationError(f"the configuration is {type(config).__name__}; give config.hardware.tpu")
+        raise TPUConfigurationError(
+            f"config of type {type(config).__name__} is invalid. Allowed: a TPUConfig. Try: config.hardware.tpu."
+        )
     return config
 
 
 def start_device(config: TPUConfig) -> None:
-    """Start the XLA client with the flags of the configuration, and see that it can do what is asked.
+    """Start the XLA client with the configured flags, and check that its devices match the configuration.
 
     Raises:
-        TPUNotAvailableError: The configuration switches the TPU off, or there is no torch_xla.
-        TPUConfigurationError: The client has started already, with other flags.
-        TPUDistributedError: The devices are not those that the configuration asks for.
+        TPUNotAvailableError: The configuration disables the TPU, or torch_xla is missing.
+        TPUConfigurationError: The client has already started, with other flags.
+        TPUDistributedError: The devices do not match the configured topology.
     """
     require_enabled(config)
     apply_flags(config.xla_flags)
     if config.topology is TPUTopology.POD and not spmd.is_spmd():
         if (version := earlier_version()) is not None:
             raise TPUDistributedError(
-                f"topology=POD with torch_xla {version}, where several devices were not tried. Allowed: torch_xla 2.9."
+                f"topology=POD with torch_xla {version} is untested and therefore refused. Allowed: torch_xla 2.9."
             )
-        # Before SPMD is switched on, which cannot be taken back, and which the first use of a device forestalls.
+        # Check first: enabling SPMD cannot be undone, and is impossible after the first use of a device.
         require_topology(config, 1, xla.num_devices(), is_spmd=False)
         spmd.switch_on()
     xla.device()
@@ -61,7 +65,7 @@ def start_device(config: TPUConfig) -> None:
 
 
 def deciding_chip(config: TPUConfig) -> Chip:
-    """The chip whose memory and tiles decide; starts no device, and knows of the present one once it has started."""
+    """The chip to compile for. Starts no device; the present chip is known only after the device has started."""
     return chip_of(config, xla.chip_name() if xla.is_started() else None)
 
 
@@ -69,13 +73,13 @@ def apply_flags(flags: str | None) -> None:
     """Add compiler flags to the environment, which the client reads once, when it starts.
 
     Raises:
-        TPUConfigurationError: It has started without them, or XLA does not know one. Those of the TPU's compiler are
-            not tried: libtpu reads them where there is a TPU.
+        TPUConfigurationError: The client has started without them, or XLA does not know one. Flags of the TPU compiler
+            are not checked: libtpu reads them, on a machine with a TPU.
     """
     if late := late_flags(flags):
         raise TPUConfigurationError(
-            f"xla_flags holds {' '.join(late)}, but the XLA client of this process has started without, and reads no "
-            "more flags. Make the configuration and the first TPUBackend before anything uses the device."
+            f"xla_flags={' '.join(late)!r} is too late: the XLA client of this process has already started. "
+            "Try: create the configuration and the first TPUBackend before anything uses the device."
         )
     missing = _missing(flags)
     if of_xla := [flag for flag in missing if _variable(flag) == "XLA_FLAGS"]:
@@ -86,7 +90,7 @@ def apply_flags(flags: str | None) -> None:
 
 
 def late_flags(flags: str | None) -> list[str]:
-    """The flags that the client of this process has started without."""
+    """The flags that are missing from a client that has already started."""
     return _missing(flags) if xla.is_started() else []
 
 
@@ -95,5 +99,5 @@ def _missing(flags: str | None) -> list[str]:
 
 
 def _variable(flag: str) -> str:
-    """Where a flag belongs: libtpu's own, or all of XLA's."""
+    """The environment variable of a flag: libtpu's or XLA's."""
     return "LIBTPU_INIT_ARGS" if flag.startswith("--xla_tpu") else "XLA_FLAGS"

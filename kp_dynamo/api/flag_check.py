@@ -1,4 +1,4 @@
-"""XLA's flags, tried in a process of their own: XLA ends the process that gives it one it does not know."""
+"""Checks XLA flags in a separate process, because XLA aborts the process on an unknown flag."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _SECONDS = 120
 
 
 def require_known(flags: Sequence[str]) -> None:
-    """Start a client on XLA's CPU device with these flags, about 10 s.
+    """Start a client on XLA's CPU device with these flags, which takes about 10 s.
 
-    A client that takes longer than two minutes is given up, and the flags are let through.
+    If the client takes longer than two minutes, the flags are accepted unchecked.
 
     Raises:
-        TPUConfigurationError: It does not start with them, and does without.
+        TPUConfigurationError: The client starts without these flags but not with them.
     """
     problem = _problem(tuple(flags))
     if problem and not _problem(()):
         raise TPUConfigurationError(
-            f"xla_flags holds {' '.join(flags)}, with which XLA does not start: {problem}. Correct the flag, or leave "
-            "it out; flags of the TPU's compiler begin with --xla_tpu."
+            f"xla_flags={' '.join(flags)!r} is invalid: XLA does not start with it: {problem}. "
+            "Try: correct the flag, or omit it. Flags of the TPU compiler start with --xla_tpu."
         )
 
 
 @cache
 def _problem(flags: tuple[str, ...]) -> str:
-    """What XLA says of the flags; empty where it starts."""
+    """XLA's error with these flags; empty if it starts."""
     both = f"{os.environ.get('XLA_FLAGS', '')} {' '.join(flags)}".strip()
     environment = {**os.environ, "PJRT_DEVICE": "CPU", "XLA_FLAGS": both}
     command = [sys.executable, "-W", "ignore", "-c", _START]
@@ -44,7 +44,7 @@ def _problem(flags: tuple[str, ...]) -> str:
 
 
 def _reason(stderr: str) -> str:
-    """The first line that is an error of XLA's, without time and place."""
+    """The first XLA error line, without time stamp and source location."""
     lines = stderr.splitlines()
-    told = [line.partition("] ")[2] for line in lines if "] " in line and (": E " in line or ": F " in line)]
-    return told[0] if told else (lines[-1] if lines else "it ends without a word")
+    errors = [line.partition("] ")[2] for line in lines if "] " in line and (": E " in line or ": F " in line)]
+    return errors[0] if errors else (lines[-1] if lines else "it exits without a message")

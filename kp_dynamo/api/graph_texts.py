@@ -1,4 +1,4 @@
-"""The graphs of a model as text, at the three stations of its way; nothing of the model runs."""
+"""The graphs of a model as text at three stages of compilation; the model does not run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kp_dynamo.session import Session
 
 
 def graph_texts(module: nn.Module, inputs: SampleInputs, options: CompileOptions) -> dict[str, dict[str, str]]:
-    """Compile a copy of `module` on tensors without values, in the mode it is in; the device has been started.
+    """Compile a copy of `module` on fake tensors, in its current mode; the device must have been started.
 
     Returns:
         "fx": Dynamo's graphs, by number; "aten": the graphs as they are lowered, by name ("1.forward"); "stablehlo":
-        the programs, by the same names, ".0", ".1" behind them where the CPU runs operators in between.
+        the programs, by the same names, with suffixes ".0", ".1" if CPU fallbacks split the graph.
     """
     from kp_dynamo.aot.fakes import Fakes
 

@@ -1,4 +1,4 @@
-"""What is known of one model beyond the configuration, for whoever compiles it."""
+"""Compilation hints for a single model, in addition to the configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _dynamic: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def add_hints(model: nn.Module, options: dict[str, Any]) -> None:
-    """Have `model` compiled with these options, which win over those of a configuration.
+    """Compile `model` with these options, which take precedence over the configuration.
 
     Raises:
         TPUConfigurationError: They are not valid.
@@ -24,17 +24,17 @@ def add_hints(model: nn.Module, options: dict[str, Any]) -> None:
 
 
 def make_dynamic(model: nn.Module) -> None:
-    """Have `model` compiled with `dynamic=True`: captured once for all lengths."""
+    """Compile `model` with `dynamic=True`: one capture for all lengths."""
     _dynamic[model] = True
 
 
 def level_of(model: nn.Module) -> str | None:
-    """The level that a hint says; None where none does."""
+    """The level of the model's hints; None if they set none."""
     return _hints.get(model, {}).get("level")
 
 
 def with_hints(model: nn.Module, arguments: dict[str, Any], level: str | None = None) -> dict[str, Any]:
-    """The arguments of `torch.compile`, changed by what is known of `model`; `level`, a call's own, wins over both."""
+    """The arguments of `torch.compile` with the hints of `model` applied; `level` takes precedence over both."""
     dynamic = True if model in _dynamic else arguments["dynamic"]
     options = {**arguments["options"], **_hints.get(model, {})}
     return {**arguments, "dynamic": dynamic, "options": options if level is None else {**options, "level": level}}

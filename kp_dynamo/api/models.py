@@ -1,4 +1,4 @@
-"""What the object API does with a model and its sample inputs: check, move, call, and leave as they were."""
+"""Helpers for a model and its sample inputs: check, move, call, and restore."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SampleInputs:
-    """What a model is called with, as positional or keyword arguments."""
+    """The inputs of a model, as positional or keyword arguments."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, given: Any) -> SampleInputs:
-        """A tuple or list is the positional arguments, a dict the keyword arguments, anything else the only one."""
+        """From a tuple or list of positional arguments, a dict of keyword arguments, or a single argument."""
         if isinstance(given, tuple | list):
             return cls(tuple(given))
         if isinstance(given, Mapping):
@@ -44,7 +44,7 @@ class SampleInputs:
         return model(*self.args, **(self.kwargs or {}))
 
     def signature(self) -> object:
-        """What tells two of them apart for a compiler: structure, shapes, dtypes, devices, and values of the rest."""
+        """Cache key: structure, shapes, dtypes and devices of tensors, and values of everything else."""
         leaves, tree = pytree.tree_flatten((self.args, dict(self.kwargs or {})))
         return str(tree), tuple(
             (tuple(x.shape), x.dtype, x.device.type) if isinstance(x, torch.Tensor) else repr(x) for x in leaves
@@ -52,40 +52,40 @@ class SampleInputs:
 
 
 def checked_model(model: Any) -> nn.Module:
-    """The module itself, where it is a compiled one the module inside.
+    """The module; of a compiled module, the original one.
 
     Raises:
-        TPUModelPreparationError: It is no module, or a lazy one whose parameters have no shape yet.
+        TPUModelPreparationError: It is not a module, or a lazy module whose parameters have no shape yet.
     """
     if not isinstance(model, nn.Module):
-        raise TPUModelPreparationError(f"the model is {type(model).__name__}; allowed: a torch.nn.Module")
+        raise TPUModelPreparationError(f"model of type {type(model).__name__} is invalid. Allowed: a torch.nn.Module.")
     module = uncompiled(model)
     assert isinstance(module, nn.Module), "inside a compiled module is a module"
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if torch.nn.parameter.is_lazy(tensor):
             raise TPUModelPreparationError(
-                f"{name} has no shape yet: a lazy module gets it from its first input. Call the model once before."
+                f"{name} has no shape yet: a lazy module gets it from its first input. Try: call the model once first."
             )
     return module
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where its parameters and buffers are; the CPU where it has none.
+    """The device of the model's parameters and buffers; the CPU if it has none.
 
     Raises:
-        TPUDeviceError: On several devices.
+        TPUDeviceError: They are on several devices.
     """
     found = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
     if len(found) > 1:
         raise TPUDeviceError(
-            f"the model is on {', '.join(sorted(map(str, found)))}; allowed: all of it on one device. "
-            "Move it with TPUBackend.prepare_model."
+            f"the model is on several devices: {', '.join(sorted(map(str, found)))}. Allowed: one device. "
+            "Try: move it with TPUBackend.prepare_model."
         )
     return found.pop() if found else torch.device("cpu")
 
 
 def move(model: nn.Module, device: torch.device) -> nn.Module:
-    """Move a model in place, and keep tied parameters and buffers tied, which `Module.to` unties on the way to XLA.
+    """Move a model in place and keep tied parameters and buffers tied; `Module.to` unties them when moving to XLA.
 
     Raises:
         TPUModelPreparationError: torch cannot move it.
@@ -106,7 +106,7 @@ def move(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 ParamDict = dict[str, Any]
-"""What a module holds by name: its parameters, or its buffers."""
+"""A module's parameters or buffers by name."""
 
 
 def _held_tensors(model: nn.Module) -> list[ParamDict]:
@@ -114,14 +114,14 @@ def _held_tensors(model: nn.Module) -> list[ParamDict]:
 
 
 def by_position(module: nn.Module, inputs: SampleInputs) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A module that does what `module` does, and takes these inputs as positional arguments alone."""
+    """`module` wrapped so that it takes these inputs as positional arguments only."""
     if not inputs.kwargs:
         return module, inputs.args
     return _WithKeywords(module, tuple(inputs.kwargs)), (*inputs.args, *inputs.kwargs.values())
 
 
 class _WithKeywords(nn.Module):
-    """A model whose last arguments are keyword arguments of the one inside."""
+    """Passes its last positional arguments to `model` as keyword arguments."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -135,10 +135,10 @@ class _WithKeywords(nn.Module):
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Let the block call the model: its buffers and torch's random state are given back.
+    """Restore the model's buffers and torch's random state after the block, which may call the model.
 
-    So are parameters and buffers that the model assigns. A parameter that it writes to in place stays written to, as
-    its old values would take as much memory again; a warning in the log names it.
+    Parameters and buffers that the model reassigns are restored too. In-place writes to parameters are not undone,
+    because a copy would double their memory; a logged warning names these parameters.
     """
     held_before = [(held, dict(held)) for held in _held_tensors(model)]
     values = [(buffer, buffer.clone(), _version(buffer)) for buffer in model.buffers()]
@@ -151,22 +151,22 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             held.clear()
             held.update(before)
         for buffer, value, version in values:
-            _give_back(buffer, value, version)
+            _restore(buffer, value, version)
         if written := [name for name, parameter, version in versions if _version(parameter) != version]:
             logger.warning(
-                "calling the model once has changed it: its forward writes to %s in place. Register it as a buffer, "
-                "which is given back, or keep the values from before.", ", ".join(written)
+                "calling the model once changed it: its forward writes to %s in place. Try: register it as a buffer, "
+                "which is restored, or save its values first.", ", ".join(written)
             )  # fmt: skip
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """How often it was written to; one made in inference mode does not count."""
+    """The version counter; 0 for an inference tensor, which has none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _give_back(buffer: torch.Tensor, value: torch.Tensor, version: int) -> None:
-    """Write the old value, where there is another one: a buffer that repeats its elements takes none."""
-    # To compare on the device would be a program of its own.
+def _restore(buffer: torch.Tensor, value: torch.Tensor, version: int) -> None:
+    """Write the old value if it changed; an expanded buffer cannot be written and is left alone if unchanged."""
+    # Comparing on the device would compile a program.
     is_on_cpu = buffer.device.type == "cpu" and buffer.layout is torch.strided
     is_there = torch.equal(buffer, value) if is_on_cpu else _version(buffer) == version
     if not is_there:

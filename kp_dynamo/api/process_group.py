@@ -1,6 +1,6 @@
-"""Collectives between processes, by torch.distributed's default group: of XLA tensors, copies on the CPU travel.
+"""Collectives between processes through torch.distributed's default group; XLA tensors are copied to the CPU.
 
-XLA's own collectives between processes need a runtime that joins them, as that of a TPU pod does; none could be tried.
+XLA's own collectives between processes need a runtime that connects them, as on a TPU pod; they are untested.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from torch import distributed
 from kp_dynamo.exceptions import TPUDistributedError
 
 CARRIERS = ("gloo", "mpi")
-"""Backends of torch.distributed that carry tensors on the CPU."""
+"""Backends of torch.distributed that support CPU tensors."""
 
 
 def world() -> tuple[int, int] | None:
-    """Processes of the group, and the number of this one; None where there is no group."""
+    """World size and rank of this process; None without a process group."""
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_world_size(), distributed.get_rank()
 
 
 def require_carrier(num_processes: int) -> None:
-    """Raise where nothing joins the processes of a job.
+    """Raise if the processes of a job cannot communicate.
 
     Raises:
-        TPUDistributedError: There is no group, or its backend carries no CPU tensors.
+        TPUDistributedError: There is no process group, or its backend does not support CPU tensors.
     """
     backend = distributed.get_backend() if world() is not None else None
     if backend is None or not any(name in backend for name in CARRIERS):
         found = "torch.distributed has no group" if backend is None else f"torch.distributed has a group of {backend!r}"
         raise TPUDistributedError(
-            f"the job has {num_processes} processes, and {found}; allowed: one of {' or '.join(CARRIERS)}, as of "
-            "torch.distributed.init_process_group('gloo')"
+            f"the job has {num_processes} processes, but {found}. Allowed: a group of {' or '.join(CARRIERS)}. "
+            "Try: torch.distributed.init_process_group('gloo')."
         )
 
 
@@ -43,11 +43,11 @@ def all_reduce(tensor: torch.Tensor, op: str) -> torch.Tensor:
     """The sum, mean, min, max or product over all processes.
 
     Raises:
-        TPUDistributedError: The carrier does not take the tensor; a mean of whole numbers.
+        TPUDistributedError: The process group rejects the tensor, or a mean of an integer tensor.
     """
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         raise TPUDistributedError(
-            f"a mean of {tensor.dtype} is none; allowed: floating point. Give op='sum', or .float()"
+            f"op='mean' requires a floating-point tensor, got {tensor.dtype}. Try: op='sum', or .float()."
         )
     carried = _on_cpu(tensor)
     reduction = getattr(distributed.ReduceOp, "SUM" if op == "mean" else op.upper())
@@ -57,19 +57,17 @@ def all_reduce(tensor: torch.Tensor, op: str) -> torch.Tensor:
 
 
 def all_gather(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensors of all processes, one after the other along dimension 0.
+    """The tensors of all processes, concatenated along dimension 0.
 
     Raises:
-        TPUDistributedError: They are not alike, or the carrier does not take them.
+        TPUDistributedError: Their shapes or dtypes differ, or the process group rejects them.
     """
     size, _ = world() or (1, 0)
     kinds: list[Any] = [None] * size
     distributed.all_gather_object(kinds, (tuple(tensor.shape), str(tensor.dtype)))
     if len(set(kinds)) > 1:
         listed = ", ".join(f"{i}: {dtype} {list(shape)}" for i, (shape, dtype) in enumerate(kinds))
-        raise TPUDistributedError(
-            f"the processes give tensors that are not alike ({listed}); allowed: one shape and dtype"
-        )
+        raise TPUDistributedError(f"the tensors of the processes differ ({listed}). Allowed: one shape and dtype.")
     carried = _on_cpu(tensor)
     parts = [torch.empty_like(carried) for _ in range(size)]
     _carry(tensor, lambda: distributed.all_gather(parts, carried))
@@ -77,10 +75,10 @@ def all_gather(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copy_from_first(tensors: Iterable[torch.Tensor]) -> None:
-    """Give these tensors the values that process 0 has in them.
+    """Broadcast the values of these tensors from process 0.
 
     Raises:
-        TPUDistributedError: The carrier does not take one.
+        TPUDistributedError: The process group rejects a tensor.
     """
     for tensor in tensors:
         carried = _on_cpu(tensor)
@@ -90,7 +88,7 @@ def copy_from_first(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def barrier() -> None:
-    """Wait until every process has come here."""
+    """Wait for every process."""
     distributed.barrier()
 
 
@@ -104,5 +102,5 @@ def _carry(tensor: torch.Tensor, send: Callable[[], Any]) -> None:
     except (RuntimeError, ValueError, TypeError) as cause:
         why = str(cause).splitlines()[0]
         raise TPUDistributedError(
-            f"torch.distributed does not carry a tensor {tensor.dtype}{list(tensor.shape)}: {why}"
+            f"torch.distributed cannot send a tensor {tensor.dtype}{list(tensor.shape)}: {why}"
         ) from cause

@@ -1,4 +1,4 @@
-"""What the tiles of a chip make of a layer's sizes: what is not a multiple of them is padded, and computed."""
+"""Layer sizes against a chip's tiles: sizes that are not a multiple are padded, and the padding is computed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kp_dynamo.hardware import Chip
 
 
 def off_tile_sizes(model: nn.Module, chip: Chip) -> Iterator[tuple[str, str, float]]:
-    """Layers whose products do not fill the chip's matrix unit.
+    """Layers whose matmuls do not fill the chip's matrix unit.
 
     Yields:
-        Module path, its sizes in words, and how much is computed for what was asked.
+        Module path, a description of its sizes, and the ratio of computed to requested work.
     """
     for path, module in model.named_modules():
         sizes = _sizes(module)
@@ -25,12 +25,12 @@ def off_tile_sizes(model: nn.Module, chip: Chip) -> Iterator[tuple[str, str, flo
 
 
 def computed_over_asked(sizes: tuple[int, ...], chip: Chip) -> float:
-    """Product of the sizes, padded to the matrix unit, over the product of the sizes."""
+    """The product of the padded sizes over the product of the sizes."""
     return prod(ceil(size / chip.mxu_size) * chip.mxu_size for size in sizes) / max(prod(sizes), 1)
 
 
 def _sizes(module: nn.Module) -> dict[str, int]:
-    """The contracted and the resulting size of a layer's product; none where it has no product."""
+    """The contracted size and the output size of a layer's matmul; empty if it has none."""
     if isinstance(module, nn.Linear):
         return {"in_features": module.in_features, "out_features": module.out_features}
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):

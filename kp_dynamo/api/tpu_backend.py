@@ -1,4 +1,4 @@
-"""`TPUBackend`: the device, models and data on it, and files of them."""
+"""`TPUBackend`: the device, models and data on it, and checkpoints."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from kp_dynamo.exceptions import TPUCheckpointError, TPUDeviceError
 
 
 class TPUBackend:
-    """The XLA device of this process: XLA's CPU device where there is no TPU.
+    """The XLA device of this process; XLA's CPU device if there is no TPU.
 
     Args:
-        config: None for the defaults.
+        config: The configuration; None for the defaults.
 
     Raises:
-        TPUNotAvailableError: The configuration switches the TPU off, or torch_xla is missing.
+        TPUNotAvailableError: The configuration disables the TPU, or torch_xla is missing.
         TPUDeviceError: The device cannot be started.
-        TPUConfigurationError: No configuration, or flags that come too late.
-        TPUDistributedError: The devices are not those that the configuration asks for.
+        TPUConfigurationError: `config` has another type, or its flags come after the client has started.
+        TPUDistributedError: The devices do not match the configured topology.
     """
 
     def __init__(self, config: KernelPyTorchConfig | None = None) -> None:
@@ -45,12 +45,12 @@ class TPUBackend:
 
     @property
     def world_size(self) -> int:
-        """Processes of the job."""
+        """Number of processes of the job."""
         return self._devices.world_size
 
     @property
     def rank(self) -> int:
-        """Number of this process, from 0."""
+        """Rank of this process, from 0."""
         return self._devices.rank
 
     @property
@@ -60,51 +60,51 @@ class TPUBackend:
 
     @property
     def device_count(self) -> int:
-        """XLA devices; one of them is used, under SPMD all."""
+        """Number of XLA devices; one of them is used, under SPMD all."""
         return self._devices.num_devices
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        """Move `model` onto the device, in place; parameters that were tied stay tied.
+        """Move `model` onto the device, in place; tied parameters stay tied.
 
-        Its parameters are new objects: make optimizers afterwards.
+        Its parameters are new objects: create optimizers afterwards.
 
         Raises:
-            TPUModelPreparationError: It is no module, or cannot be moved.
+            TPUModelPreparationError: It is not a module, or cannot be moved.
         """
         checked_model(model)
         return move(model, self.device)
 
     def prepare_data(self, data: Any) -> Any:
-        """A copy of `data` (a tensor, or dicts, lists and tuples of them, nested) with its tensors on the device.
+        """A copy of `data` (a tensor, or nested dicts, lists and tuples of them) with its tensors on the device.
 
         Raises:
-            TPUDeviceError: There is no tensor in it.
+            TPUDeviceError: It contains no tensor.
         """
         leaves = pytree.tree_leaves(data)
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
             raise TPUDeviceError(
-                f"there is no tensor in the data, but {kinds}. Allowed: a tensor, or dicts, lists and tuples of "
-                "tensors; make tensors of arrays with torch.as_tensor, a dict of other mappings with dict(data)."
+                f"data contains no tensor, only {kinds}. Allowed: a tensor, or dicts, lists and tuples of tensors. "
+                "Try: torch.as_tensor for arrays, dict(data) for other mappings."
             )
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), data)
 
     def optimize_for_inference(self, model: nn.Module, sample_inputs: Any = None) -> nn.Module:
-        """`model` on the device, in evaluation mode, compiled; see `XLACompiler.optimize_for_inference`."""
+        """Move `model` to the device and compile it in eval mode; see `XLACompiler.optimize_for_inference`."""
         return self.compiler.optimize_for_inference(self.prepare_model(model), sample_inputs)
 
     def optimize_for_training(self, model: nn.Module, sample_inputs: Any = None) -> nn.Module:
-        """`model` on the device, in training mode, compiled; see `XLACompiler.optimize_for_training`."""
+        """Move `model` to the device and compile it in training mode; see `XLACompiler.optimize_for_training`."""
         return self.compiler.optimize_for_training(self.prepare_model(model), sample_inputs)
 
     def synchronize(self) -> None:
-        """Run what is pending on the device, and wait until it is done."""
+        """Run all pending operations of the device and wait for them."""
         xla.synchronize()
 
     def get_memory_stats(self) -> dict[str, Any]:
-        """Of the device, the compiled models and the programs.
+        """Statistics of the device, the compiled models and the programs.
 
-        "device_memory" is what XLA counts, in bytes; None where the device does not count, as XLA's CPU device.
+        "device_memory" is what XLA reports, in bytes; None if the device reports none, as XLA's CPU device.
         """
         return {
             "device": str(self.device),
@@ -117,7 +117,7 @@ class TPUBackend:
         }
 
     def clear_cache(self) -> None:
-        """Forget compiled models, and all programs and copies of the process; what is in use compiles again."""
+        """Drop compiled models, and all programs and device copies of the process; what is in use is recompiled."""
         self.compiler.clear_cache()
         clear_cache()
 
@@ -130,10 +130,10 @@ class TPUBackend:
     ) -> None:
         """Write the model, and the state of `optimizer` if one is given, into one file.
 
-        `save_optimizer` says that there must be one.
+        `save_optimizer=True` requires an optimizer.
 
         Raises:
-            TPUCheckpointError: It cannot be written, or there is no optimizer to save.
+            TPUCheckpointError: The file cannot be written, or the optimizer is missing.
         """
         chosen = _optimizer("save", save_optimizer, optimizer)
         self.synchronize()
@@ -148,10 +148,10 @@ class TPUBackend:
     ) -> nn.Module:
         """Read a file of `save_model` into `model`, and into `optimizer` if one is given; returns `model`.
 
-        `load_optimizer` says that there must be one.
+        `load_optimizer=True` requires an optimizer.
 
         Raises:
-            TPUCheckpointError: It cannot be read or is not whole; model and optimizer are as they were.
+            TPUCheckpointError: The file cannot be read or is damaged; model and optimizer are unchanged.
         """
         _checkpoint().load_checkpoint(path, checked_model(model), _optimizer("load", load_optimizer, optimizer))
         return model
@@ -167,7 +167,7 @@ def _optimizer(verb: str, is_wanted: bool, optimizer: Any) -> torch.optim.Optimi
     if not isinstance(optimizer, torch.optim.Optimizer):
         asked = f"{verb}_optimizer=True, but " if is_wanted else ""
         raise TPUCheckpointError(
-            f"{asked}optimizer is {type(optimizer).__name__}; give the torch.optim.Optimizer that trains the model, or "
-            f"leave optimizer and {verb}_optimizer out"
+            f"{asked}optimizer of type {type(optimizer).__name__} is invalid. Allowed: the torch.optim.Optimizer that "
+            f"trains the model. Try: pass it, or omit optimizer and {verb}_optimizer."
         )
     return optimizer

@@ -1,4 +1,4 @@
-"""What a TPU's own compiler says of a model, as figures beside the measured ones."""
+"""Estimates of the TPU compiler for a model, in addition to the measured figures."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kp_dynamo.exceptions import TPUBackendError
 
 
 def is_estimate_possible() -> bool:
-    """Whether a TPU's compiler is installed, and no TPU is there to measure on instead."""
+    """Whether the TPU compiler is installed and no TPU is present to measure on instead."""
     return bool(find_spec("jax") and find_spec("libtpu")) and xla.device_kind() != "TPU"
 
 
 def estimate(module: nn.Module, inputs: SampleInputs, config: TPUConfig, level: str) -> dict[str, Any]:
-    """Estimated figures for the chip that the configuration decides for.
+    """Estimated figures for the configured chip.
 
     Returns:
         "target", "train", "cycles_ms", "modelled_ms", "peak_bytes" of the largest program and "fits"; or "target" and
-        "problem", where that compiler cannot compile it.
+        "problem" if the TPU compiler cannot compile the model.
     """
     from kp_dynamo.aot.compiling import aot_compile
 

@@ -1,4 +1,4 @@
-"""`TPUOptimizer`: a model compiled at a level, with measured figures of what that brought."""
+"""`TPUOptimizer`: compiles a model at a level and measures the result."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from kp_dynamo.telemetry.counters import TELEMETRY
 
 @dataclass(frozen=True)
 class TPUOptimizationResult:
-    """What `TPUOptimizer.optimize` made.
+    """The result of `TPUOptimizer.optimize`.
 
     Attributes:
         optimized_model: The compiled module.
-        optimization_time: Seconds, measuring included.
+        optimization_time: Seconds, including the measurements.
         performance_metrics: Measured figures, see `TPUOptimizer.optimize`.
         optimization_level: "conservative", "balanced" or "aggressive".
-        validation: What validation found in the model and its sample inputs.
+        validation: Validation of the model and its sample inputs.
     """
 
     optimized_model: nn.Module
@@ -46,10 +46,10 @@ class TPUOptimizer:
     """Compiles models at a level and measures them.
 
     Args:
-        config: None for the defaults.
+        config: The configuration; None for the defaults.
 
     Raises:
-        TPUBackendError: What `TPUBackend` raises.
+        TPUBackendError: Whatever `TPUBackend` raises.
     """
 
     def __init__(self, config: KernelPyTorchConfig | None = None) -> None:
@@ -67,38 +67,38 @@ class TPUOptimizer:
         *,
         estimate_on_tpu: bool | None = None,
     ) -> TPUOptimizationResult:
-        """Compile `model`, in the mode it is in.
+        """Compile `model` in its current mode.
 
         Args:
-            model: It stays where and as it is, and shares its parameters with the result.
-            sample_inputs: What it is called with: a tensor, a tuple of arguments or a dict of keyword arguments. With
-                them the model is compiled now and measured; without, when it is first called.
+            model: It is neither moved nor changed, and shares its parameters with the result.
+            sample_inputs: Its inputs: a tensor, a tuple of arguments or a dict of keyword arguments. With sample
+                inputs, the model is compiled now and measured; without, it is compiled on its first call.
             optimization_level: "conservative", "balanced" or "aggressive"; None: that of a hint
                 (`XLAOptimizations.add_compilation_hints`), else of the configuration.
-            estimate_on_tpu: Whether a TPU's own compiler is asked about it, which takes seconds. None: where there are
-                sample inputs, the extra `tpu` is installed and no TPU is there to measure on.
+            estimate_on_tpu: Whether to get an estimate from the TPU compiler, which takes seconds. None: if there are
+                sample inputs, the extra `tpu` is installed and no TPU is present to measure on.
 
         Returns:
-            The compiled model. Its figures: "num_parameters", "parameter_bytes"; with sample inputs "compile_s",
-            "num_programs", "ms_per_call" and "eager_ms_per_call" (with the backward in training mode),
-            "relative_difference" of results to eager and of gradients, None where the model is random; "tpu_estimate"
-            is what the compiler for a TPU says.
+            The compiled model and its figures: "num_parameters", "parameter_bytes"; with sample inputs "compile_s",
+            "num_programs", "ms_per_call" and "eager_ms_per_call" (including the backward in training mode) and
+            "relative_difference" of results and gradients from eager, None if the model is random; "tpu_estimate":
+            the figures of the TPU compiler.
 
         Raises:
             TPUConfigurationError: An unknown level, or an estimate without sample inputs.
             TPUValidationError: The model cannot be called with the sample inputs, or strict validation warns.
-            TPUBackendError: What `XLACompiler.compile_model` raises.
+            TPUBackendError: Whatever `XLACompiler.compile_model` raises.
         """
         if optimization_level is not None and optimization_level not in LEVEL_OF_NUMBER:
             raise TPUConfigurationError(
-                f"Unknown optimization level {optimization_level!r}; allowed: {', '.join(LEVEL_OF_NUMBER)}"
+                f"optimization_level={optimization_level!r} is invalid. Allowed: {', '.join(LEVEL_OF_NUMBER)}."
             )
         if estimate_on_tpu and sample_inputs is None:
-            raise TPUConfigurationError("estimate_on_tpu=True without sample_inputs: give what the model takes")
+            raise TPUConfigurationError("estimate_on_tpu=True requires sample_inputs, the inputs of the model.")
         return self._optimized(model, sample_inputs, optimization_level, estimate_on_tpu)
 
     def optimize_for_inference(self, model: nn.Module, sample_inputs: Any = None) -> TPUOptimizationResult:
-        """`optimize` in evaluation mode, without gradients, at the level of a hint or the configuration."""
+        """`optimize` in eval mode, without gradients, at the level of a hint or the configuration."""
         checked_model(model).eval()
         with torch.no_grad():
             return self._optimized(model, sample_inputs, None, None, is_inference=True)
@@ -109,7 +109,7 @@ class TPUOptimizer:
         return self._optimized(model, sample_inputs, None, None)
 
     def get_optimization_stats(self) -> dict[str, Any]:
-        """How many models were optimized, at which levels, in which time; and of the compiler."""
+        """Number of optimized models, their levels and total time, and the statistics of the compiler."""
         return {
             "total_optimizations": self._levels.total(),
             "by_level": dict(self._levels),
@@ -118,7 +118,7 @@ class TPUOptimizer:
         }
 
     def clear_cache(self) -> None:
-        """Forget the compiled models; see `XLACompiler.clear_cache`."""
+        """Drop the compiled models; see `XLACompiler.clear_cache`."""
         self.compiler.clear_cache()
 
     def _optimized(
@@ -140,7 +140,7 @@ class TPUOptimizer:
         }
         wants_estimate = is_estimate_possible() if estimate_on_tpu is None else estimate_on_tpu
         if sample_inputs is not None and wants_estimate:
-            # Before the rest: it resets Dynamo.
+            # First, because it resets Dynamo.
             metrics["tpu_estimate"] = estimate(module, SampleInputs.of(sample_inputs), self.config.hardware.tpu, level)
         how = self.compiler.optimize_for_inference if is_inference else self.compiler.compile_model
         before = TELEMETRY.counts["programs"], time.perf_counter()

@@ -1,4 +1,4 @@
-"""Is a configuration sensible, does a model suit the chip, and does it compute compiled what it computes eagerly?"""
+"""Validates a configuration, and a model: its fit to the chip and the agreement of compiled and eager results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Status = Literal["passed", "failed", "warning"]
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     status: Status
@@ -28,37 +28,37 @@ class ValidationReport:
 
 @dataclass(frozen=True)
 class ValidationSummary:
-    """What validation found; `str()` is for people, `to_dict()` for JSON."""
+    """The results of a validation; `str()` is for people, `to_dict()` for JSON."""
 
     reports: tuple[ValidationReport, ...]
 
     @property
     def total_tests(self) -> int:
-        """How many things were looked at."""
+        """Number of checks."""
         return len(self.reports)
 
     @property
     def passed(self) -> int:
-        """Those that are fine."""
+        """Number of checks that passed."""
         return self._count("passed")
 
     @property
     def failed(self) -> int:
-        """Those that do not work."""
+        """Number of checks that failed."""
         return self._count("failed")
 
     @property
     def warnings(self) -> int:
-        """Those that work, and cost something or have no effect."""
+        """Number of warnings: settings or sizes that work, but are costly or have no effect."""
         return self._count("warning")
 
     @property
     def success_rate(self) -> float:
-        """Share of what did not fail, 0 to 1."""
+        """Share of checks that did not fail, 0 to 1."""
         return 1 - self.failed / self.total_tests if self.total_tests else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Plain, JSON-serializable values."""
         counts = {name: getattr(self, name) for name in ("total_tests", "passed", "failed", "warnings", "success_rate")}
         return {**counts, "reports": [asdict(report) for report in self.reports]}
 
@@ -70,11 +70,11 @@ class ValidationSummary:
 
 
 def validate_tpu_configuration(config: KernelPyTorchConfig | TPUConfig) -> ValidationSummary:
-    """Look for settings that will raise, have no effect, or cost more than they bring. Starts no device.
+    """Check for settings that will raise, have no effect, or cost more than they gain. Starts no device.
 
     Raises:
-        TPUConfigurationError: It is no configuration.
-        TPUValidationError: The configuration is strict, and there is something to say.
+        TPUConfigurationError: It is not a configuration.
+        TPUValidationError: The configuration is strict, and a check did not pass.
     """
     tpu = config.hardware.tpu if isinstance(config, KernelPyTorchConfig) else checked_config(config)
     return _summary(findings_in_config(tpu), tpu)
@@ -83,19 +83,19 @@ def validate_tpu_configuration(config: KernelPyTorchConfig | TPUConfig) -> Valid
 def validate_tpu_model(
     model: nn.Module, tpu_config: TPUConfig, sample_inputs: Any = None, *, run: bool = True
 ) -> ValidationSummary:
-    """Look at a model's memory, dtypes and sizes; with sample inputs call it, and compare compiled with eager.
+    """Check a model's memory, dtypes and sizes; with sample inputs, call it and compare compiled with eager.
 
-    Sizes off the tiles of the chip are warnings: the chip computes the padding too. The model is left as it was.
+    Sizes that do not fill the chip's tiles are warnings: the chip computes the padding too. The model is unchanged.
 
     Args:
-        model: In the mode it is to be used in: gradients are compared in training mode.
-        tpu_config: Decides about the chip and how the model is compiled.
-        sample_inputs: What the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments.
-        run: False: call the model with them eagerly only.
+        model: The model in the mode to validate; gradients are compared in training mode.
+        tpu_config: Selects the chip and how the model is compiled.
+        sample_inputs: Its inputs: a tensor, a tuple of arguments or a dict of keyword arguments.
+        run: False: call the model only eagerly.
 
     Raises:
-        TPUModelPreparationError: It is no module.
-        TPUValidationError: The configuration is strict, and there is something to say.
+        TPUModelPreparationError: It is not a module.
+        TPUValidationError: The configuration is strict, and a check did not pass.
     """
     module, config = checked_model(model), checked_config(tpu_config)
     findings = [*findings_in_model(module, config)]
@@ -112,14 +112,14 @@ def _summary(findings: Iterable[Finding], config: TPUConfig) -> ValidationSummar
 
 
 def require_nothing_found(summary: ValidationSummary, what: str) -> None:
-    """Raise where something failed or is warned of.
+    """Raise if any check failed or warned.
 
     Raises:
-        TPUValidationError: It names all of it.
+        TPUValidationError: The message names all of them.
     """
     found = [f"{r.name} ({r.status}): {r.message}" for r in summary.reports if r.status != "passed"]
     if found:
         raise TPUValidationError(
-            f"{what} found {len(found)} thing(s). {'; '.join(found)}. Change them, or set "
+            f"{what} found {len(found)} problem(s). {'; '.join(found)}. Try: change them, or set "
             "enable_strict_validation = False."
         )

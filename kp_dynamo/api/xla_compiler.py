@@ -1,4 +1,4 @@
-"""`XLACompiler`: models compiled through `torch.compile(backend="kp_tpu")`, and kept."""
+"""`XLACompiler`: compiles models through `torch.compile(backend="kp_tpu")` and caches them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _MAX_MODELS = 1 << 20
 
 
 class XLACompiler:
-    """Compiles models, and keeps `cache_max_size` of them, least recently used go first.
+    """Compiles models and caches up to `cache_max_size` of them; the least recently used are evicted first.
 
-    A model stays where it is: one on the CPU is placed by the backend at every call, one on the XLA device is not.
+    A model is not moved: the backend copies a CPU model to the device at every call.
 
     Args:
-        tpu_config: Read at every call; it may be changed in between.
+        tpu_config: It is read at every call, so changes take effect.
 
     Raises:
-        TPUConfigurationError: It is no TPUConfig.
+        TPUConfigurationError: It is not a TPUConfig.
     """
 
     def __init__(self, tpu_config: TPUConfig) -> None:
@@ -47,37 +47,37 @@ class XLACompiler:
     def compile_model(
         self, model: nn.Module, sample_inputs: Any = None, use_cache: bool = True, *, level: str | None = None
     ) -> nn.Module:
-        """The compiled module of `model`, in the mode it is in: what is trained has its backward compiled too.
+        """Compile `model` in its current mode, including the backward if it requires gradients.
 
         Args:
-            model: It stays as it is, and shares its parameters with the result.
-            sample_inputs: What it is called with: a tensor, a tuple of arguments or a dict of keyword arguments. With
-                them the programs are compiled now, by one call; without, when it is first called.
-            use_cache: Whether a model that was compiled before is found again.
+            model: It is unchanged, and shares its parameters with the result.
+            sample_inputs: Its inputs: a tensor, a tuple of arguments or a dict of keyword arguments. With sample
+                inputs, one call compiles the programs now; without, the first call compiles them.
+            use_cache: Whether to reuse an equal compilation.
             level: "conservative", "balanced" or "aggressive"; None: that of a hint, else of
                 the configuration.
 
         Raises:
-            TPUModelPreparationError: It is no module.
-            XLACompilationError: It cannot be compiled; XLACompilationTimeoutError where that took too long.
-            TPUBackendError: What else stands in the way, as one of its subclasses.
+            TPUModelPreparationError: It is not a module.
+            XLACompilationError: It cannot be compiled; XLACompilationTimeoutError if compiling took too long.
+            TPUBackendError: Any other failure, as one of its subclasses.
         """
         return self._compiled(checked_model(model), sample_inputs, use_cache, level, is_inference=False)
 
     def optimize_for_inference(
         self, model: nn.Module, sample_inputs: Any = None, use_cache: bool = True, *, level: str | None = None
     ) -> nn.Module:
-        """The same in evaluation mode, into which `model` is put, and without gradients."""
+        """Put `model` in eval mode and compile it without gradients."""
         return self._compiled(checked_model(model).eval(), sample_inputs, use_cache, level, is_inference=True)
 
     def optimize_for_training(
         self, model: nn.Module, sample_inputs: Any = None, use_cache: bool = True, *, level: str | None = None
     ) -> nn.Module:
-        """The same in training mode, into which `model` is put."""
+        """Put `model` in training mode and compile it."""
         return self._compiled(checked_model(model).train(), sample_inputs, use_cache, level, is_inference=False)
 
     def get_compilation_stats(self) -> dict[str, Any]:
-        """Of this compiler: its cache of models, how many it compiled; of the process: programs and their cache."""
+        """This compiler's model cache and counts, and the programs and program cache of the process."""
         return {
             "compilation_cache": {k: v for k, v in self._models.get_stats().items() if k != "max_size"},
             "cache_max_size": self.config.cache_max_size,
@@ -90,17 +90,17 @@ class XLACompiler:
         }
 
     def benchmark_compilation(self, model: nn.Module, sample_inputs: Any, num_runs: int = 3) -> dict[str, Any]:
-        """Seconds that compiling `model` takes from nothing, XLA's part included: no cache is used.
+        """Seconds of a cold compilation of `model`, including XLA; no cache is used.
 
         Dynamo is reset: functions compiled earlier are captured again when called.
 
         Returns:
-            "min_time", "avg_time" and "max_time" of the first call, and "stages", the average by stage.
+            "min_time", "avg_time" and "max_time" of the first call, and "stages": the average by stage.
         """
         from kp_dynamo.api.compile_timing import time_compilation
 
         if not isinstance(num_runs, int) or num_runs < 1:
-            raise TPUConfigurationError(f"num_runs is {num_runs!r}; allowed: an int >= 1")
+            raise TPUConfigurationError(f"num_runs={num_runs!r} is invalid. Allowed: an int >= 1.")
         module, arguments = checked_model(model), self._arguments(checked_model(model), None)
         with readable_errors():
             runs = [
@@ -114,7 +114,7 @@ class XLACompiler:
         }  # fmt: skip
 
     def clear_cache(self) -> None:
-        """Forget the compiled models of this compiler. Programs stay: `kp_dynamo.clear_cache()` forgets those."""
+        """Drop the compiled models of this compiler. Programs stay cached: `kp_dynamo.clear_cache()` drops those."""
         self._models.clear()
 
     def _arguments(self, module: nn.Module, level: str | None) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class XLACompiler:
             return found[1]
         start = time.perf_counter()
         if arguments["fullgraph"]:
-            # Dynamo would take the pieces that an earlier compilation of this code was broken into.
+            # Otherwise Dynamo would reuse the graph breaks of an earlier compilation of this code.
             torch._dynamo.reset()
         compiled: nn.Module = torch.compile(module, **arguments)  # type: ignore[assignment]  # a module for a module
         if is_inference:
@@ -144,14 +144,14 @@ class XLACompiler:
         self._num_compiled += 1
         self._seconds += time.perf_counter() - start
         if use_cache:
-            # The module with it: as long as it lives, no other one has its id.
+            # Keep the module alive too, so that its id stays unique.
             self._models.set(key, (module, compiled))
         return compiled
 
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Our exceptions without torch's wrapping, and Dynamo's own as ours."""
+    """Unwrap our exceptions from torch's, and translate Dynamo's exceptions to ours."""
     try:
         yield
     except torch._dynamo.exc.BackendCompilerFailed as wrapped:
@@ -161,13 +161,13 @@ def readable_errors() -> Iterator[None]:
     except torch._dynamo.exc.TorchDynamoException as problem:
         raise XLACompilationError(
             f"the model could not be captured: {problem}. With compilation_mode XLA it must be one graph; TORCH_XLA "
-            "allows several. Sample inputs must be what the model is called with."
+            "allows several. Sample inputs must be valid inputs of the model."
         ) from problem
 
 
 def _call_once(module: nn.Module, compiled: nn.Module, inputs: SampleInputs) -> None:
-    """Have every program made that a call with these inputs needs; nothing of the model changes."""
-    # Models of one class share their code, of which Dynamo would compile 8 and run the others eagerly.
+    """Compile every program that a call with these inputs needs; the model is unchanged."""
+    # Models of one class share their code. By default Dynamo compiles 8 of them and runs the others eagerly.
     many = torch._dynamo.config.patch(recompile_limit=_MAX_MODELS, accumulated_recompile_limit=_MAX_MODELS)
     with readable_errors(), unchanged(module), many:
         results = inputs.call(compiled)
@@ -178,8 +178,8 @@ def _call_once(module: nn.Module, compiled: nn.Module, inputs: SampleInputs) -> 
 def _require_values(module: nn.Module) -> None:
     if device_of(module).type == "meta":
         raise TPUDeviceError(
-            "the model is on the meta device and has no values to run with. Allowed: the CPU, the XLA device. Call "
-            "model.to_empty(device=...) and load them, or ask kp_dynamo.aot_compile what a TPU makes of it."
+            "the model is on the meta device and has no values. Allowed: the CPU, the XLA device. Try: "
+            "model.to_empty(device=...) and load the values, or kp_dynamo.aot_compile, which needs none."
         )
 
 

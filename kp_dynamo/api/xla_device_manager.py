@@ -1,4 +1,4 @@
-"""`XLADeviceManager`: the XLA devices of this process, and which of them is in use."""
+"""`XLADeviceManager`: the XLA devices of this process and the current one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kp_dynamo.lowering import spmd
 class XLADeviceManager:
     """The XLA devices of this process.
 
-    Compiled programs run on the first of them and refuse tensors of others, which run eager code. Under SPMD
-    (`topology=POD`, or `torch_xla.runtime.use_spmd()`) that first device stands for all of them, and is the only one.
+    Compiled programs run on the first device and refuse tensors of the others, which can run eager code. Under SPMD
+    (`topology=POD`, or `torch_xla.runtime.use_spmd()`) the first device represents all of them and is the only one.
 
     Args:
-        tpu_config: Which flags the client starts with, and whether programs run on one device or on all.
+        tpu_config: Sets the flags of the client, and whether programs run on one device or on all.
 
     Raises:
-        TPUBackendError: The device cannot be had as asked, see `start_device`.
+        TPUBackendError: The device cannot be used as configured, see `start_device`.
     """
 
     def __init__(self, tpu_config: TPUConfig) -> None:
@@ -34,52 +34,52 @@ class XLADeviceManager:
 
     @property
     def devices(self) -> list[torch.device]:
-        """All of them, in order."""
+        """All devices, in order."""
         return xla.devices()
 
     @property
     def num_devices(self) -> int:
-        """Devices of the job; under SPMD those behind `device`."""
+        """Number of devices of the job; under SPMD, of the devices that `device` represents."""
         return xla.num_devices()
 
     @property
     def is_spmd(self) -> bool:
-        """Whether programs run over all devices."""
+        """Whether programs run on all devices."""
         return spmd.is_spmd()
 
     @property
     def device(self) -> torch.device:
-        """The one in use."""
+        """The current device."""
         return self.devices[self._index]
 
     @property
     def world_size(self) -> int:
-        """Processes of the job: of torch.distributed's group where there is one, else of XLA's runtime."""
+        """Number of processes: of torch.distributed's group if there is one, else of XLA's runtime."""
         return (process_group.world() or xla.world())[0]
 
     @property
     def rank(self) -> int:
-        """Number of this process, from 0."""
+        """Rank of this process, from 0."""
         return (process_group.world() or xla.world())[1]
 
     def set_device(self, index: int) -> torch.device:
-        """Use another device from now on, and return it.
+        """Set the current device and return it.
 
         Raises:
-            TPUDeviceError: There is none of that number.
+            TPUDeviceError: The index is out of range.
         """
         count = len(self.devices)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
-            raise TPUDeviceError(f"device {index!r} is not there; allowed: an int from 0 to {count - 1}")
+            raise TPUDeviceError(f"index={index!r} is invalid. Allowed: an int from 0 to {count - 1}.")
         self._index = index
         return self.device
 
     def sync_all_devices(self) -> None:
-        """Run what is pending on every device, and wait until it is done."""
+        """Run all pending operations of every device and wait for them."""
         xla.synchronize(self.devices)
 
     def get_device_stats(self) -> dict[str, Any]:
-        """The devices, and the memory of the one in use in bytes, None where the device does not count it."""
+        """The devices, and the memory of the current one in bytes; None if the device does not report it."""
         return {
             "device": str(self.device),
             "device_kind": xla.device_kind(),

@@ -1,4 +1,4 @@
-"""`XLADistributedTraining`: a model on all devices of the process, and collectives over the processes of a job."""
+"""`XLADistributedTraining`: data-parallel models on all devices of a process, and collectives between processes."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ REDUCTIONS = ("sum", "mean", "min", "max", "product")
 class XLADistributedTraining:
     """A wrapper for training over all devices, and collectives.
 
-    Under SPMD (see `XLADeviceManager`) one process drives all devices, and a tensor is whole to whoever reads it: a
-    wrapped model shares its batch among the devices, XLA adds what they must tell each other, and the gradients are
-    those of the whole batch. Collectives are between processes, which torch.distributed joins: XLA tensors travel as
-    copies on the CPU. In a job of one process each is what its name says for a world of one, so that code written for
-    several runs unchanged, under SPMD too.
+    Under SPMD (see `XLADeviceManager`) one process drives all devices, and every tensor is logically whole: a wrapped
+    model shards its batch over the devices, XLA inserts the communication, and the gradients are those of the whole
+    batch. Collectives run between processes through torch.distributed, which copies XLA tensors to the CPU. In a job
+    of one process they behave as for a world size of 1, so that code for several processes runs unchanged, also under
+    SPMD.
 
     Args:
-        device_manager: Knows the devices.
-        mesh_shape: The devices as a grid; the batch goes along the first axis. None: one axis of all.
+        device_manager: The devices.
+        mesh_shape: Shape of the device mesh; the batch is sharded along the first axis. None: one axis of all devices.
 
     Raises:
-        TPUDistributedError: It is no device manager, or the mesh has more or fewer places than there are devices.
+        TPUDistributedError: It is not a device manager, or the mesh size differs from the number of devices.
     """
 
     def __init__(self, device_manager: XLADeviceManager, mesh_shape: tuple[int, ...] | None = None) -> None:
         if not isinstance(device_manager, XLADeviceManager):
             raise TPUDistributedError(
-                f"device_manager is {type(device_manager).__name__}; give XLADeviceManager(config.hardware.tpu)"
+                f"device_manager of type {type(device_manager).__name__} is invalid. Allowed: an XLADeviceManager. "
+                "Try: XLADeviceManager(config.hardware.tpu)."
             )
         self.device_manager = device_manager
         self.mesh_shape = self._checked_mesh(mesh_shape)
@@ -50,21 +51,21 @@ class XLADistributedTraining:
         return self.device_manager.world_size > 1
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """`model` on the device of this process, in place, ready for a step.
+        """Move `model` to the device of this process, in place, and prepare it for training.
 
-        Under SPMD every device has its parameters, and works on its part of the batch: of the tensors that the model
-        is called with, those whose dimension 0 is as long as that of the first. A batch that cannot be shared evenly
-        gives the same results; some devices have less to do then.
+        Under SPMD the parameters are replicated on every device and the batch is sharded. The batch is every tensor
+        argument whose dimension 0 has the length of the first tensor's. A batch that does not divide evenly gives the
+        same results, but some devices have less work.
 
-        Copies of the model, `torch.save` among them, share their batch too; without SPMD they do nothing. What was
-        compiled before is captured again: Dynamo does not see that the model has changed.
+        Copies of the model, including those of `torch.save`, shard their batch too; without SPMD they do nothing.
+        Compiled code is captured again, because Dynamo does not notice the change of the model.
 
-        In a job of several processes all get the parameters and buffers of process 0; gradients are the user's to
-        reduce.
+        In a job of several processes, all get the parameters and buffers of process 0; reducing gradients is up to
+        the user.
 
         Raises:
-            TPUModelPreparationError: It is no module, or cannot be moved.
-            TPUDistributedError: Nothing joins the processes of the job.
+            TPUModelPreparationError: It is not a module, or cannot be moved.
+            TPUDistributedError: The processes of the job cannot communicate.
         """
         is_joined = self._is_joined()
         module = checked_model(model)
@@ -76,47 +77,50 @@ class XLADistributedTraining:
         return moved
 
     def shard_batch(self, data: Any) -> Any:
-        """A copy of `data` (a tensor, or dicts, lists and tuples of them, nested) on the device.
+        """A copy of `data` (a tensor, or nested dicts, lists and tuples of them) on the device.
 
-        Under SPMD a device is sent its part of the batch only, of the tensors that `wrap_model` names; without this
-        it is sent the whole, of which it uses its part.
+        Under SPMD each device receives only its shard of the batch tensors that `wrap_model` describes. Without this
+        call it receives the whole batch and uses its shard.
 
         Raises:
-            TPUDistributedError: There is no tensor in it.
+            TPUDistributedError: It contains no tensor.
         """
         device = self.device_manager.device
         moved = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=True), data)
         if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(moved)):
-            raise TPUDistributedError(f"there is no tensor in the data, a {type(data).__name__}; allowed: tensors")
+            raise TPUDistributedError(
+                f"data of type {type(data).__name__} contains no tensor. Allowed: tensors, or dicts, lists and tuples "
+                "of them."
+            )
         return _shared(moved, self.mesh_shape) if self.device_manager.is_spmd else moved
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        """The reduction of the tensors that all processes give, as a new tensor.
+        """Reduce the tensors of all processes to a new tensor.
 
         Args:
-            tensor: Stays as it is.
+            tensor: The tensor of this process; it is unchanged.
             op: "sum", "mean", "min", "max" or "product".
 
         Raises:
-            TPUDistributedError: Another op, no tensor, or nothing joins the processes of the job.
+            TPUDistributedError: An unknown op, not a tensor, or the processes of the job cannot communicate.
         """
         if op not in REDUCTIONS:
-            raise TPUDistributedError(f"op is {op!r}; allowed: {', '.join(REDUCTIONS)}")
+            raise TPUDistributedError(f"op={op!r} is invalid. Allowed: {', '.join(REDUCTIONS)}.")
         return process_group.all_reduce(_tensor(tensor), op) if self._is_joined() else _tensor(tensor).clone()
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensors that all processes give, one after the other along dimension 0, as a new tensor.
+        """Concatenate the tensors of all processes along dimension 0 to a new tensor.
 
         Raises:
-            TPUDistributedError: No tensor, one without dimensions, or one unlike those of other processes; or nothing
-                joins the processes of the job.
+            TPUDistributedError: Not a tensor, a 0-d tensor, tensors whose shapes or dtypes differ, or the processes of
+                the job cannot communicate.
         """
         if _tensor(tensor).dim() == 0:
-            raise TPUDistributedError("the tensor has no dimension to gather along; give tensor.reshape(1)")
+            raise TPUDistributedError("a 0-d tensor has no dimension to gather along. Try: tensor.reshape(1).")
         return process_group.all_gather(tensor) if self._is_joined() else tensor.clone()
 
     def barrier(self) -> None:
-        """Wait until every process has come here and its device is done."""
+        """Wait until every process is here and its device is idle."""
         is_joined = self._is_joined()
         self.device_manager.sync_all_devices()
         if is_joined:
@@ -127,13 +131,13 @@ class XLADistributedTraining:
             return spmd.checked_mesh((self.device_manager.num_devices,) if mesh_shape is None else mesh_shape)
         if mesh_shape is not None:
             raise TPUDistributedError(
-                f"mesh_shape is {mesh_shape!r}, but programs run on one device. Ask for all with topology=POD, or call "
+                f"mesh_shape={mesh_shape!r} is invalid: programs run on one device. Try: topology=POD, or call "
                 "torch_xla.runtime.use_spmd() before anything uses the device."
             )
         return (1,)
 
     def _is_joined(self) -> bool:
-        """Whether there are other processes, that can be spoken to."""
+        """Whether there are other processes; raises if they cannot communicate."""
         if self.is_distributed:
             process_group.require_carrier(self.device_manager.world_size)
         return self.is_distributed
@@ -141,7 +145,7 @@ class XLADistributedTraining:
 
 @dataclass(frozen=True)
 class _Shares:
-    """A hook before a model's forward, which shares its arguments among the devices."""
+    """A forward pre-hook that shards a model's arguments over the devices."""
 
     mesh_shape: tuple[int, ...]
 
@@ -151,13 +155,13 @@ class _Shares:
 
 @cache
 def _shares(mesh_shape: tuple[int, ...]) -> tuple[int, _Shares]:
-    """The hook for all models, and its number in each: Dynamo compiles code again for another one of either."""
+    """The hook and its id, the same for all models, because Dynamo recompiles if either one differs."""
     hook = _Shares(mesh_shape)
     return nn.Module().register_forward_pre_hook(hook, with_kwargs=True).id, hook
 
 
 def _have_shared(module: nn.Module, mesh_shape: tuple[int, ...]) -> None:
-    """Have the arguments of `module` shared along this mesh, and along no other one."""
+    """Shard the arguments of `module` over this mesh, replacing any earlier mesh."""
     number, hook = _shares(mesh_shape)
     before = {at: other for at, other in module._forward_pre_hooks.items() if isinstance(other, _Shares)}
     if before == {number: hook}:
@@ -166,11 +170,11 @@ def _have_shared(module: nn.Module, mesh_shape: tuple[int, ...]) -> None:
         del module._forward_pre_hooks[at], module._forward_pre_hooks_with_kwargs[at]
     module._forward_pre_hooks[number] = hook
     module._forward_pre_hooks_with_kwargs[number] = True
-    torch._dynamo.reset()  # torch 2.9 compares no hooks before it runs what it has compiled
+    torch._dynamo.reset()  # torch 2.9 has no guard on hooks
 
 
 def _shared(data: Any, mesh_shape: tuple[int, ...]) -> Any:
-    """`data` with its batch shared among the devices: dimension 0 of tensors that have as much of it as the first."""
+    """`data` with its batch sharded: dimension 0 of every tensor that is as long there as the first one."""
     lengths = [t.shape[0] for t in pytree.tree_leaves(data) if isinstance(t, torch.Tensor) and t.dim()]
 
     def shared(tensor: torch.Tensor) -> torch.Tensor:
@@ -182,5 +186,5 @@ def _shared(data: Any, mesh_shape: tuple[int, ...]) -> Any:
 
 def _tensor(value: object) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
-        raise TPUDistributedError(f"{type(value).__name__} cannot be sent; allowed: a tensor")
+        raise TPUDistributedError(f"tensor of type {type(value).__name__} is invalid. Allowed: a torch.Tensor.")
     return value

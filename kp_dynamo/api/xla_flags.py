@@ -1,4 +1,4 @@
-"""Flags of the TPU's compiler, tried on a model: libtpu must accept them, and its estimate must get better."""
+"""Tries TPU compiler flags on a model: libtpu must accept them, and its estimate must improve."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from kp_dynamo.aot.report import AotReport
 from kp_dynamo.exceptions import TPUNotAvailableError
 
 CANDIDATES = ("--xla_tpu_scoped_vmem_limit_kib=32768", "--xla_tpu_scoped_vmem_limit_kib=65536")
-"""The vector memory that a fusion may take, which changes the programs of one chip. On one
-GPT block (inference, width 768, 4 x 512 tokens, `aot --target v5e`) neither helps a v5e: modelled 0.324 ms without,
-0.331 and 0.433 with."""
+"""Limits of the vector memory of a fusion, which affect single-chip programs. Neither helps one GPT block on a v5e
+(inference, width 768, 4 x 512 tokens, `aot --target v5e`): modelled 0.324 ms without, 0.331 and 0.433 with."""
 
 _LEAST_GAIN = 0.02
-"""Less than this share is within what the compiler's estimates are worth."""
+"""A smaller relative gain is within the error of the compiler's estimates."""
 
 
 def best_flags(compile_once: Callable[[], AotReport], candidates: tuple[str, ...] = CANDIDATES) -> list[str]:
-    """The one of the candidates under which the modelled time is shortest, if it is shorter than without.
+    """The candidate with the shortest modelled time, if it beats compiling without flags.
 
-    A candidate that libtpu does not know, or under which it fails, is left out. Not thread-safe: the compiler reads
-    the environment.
+    A candidate that libtpu does not know, or that makes it fail, is skipped. Not thread-safe: the compiler reads the
+    environment.
 
     Raises:
         TPUBackendError: The model does not compile without any flag.
@@ -37,7 +36,7 @@ def _modelled_ms(flag: str, compile_once: Callable[[], AotReport]) -> float:
     with _environment(flag):
         try:
             return compile_once().modelled_ms
-        except TPUNotAvailableError:  # libtpu ends its process where it does not know a flag
+        except TPUNotAvailableError:  # libtpu aborts its process on an unknown flag
             return float("inf")
 
 

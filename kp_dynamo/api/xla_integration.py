@@ -1,4 +1,4 @@
-"""`create_xla_integration`: the three classes around one configuration."""
+"""`create_xla_integration`: the three XLA classes for one configuration."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kp_dynamo.config.tpu_config import TPUConfig
 
 
 def create_xla_integration(tpu_config: TPUConfig) -> tuple[XLADeviceManager, XLADistributedTraining, XLAOptimizations]:
-    """Devices, collectives over them, and what models need, for one configuration.
+    """Create the device manager, the distributed training and the model optimizations for one configuration.
 
     Raises:
-        TPUBackendError: What `XLADeviceManager` raises.
+        TPUBackendError: Whatever `XLADeviceManager` raises.
     """
     devices = XLADeviceManager(tpu_config)
     return devices, XLADistributedTraining(devices), XLAOptimizations(tpu_config)

@@ -1,4 +1,4 @@
-"""`XLAOptimizations`: what a chip asks of a model, done where results stay the same to the bit."""
+"""`XLAOptimizations`: prepares a model for a chip, with only those changes that keep results bitwise equal."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kp_dynamo.exceptions import TPUOptimizationError
 
 @dataclass(frozen=True)
 class Change:
-    """Something that a chip asks for, and whether it was done.
+    """A change that a chip would benefit from, and whether it was applied.
 
     Attributes:
-        path: Of the module or parameter.
-        what: What would be better.
-        is_applied: Whether it was done.
-        reason: Why not.
+        path: Path of the module or parameter.
+        what: The change.
+        is_applied: Whether it was applied.
+        reason: Why it was not applied.
     """
 
     path: str
@@ -36,13 +36,13 @@ class Change:
 
 
 class XLAOptimizations:
-    """Makes models ready for a chip.
+    """Prepares models for a chip.
 
     Args:
-        tpu_config: Decides about the chip.
+        tpu_config: Selects the chip.
 
     Raises:
-        TPUConfigurationError: It is no TPUConfig.
+        TPUConfigurationError: It is not a TPUConfig.
     """
 
     def __init__(self, tpu_config: TPUConfig) -> None:
@@ -50,39 +50,40 @@ class XLAOptimizations:
         self._reports: WeakKeyDictionary[nn.Module, tuple[Change, ...]] = WeakKeyDictionary()
 
     def optimize_model_for_xla(self, model: nn.Module) -> nn.Module:
-        """Do in place what changes no result, and note what would: `report` tells. Returns `model`.
+        """Apply in place the changes that keep results equal, and record the others for `report`. Returns `model`.
 
-        Done: parameters on the CPU that are views with strides or holes become contiguous (a transfer copies them as
-        they lie). Refused: those of them that share their memory, which would no longer; padding layers to the chip's
-        tiles, which changes their shapes, the state dict and the order of sums; dtypes that the chip computes in
-        software, which change values. Dropout of probability 0 stays: its probability may be read, or raised later.
+        Applied: non-contiguous parameters on the CPU become contiguous, because a transfer copies them with their
+        strides. Refused: making a parameter contiguous that shares its memory, which would untie it; padding layers to
+        the chip's tiles, which changes their shapes, the state dict and the order of sums; casting dtypes that the
+        chip computes in software, which changes values. Dropout with probability 0 is kept: its probability may be
+        read, or raised later.
 
         Raises:
-            TPUModelPreparationError: It is no module.
+            TPUModelPreparationError: It is not a module.
         """
         module = checked_model(model)
         self._reports[module] = (*_made_contiguous(module), *self._refused(module))
         return model
 
     def report(self, model: nn.Module) -> tuple[Change, ...]:
-        """What `optimize_model_for_xla` did to `model`, and what it refused.
+        """The changes that `optimize_model_for_xla` applied to `model` or refused.
 
         Raises:
-            TPUOptimizationError: It was not called for this model.
+            TPUOptimizationError: `optimize_model_for_xla` was not called for this model.
         """
         module = checked_model(model)
         if module not in self._reports:
-            raise TPUOptimizationError("there is no report of this model; call optimize_model_for_xla(model) first")
+            raise TPUOptimizationError("this model has no report. Try: call optimize_model_for_xla(model) first.")
         return self._reports[module]
 
     def add_compilation_hints(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Have `model` compiled with these options by `XLACompiler` and `TPUOptimizer`. Returns `model`.
+        """Make `XLACompiler` and `TPUOptimizer` compile `model` with these options. Returns `model`.
 
-        They win over the configuration's; the level that a call names wins over theirs. Without any, those that follow
-        from the model: no checkpointing where nothing is trained.
+        They take precedence over the configuration; the level of a call takes precedence over theirs. Without
+        arguments, the hints follow from the model: no checkpointing if no parameter requires a gradient.
 
         Raises:
-            TPUConfigurationError: An option that there is not, or a bad value.
+            TPUConfigurationError: An unknown option, or a bad value.
         """
         module = checked_model(model)
         is_trained = any(p.requires_grad for p in module.parameters())
@@ -90,17 +91,15 @@ class XLAOptimizations:
         return model
 
     def enable_dynamic_shapes(self, model: nn.Module) -> nn.Module:
-        """Have `model` captured once for all shapes by `XLACompiler` and `TPUOptimizer`. Returns `model`.
+        """Make `XLACompiler` and `TPUOptimizer` capture `model` once for all shapes. Returns `model`.
 
-        XLA compiles a program for each shape all the same; Dynamo and AOTAutograd are spared.
+        XLA still compiles a program per shape, but Dynamo and AOTAutograd run only once.
 
         Raises:
-            TPUOptimizationError: The configuration says `enable_xla_dynamic_shapes=False`.
+            TPUOptimizationError: The configuration has `enable_xla_dynamic_shapes=False`.
         """
         if not self.config.enable_xla_dynamic_shapes:
-            raise TPUOptimizationError(
-                "the configuration says enable_xla_dynamic_shapes=False; set it to True to compile for changing shapes"
-            )
+            raise TPUOptimizationError("the configuration has enable_xla_dynamic_shapes=False. Try: set it to True.")
         make_dynamic(checked_model(model))
         return model
 
@@ -125,11 +124,11 @@ def _made_contiguous(module: nn.Module) -> list[Change]:
         if not _is_on_cpu(parameter) or parameter.is_contiguous():
             continue
         if others := [other for other in sharing[parameter.untyped_storage()._cdata] if other != name]:
-            reason = f"it shares its memory with {', '.join(others)}, and would no longer"
+            reason = f"it shares its memory with {', '.join(others)} and would be untied"
             changes.append(Change(name, "lay out contiguously", False, reason))
             continue
         with torch.no_grad():
-            parameter.set_(parameter.contiguous())  # type: ignore[call-overload]  # mypy takes it for a storage
+            parameter.set_(parameter.contiguous())  # type: ignore[call-overload]  # mypy expects a storage
         changes.append(Change(name, "lay out contiguously", True))
     return changes
 
@@ -143,5 +142,5 @@ def _names_by_storage(module: nn.Module) -> dict[int, list[str]]:
 
 
 def _is_on_cpu(tensor: torch.Tensor) -> bool:
-    """Dense, with a storage of which something can be told."""
+    """Whether the tensor is dense and on the CPU, where its storage shows aliasing."""
     return tensor.device.type == "cpu" and tensor.layout is torch.strided

@@ -1,4 +1,4 @@
-"""`XLAUtilities`: what is installed, how long compiling takes, what the graphs look like, which flags help."""
+"""`XLAUtilities`: environment information, compile profiles, graphs as text, and compiler flags."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _VARIABLES = ("PJRT_DEVICE", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "KP_TPU_LOG")
 
 
 class XLAUtilities:
-    """Functions that look and change nothing."""
+    """Diagnostics without side effects, except that some reset Dynamo."""
 
     @staticmethod
     def get_xla_env_info() -> dict[str, Any]:
-        """Versions ("" where something is not installed), variables that are set, and the device if it has started."""
+        """Versions ("" if not installed), environment variables that are set, and the device if it has started."""
         problem = ""
         try:
             check_versions()
@@ -55,19 +55,19 @@ class XLAUtilities:
     def profile_xla_compilation(
         model: nn.Module, sample_inputs: Any, tpu_config: TPUConfig | None = None
     ) -> dict[str, float]:
-        """Compile `model` from nothing, without any cache, and say where the time goes. Resets Dynamo.
+        """Compile `model` without any cache and report the time by stage. Resets Dynamo.
 
         Args:
-            model: In the mode it is in; it is called once and left as it was.
-            sample_inputs: What it is called with: a tensor, a tuple of arguments or a dict of keyword arguments.
-            tpu_config: How it is compiled; None: the defaults.
+            model: The model, in its current mode; it is called once and left unchanged.
+            sample_inputs: Its inputs: a tensor, a tuple of arguments or a dict of keyword arguments.
+            tpu_config: The configuration; None: the defaults.
 
         Returns:
-            Seconds: "dynamo", "aot" (AOTAutograd, partition and keys), "passes", "trace", "xla", "run" (the rest, the
-            model's own run among it) and "total".
+            Seconds: "dynamo", "aot" (AOTAutograd, partitioner and keys), "passes", "trace", "xla", "run" (the rest,
+            including the model's own run) and "total".
 
         Raises:
-            TPUBackendError: What stands in the way, as one of its subclasses.
+            TPUBackendError: The model cannot be compiled, as one of its subclasses.
         """
         module, arguments = _prepared(model, tpu_config)
         with readable_errors():
@@ -79,15 +79,15 @@ class XLAUtilities:
     ) -> dict[str, dict[str, str]]:
         """The graphs of `model` as text: "fx" (Dynamo's), "aten" (after the passes) and "stablehlo", by name.
 
-        Nothing of the model runs, and no program is compiled; a model in training mode has its backward. Resets Dynamo.
+        The model does not run, and no program is compiled. In training mode the backward is included. Resets Dynamo.
 
         Args:
-            model: In the mode it is in.
-            sample_inputs: What it is called with: a tensor, a tuple of arguments or a dict of keyword arguments.
-            tpu_config: How it is compiled; None: the defaults.
+            model: The model, in its current mode.
+            sample_inputs: Its inputs: a tensor, a tuple of arguments or a dict of keyword arguments.
+            tpu_config: The configuration; None: the defaults.
 
         Raises:
-            TPUBackendError: What stands in the way, as one of its subclasses.
+            TPUBackendError: The model cannot be traced, as one of its subclasses.
         """
         from kp_dynamo.api.graph_texts import graph_texts
 
@@ -100,21 +100,21 @@ class XLAUtilities:
     def optimize_xla_flags(
         version: TPUVersion | str = TPUVersion.AUTO, model: nn.Module | None = None, sample_inputs: Any = None
     ) -> list[str]:
-        """Flags for `TPUConfig.xla_flags` that help a model on a chip, by the estimate of the chip's own compiler.
+        """Flags for `TPUConfig.xla_flags` that speed up a model on a chip, by the estimate of the TPU compiler.
 
-        Each of `xla_flags.CANDIDATES` is tried: it must be accepted, and shorten the modelled time by 2% at least. That
-        is a compilation for the chip each, seconds to minutes, and no chip runs anything. Resets Dynamo.
+        Each of `xla_flags.CANDIDATES` is tried: the compiler must accept it, and the modelled time must drop by at
+        least 2%. Each takes one compilation, seconds to minutes, and nothing runs on a chip. Resets Dynamo.
 
         Args:
             version: The chip.
-            model: In the mode it is in; None: a Linear layer and a GELU of width 1024.
-            sample_inputs: What it is called with: a tensor, a tuple of arguments or a dict of keyword arguments.
+            model: The model, in its current mode; None: a Linear layer and a GELU of width 1024.
+            sample_inputs: Its inputs: a tensor, a tuple of arguments or a dict of keyword arguments.
 
         Raises:
-            TPUConfigurationError: There is no such version, or a model without inputs.
+            TPUConfigurationError: An unknown version, or only one of `model` and `sample_inputs`.
             TPUNotAvailableError: The extra `tpu` is not installed.
         """
-        config = TPUConfig(version=version)  # type: ignore[arg-type]  # a word becomes a member
+        config = TPUConfig(version=version)  # type: ignore[arg-type]  # a string becomes a member
         if (model is None) != (sample_inputs is None):
             raise TPUConfigurationError("give both model and sample_inputs, or neither")
         module = checked_model(_an_example() if model is None else model)

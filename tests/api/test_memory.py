@@ -60,7 +60,9 @@ def test_a_tpu_that_is_switched_off_later_has_none_either():
 
 
 def test_what_is_no_configuration_of_a_tpu_is_refused():
-    with pytest.raises(TPUConfigurationError, match=r"is KernelPyTorchConfig; give config\.hardware\.tpu"):
+    with pytest.raises(
+        TPUConfigurationError, match=r"of type KernelPyTorchConfig is invalid.*Try: config\.hardware\.tpu"
+    ):
         TPUMemoryManager(KernelPyTorchConfig())
 
 
@@ -147,7 +149,7 @@ def test_the_configured_chip_is_the_budget(given, total):
 
 def test_what_does_not_fit_is_refused_before_it_is_allocated(manager):
     with pytest.raises(
-        TPUOutOfMemoryError, match=r"float32\[100000, 100000\] takes 40.000 GB; available are 14.400 GB"
+        TPUOutOfMemoryError, match=r"float32\[100000, 100000\] takes 40.000 GB, but only 14.400 GB are available"
     ):
         manager.allocate_tensor((100_000, 100_000))
     assert manager.get_memory_stats().allocated_memory == 0
@@ -181,12 +183,12 @@ def test_a_device_that_refuses_is_an_error_of_ours(manager, monkeypatch, text, e
     [((2, -1), torch.float32), (5, torch.float32), ((2.0,), torch.float32), ((True,), torch.float32), ("ab", 1)],
 )
 def test_a_shape_that_is_none_is_refused(manager, given):
-    with pytest.raises(TPUMemoryError, match="allowed: a tuple of ints >= 0"):
+    with pytest.raises(TPUMemoryError, match="Allowed: a tuple of ints >= 0"):
         manager.allocate_tensor(*given)
 
 
 def test_a_dtype_that_is_none_is_refused(manager):
-    with pytest.raises(TPUMemoryError, match=r"the dtype is 'float32'; allowed: a torch.dtype"):
+    with pytest.raises(TPUMemoryError, match=r"dtype='float32' is invalid. Allowed: a torch.dtype"):
         manager.allocate_tensor((2,), "float32")
 
 
@@ -259,7 +261,7 @@ def test_padding_that_does_not_fit_is_refused():
 
 
 def test_what_is_no_tensor_has_no_layout(manager):
-    with pytest.raises(TPUMemoryError, match="the tensor is a list"):
+    with pytest.raises(TPUMemoryError, match="tensor of type list is invalid"):
         manager.optimize_tensor_layout([1.0])
 
 
@@ -292,7 +294,7 @@ def test_an_exhausted_pool_says_so(manager):
     held = [manager.get_tensor_from_pool(pool) for _ in range(2)]
     assert held[0] is not held[1]
     assert manager.get_pool_stats()["pool_details"][pool]["utilization"] == 1.0
-    with pytest.raises(TPUMemoryPoolError, match=f"{pool} is exhausted: all 2 of its tensors are lent"):
+    with pytest.raises(TPUMemoryPoolError, match=f"{pool} is exhausted: all 2 of its tensors are in use"):
         manager.get_tensor_from_pool(pool)
 
 
@@ -306,12 +308,12 @@ def test_a_buffer_that_is_dropped_makes_room(manager):
 
 
 REFUSED = {
-    "twice": "it has been returned before",
-    "foreign": "it is not of this pool",
-    "another pool's": "it is not of this pool",
-    "a view": "it is not of this pool",
-    "a copy": "it is not of this pool",
-    "not a tensor": "it is not of this pool",
+    "twice": "it was already returned",
+    "foreign": "it is not from this pool",
+    "another pool's": "it is not from this pool",
+    "a view": "it is not from this pool",
+    "a copy": "it is not from this pool",
+    "not a tensor": "it is not from this pool",
 }
 
 
@@ -373,13 +375,13 @@ def test_a_returned_buffer_has_neither_gradient_nor_history(manager):
 def test_an_unknown_pool(manager, call, pool_id):
     known = manager.create_memory_pool(1, (2,))
     args = (pool_id, torch.ones(2)) if call.startswith("return") else (pool_id,)
-    with pytest.raises(TPUMemoryPoolError, match=f"there is no pool .*; known: {known}"):
+    with pytest.raises(TPUMemoryPoolError, match=f"pool_id=.* is unknown. Allowed: {known}"):
         getattr(manager, call)(*args)
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "2"])
 def test_a_pool_has_a_size(manager, size):
-    with pytest.raises(TPUMemoryPoolError, match="allowed: an int >= 1"):
+    with pytest.raises(TPUMemoryPoolError, match="Allowed: an int >= 1"):
         manager.create_memory_pool(size, (2,))
 
 
@@ -406,7 +408,7 @@ def test_pools_go_and_what_is_lent_stays_with_its_borrower(manager):
     manager.clear_memory_pools()
     assert manager.get_pool_stats()["total_pools"] == 0
     assert tensor.tolist() == [0, 0]
-    with pytest.raises(TPUMemoryPoolError, match=r"there is no pool .*; known: there is none; make one"):
+    with pytest.raises(TPUMemoryPoolError, match=r"pool_id=.* is unknown. Allowed: none. Try: create_memory_pool"):
         manager.return_tensor_to_pool(pool, tensor)
 
 
@@ -516,7 +518,7 @@ def test_monitoring_sees_the_peak(manager):
     "how", [{"interval": 0}, {"interval": -1}, {"interval": float("nan")}, {"duration": -1}, {"duration": float("inf")}]
 )
 def test_times_must_be_times(manager, how):
-    with pytest.raises(TPUMemoryError, match=f"the {next(iter(how))} is .*; allowed: seconds"):
+    with pytest.raises(TPUMemoryError, match=f"{next(iter(how))}=.* is invalid. Allowed: seconds"):
         manager.monitor_memory(**how)
 
 

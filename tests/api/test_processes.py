@@ -54,9 +54,9 @@ def test_what_is_given_stays_as_it_is(answers):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("mean of ints", "a mean of torch.int64 is none; allowed: floating point"),
-        ("unlike", "0: torch.float32 [2], 1: torch.float32 [3]); allowed: one shape and dtype"),
-        ("complex maximum", "does not carry a tensor torch.complex64[2]"),
+        ("mean of ints", "op='mean' requires a floating-point tensor, got torch.int64"),
+        ("unlike", "0: torch.float32 [2], 1: torch.float32 [3]). Allowed: one shape and dtype"),
+        ("complex maximum", "cannot send a tensor torch.complex64[2]"),
     ],
 )
 def test_what_is_refused_is_refused_by_all(answers, name, words):

@@ -60,7 +60,7 @@ def test_what_is_found_in_a_configuration(fields, expected):
 
 @pytest.mark.parametrize("config", [None, {}, "v5e"])
 def test_what_is_no_configuration_is_refused(config):
-    with pytest.raises(TPUConfigurationError, match=r"give config\.hardware\.tpu"):
+    with pytest.raises(TPUConfigurationError, match=r"Try: config\.hardware\.tpu"):
         validate_tpu_configuration(config)
 
 
@@ -86,7 +86,7 @@ def test_what_is_found_in_a_model(model, expected):
 def test_the_tiles_are_those_of_the_chip():
     assert found(validate_tpu_model(nn.Linear(128, 128), TPUConfig(version="v6e"))) == {"tiles model": "warning"}
     (tile,) = [r for r in validate_tpu_model(nn.Linear(128, 100), TPUConfig()).reports if r.status == "warning"]
-    assert tile.message == "out_features 100: no multiple of 128; a v5e computes 1.28 times as much as asked"
+    assert tile.message == "out_features 100: no multiple of 128; a v5e computes 1.28 times as much as requested"
 
 
 @pytest.mark.parametrize(("version", "status"), [("v6e", "failed"), ("auto", "warning")])
@@ -148,14 +148,14 @@ def test_indices_are_rows_each():
 
 def test_strict_raises_and_names_everything():
     model, config = nn.Linear(128, 10).double(), TPUConfig(enable_strict_validation=True)
-    with pytest.raises(TPUValidationError, match=r"strict validation found 2 thing\(s\).*float64.*tiles") as raised:
+    with pytest.raises(TPUValidationError, match=r"strict validation found 2 problem\(s\).*float64.*tiles") as raised:
         validate_tpu_model(model, config)
     assert isinstance(raised.value, ValueError)
     assert validate_tpu_model(FITTING, config).failed == 0
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(TPUModelPreparationError, match="the model is str"):
+    with pytest.raises(TPUModelPreparationError, match="model of type str"):
         validate_tpu_model("model", TPUConfig())
 
 

@@ -53,7 +53,7 @@ def test_the_devices_of_a_world_of_one(devices):
 
 @pytest.mark.parametrize("index", [1, -1, "0", True, None])
 def test_a_device_that_is_not_there(devices, index):
-    with pytest.raises(TPUDeviceError, match="allowed: an int from 0 to 0"):
+    with pytest.raises(TPUDeviceError, match="Allowed: an int from 0 to 0"):
         devices.set_device(index)
     assert devices.device == torch.device("xla:0")
 
@@ -115,12 +115,18 @@ def test_gathering_from_one_and_waiting_for_it(distributed):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d: d.all_reduce(torch.ones(1), op="average"), "op is 'average'; allowed: sum, mean, min, max, product"),
-        (lambda d: d.all_reduce([1.0]), "list cannot be sent; allowed: a tensor"),
-        (lambda d: d.all_gather(3), "int cannot be sent"),
+        (
+            lambda d: d.all_reduce(torch.ones(1), op="average"),
+            "op='average' is invalid. Allowed: sum, mean, min, max, product",
+        ),
+        (lambda d: d.all_reduce([1.0]), "tensor of type list is invalid. Allowed: a torch.Tensor"),
+        (lambda d: d.all_gather(3), "tensor of type int is invalid"),
         (lambda d: d.all_gather(torch.tensor(1.0)), "no dimension to gather along"),
-        (lambda _: XLADistributedTraining(None), "device_manager is NoneType"),
-        (lambda d: XLADistributedTraining(d.device_manager, (1,)), r"mesh_shape is \(1,\), but programs run on one"),
+        (lambda _: XLADistributedTraining(None), "device_manager of type NoneType"),
+        (
+            lambda d: XLADistributedTraining(d.device_manager, (1,)),
+            r"mesh_shape=\(1,\) is invalid: programs run on one",
+        ),
     ],
 )
 def test_collectives_that_make_no_sense(distributed, call, message):
@@ -135,14 +141,14 @@ def test_collectives_that_make_no_sense(distributed, call, message):
 )  # fmt: skip
 def test_collectives_over_processes_that_nothing_joins(distributed, monkeypatch, call):
     monkeypatch.setattr(xla, "world", lambda: (2, 0))
-    with pytest.raises(TPUDistributedError, match=r"the job has 2 processes, and torch\.distributed has no group"):
+    with pytest.raises(TPUDistributedError, match=r"the job has 2 processes, but torch\.distributed has no group"):
         call(distributed)
 
 
 def test_a_group_that_carries_no_tensors_of_the_cpu(distributed, monkeypatch):
     monkeypatch.setattr(process_group, "world", lambda: (2, 0))
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
-    with pytest.raises(TPUDistributedError, match="has a group of 'nccl'; allowed: one of gloo or mpi"):
+    with pytest.raises(TPUDistributedError, match=r"has a group of 'nccl'. Allowed: a group of gloo or mpi"):
         distributed.barrier()
 
 
@@ -266,5 +272,5 @@ def test_shapes_that_the_configuration_keeps_fixed():
 
 @pytest.mark.parametrize("name", ["optimize_model_for_xla", "add_compilation_hints", "enable_dynamic_shapes"])
 def test_what_is_no_model_is_refused(optimizations, name):
-    with pytest.raises(TPUModelPreparationError, match="the model is list"):
+    with pytest.raises(TPUModelPreparationError, match="model of type list"):
         getattr(optimizations, name)([])

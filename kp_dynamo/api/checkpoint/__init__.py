@@ -1,1 +1,1 @@
-"""Checkpoints: model and optimizer in one safetensors file, replaced as a whole or not at all."""
+"""Checkpoints: model and optimizer in one safetensors file that is replaced atomically."""

@@ -1,4 +1,4 @@
-"""Replace a file as a whole or not at all, whatever ends the process meanwhile."""
+"""Replace a file atomically, even if the process is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _PREFIX, _SUFFIX = ".kp_tpu-", ".tmp"
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A path to write a file to, which takes the place of `path` in one rename when the block ends without an error.
+    """Yield a path to write to; if the block ends without an error, that file replaces `path` in one rename.
 
-    The file is written in a scratch folder beside `path`, made durable, renamed, and the rename made durable. A link
-    is followed. The permissions are those of the file that is replaced, else what the umask says. A process that was
-    killed leaves its scratch folder; the next one to write into the same folder removes it.
+    The file is written in a scratch folder beside `path`, synced to disk and renamed, and the rename is synced too.
+    Symbolic links are followed. The new file gets the permissions of the old one, else those of the umask. A process
+    that is killed leaves its scratch folder behind; the next process that writes into the same folder removes it.
 
     Raises:
-        OSError: The folder cannot be written to, the disk is full, or `path` is a folder, pipe, socket or device, which
-            a rename would destroy; `path` is as it was.
+        OSError: The folder cannot be written to, the disk is full, or `path` is a folder, pipe, socket or device,
+            which a rename would destroy; `path` is unchanged.
     """
     target = os.path.realpath(path)
     _require_regular(target)
@@ -48,7 +48,7 @@ def _require_regular(target: str) -> None:
 
 @contextlib.contextmanager
 def _scratch_folder(folder: str) -> Iterator[str]:
-    """A locked folder of our own inside `folder`; others take it for abandoned as soon as the lock is gone."""
+    """A locked scratch folder inside `folder`; other processes treat it as abandoned once the lock is released."""
     while True:
         scratch = tempfile.mkdtemp(_SUFFIX, _PREFIX, folder)
         with contextlib.suppress(FileNotFoundError):
@@ -56,7 +56,7 @@ def _scratch_folder(folder: str) -> Iterator[str]:
             _try_lock(lock, fcntl.LOCK_EX)
             if os.path.isdir(scratch):
                 break
-            os.close(lock)  # another process took it for abandoned before it was locked
+            os.close(lock)  # another process removed it as abandoned before it was locked
     try:
         yield scratch
     finally:
@@ -65,10 +65,10 @@ def _scratch_folder(folder: str) -> Iterator[str]:
 
 
 def _remove_abandoned(folder: str) -> None:
-    """Remove scratch folders that no living process has locked."""
+    """Remove scratch folders that no running process has locked."""
     for name in os.listdir(folder):
         if name.startswith(_PREFIX) and name.endswith(_SUFFIX):
-            with contextlib.suppress(OSError):  # it is gone by now, or not ours to open
+            with contextlib.suppress(OSError):  # already removed, or no permission to open it
                 _remove_unlocked(os.path.join(folder, name))
 
 
@@ -82,7 +82,7 @@ def _remove_unlocked(scratch: str) -> None:
 
 
 def _try_lock(lock: int, how: int) -> bool:
-    """Whether the lock was had; never on a file system without locks, where nothing is ever taken for abandoned."""
+    """Whether the lock was acquired. Always False on a file system without locks, so nothing counts as abandoned."""
     try:
         fcntl.flock(lock, how)
     except OSError:
@@ -91,7 +91,7 @@ def _try_lock(lock: int, how: int) -> bool:
 
 
 def _mode_for(target: str, probe: str) -> int:
-    """Permissions for the new file; the probe learns the umask, which cannot be read without setting it."""
+    """Permissions for the new file; creating `probe` reveals the umask, which cannot be read without setting it."""
     with contextlib.suppress(FileNotFoundError):
         return stat.S_IMODE(os.stat(target).st_mode)
     made = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)

@@ -1,7 +1,7 @@
-"""A model, and its optimizer, in one safetensors file: written whole or not at all, never unpickled.
+"""Save and load a model and its optimizer in one safetensors file, which is written atomically and never unpickled.
 
-The file holds each of the model's tensors under its name (tied ones once), the optimizer's as
-`optimizer.state.<i>.<name>`, and in its metadata what is no tensor, as JSON. Other programs can read the tensors.
+The file holds each tensor of the model under its name (tied tensors once), the optimizer's tensors as
+`optimizer.state.<i>.<name>`, and everything else as JSON in the metadata. Other programs can read the tensors.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a file says about itself.
+    """The metadata of a checkpoint.
 
     Attributes:
-        step: As it was given to `save_checkpoint`.
-        config: As it was given, as plain values.
-        versions: Of the packages that wrote it; "" for one that was not installed.
+        step: The step passed to `save_checkpoint`.
+        config: The config passed to `save_checkpoint`, as plain values.
+        versions: Versions of the packages that wrote the file; "" for a package that was not installed.
     """
 
     step: int | None
@@ -53,20 +53,20 @@ def save_checkpoint(
     config: Any = None,
     step: int | None = None,
 ) -> None:
-    """Save a model, and its optimizer's state if one is given; tensors on a device come to the CPU.
+    """Save a model, and its optimizer's state if one is given; tensors on a device are copied to the CPU.
 
-    Whatever happens meanwhile, a power cut included, `path` holds the old file or the new one. Nothing may write to
-    the model until it returns.
+    The write is atomic: `path` always holds the old file or the new one, even after a power cut. Do not modify the
+    model until this returns.
 
     Args:
-        path: Any name in a folder that exists.
-        model: Compiled by `torch.compile` or not; the names are those of the module itself.
-        optimizer: None leaves its state out.
-        config: Plain values, or an object whose `to_dict()` gives them.
-        step: Of training, from 0.
+        path: A file name in an existing folder.
+        model: A module, compiled by `torch.compile` or not; names are those of the uncompiled module.
+        optimizer: The optimizer; None omits its state.
+        config: Plain values, or an object whose `to_dict()` returns them.
+        step: The training step, from 0.
 
     Raises:
-        TPUCheckpointError: Something cannot be stored, or the file cannot be written.
+        TPUCheckpointError: Some state cannot be stored, or the file cannot be written.
     """
     state, plain = read_model(model), Encoder()
     about: dict[str, Any] = {
@@ -80,21 +80,21 @@ def save_checkpoint(
         about["optimizer_state"] = plain.encode(optimizer.state_dict(), "optimizer")
     stored = {name: tensor for name, tensor in state.tensors.items() if state.stored_as[name] == name}
     if twice := sorted(stored.keys() & plain.tensors.keys()):
-        raise TPUCheckpointError(f"the model has a tensor called {twice[0]!r}, as the optimizer has; rename its module")
+        raise TPUCheckpointError(f"model and optimizer both have a tensor {twice[0]!r}. Try: rename the module.")
     metadata = {f"{_PREFIX}{name}": json.dumps(value, allow_nan=False) for name, value in about.items()}
-    # "pt" is what other readers of the format look for.
+    # Other readers of the format expect "pt".
     write_file(path, _on_cpu({**stored, **plain.tensors}), {"format": "pt", **metadata})
 
 
 def load_checkpoint(path: _Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> CheckpointInfo:
-    """Load what `save_checkpoint` saved, onto the devices where model and optimizer are.
+    """Load a file of `save_checkpoint` into `model` and `optimizer`, on their current devices.
 
-    All is checked before the first write: names, shapes, dtypes, the optimizer's class, groups and parameters. What
-    was tied when it was saved is tied again.
+    Everything is checked before the first write: names, shapes, dtypes, and the optimizer's class, groups and
+    parameters. Tensors that were tied when they were saved are tied again.
 
     Raises:
-        TPUCheckpointError: The file is torn, truncated, altered, foreign, or does not fit; model and optimizer are as
-            they were.
+        TPUCheckpointError: The file is torn, truncated, altered, foreign, or does not fit; model and optimizer are
+            unchanged.
     """
     tensors, metadata = read_file(path)
     state = read_model(model)
@@ -105,7 +105,7 @@ def load_checkpoint(path: _Path, model: nn.Module, optimizer: torch.optim.Optimi
         load = None if optimizer is None else _plan_optimizer(optimizer, describe(optimizer, state), about, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as cause:
         raise TPUCheckpointError(
-            f"{os.fspath(path)!r} is whole, and its metadata says what save_checkpoint never wrote "
+            f"{os.fspath(path)!r} is intact, but save_checkpoint did not write its metadata "
             f"({type(cause).__name__}: {cause}). Nothing was changed."
         ) from cause
     try:
@@ -127,11 +127,11 @@ def _plan_optimizer(
 ) -> OptimizerWrite:
     if "optimizer" not in about:
         raise TPUCheckpointError(
-            "the file holds no optimizer state; save with an optimizer, or load the model alone. Nothing was changed."
+            "the file has no optimizer state. Nothing was changed. Try: save with an optimizer, or load only the model."
         )
     require_fit(about["optimizer"], given)
     of_model = set(about["model"].values())
-    # The file's own tensors are mapped from it, and an optimizer keeps those that it is given.
+    # The tensors are memory-mapped from the file, and an optimizer keeps the tensors that it receives.
     mine = {name: tensor.clone() for name, tensor in tensors.items() if name not in of_model}
     return OptimizerWrite(optimizer, decode(about["optimizer_state"], mine))
 
@@ -144,18 +144,18 @@ def _plain_config(config: Any) -> Any:
     plain = Encoder()
     encoded = plain.encode(config.to_dict() if hasattr(config, "to_dict") else config, "config")
     if plain.tensors:
-        raise TPUCheckpointError(f"{next(iter(plain.tensors))} is a tensor; a config holds plain values")
+        raise TPUCheckpointError(f"{next(iter(plain.tensors))} is a tensor. Allowed: a config of plain values.")
     return encoded
 
 
 def _checked_step(step: object) -> int | None:
     if step is None or (isinstance(step, int) and not isinstance(step, bool) and step >= 0):
         return step
-    raise TPUCheckpointError(f"step is {step!r}; allowed: an int >= 0, None")
+    raise TPUCheckpointError(f"step={step!r} is invalid. Allowed: an int >= 0, None.")
 
 
 def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same values on the CPU, without autograd; those on the XLA device come in one transfer."""
+    """The same values on the CPU, detached; tensors on the XLA device are copied in one transfer."""
     there = [name for name, tensor in tensors.items() if tensor.device.type == "xla"]
     run_pending([tensors[name] for name in there])
     fetched = dict(zip(there, xla.fetch([tensors[name] for name in there]), strict=True)) if there else {}

@@ -1,4 +1,4 @@
-"""One safetensors file with a digest over all that is in it."""
+"""One safetensors file with a digest over its contents."""
 
 from __future__ import annotations
 
@@ -21,58 +21,60 @@ FORMAT = "kp_tpu.format"
 FORMAT_VERSION = "1"
 DIGEST = "kp_tpu.digest"
 
-_RESERVED = "__metadata__"  # the key of safetensors' header beside the names of the tensors
+_RESERVED = "__metadata__"  # the key in safetensors' header that is not a tensor name
 
 _UNREADABLE = (OSError, SafetensorError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 
 
 def write_file(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-    """Write CPU tensors and texts; the file that was at `path` is replaced as a whole, or stays.
+    """Write CPU tensors and metadata; an existing file at `path` is replaced atomically.
 
-    Nothing may write to the tensors meanwhile: what is read back would not be what was digested.
+    Do not modify the tensors meanwhile: the file would not match its digest.
 
     Raises:
-        TPUCheckpointError: safetensors has no such dtype or name, or the file cannot be written.
+        TPUCheckpointError: safetensors does not support a dtype or name, or the file cannot be written.
     """
     _require_path(path)
     if _RESERVED in tensors:
-        raise TPUCheckpointError(f"{_RESERVED!r} is a name that safetensors keeps for itself; rename that tensor")
+        raise TPUCheckpointError(f"safetensors reserves the name {_RESERVED!r}. Try: rename that tensor.")
     dense = _separate(tensors)
     stamped = {**metadata, FORMAT: FORMAT_VERSION}
     stamped[DIGEST] = _digest(dense, stamped)
     try:
         with replacing(path) as scratch:
             save_file(dense, scratch, metadata=stamped)
-    except KeyError as cause:  # how safetensors 0.8 says that it has no such dtype
-        raise TPUCheckpointError(f"safetensors cannot hold tensors of dtype {cause}; convert them first") from cause
+    except KeyError as cause:  # safetensors 0.8 raises KeyError for an unsupported dtype
+        raise TPUCheckpointError(
+            f"safetensors cannot hold tensors of dtype {cause}. Try: convert them first."
+        ) from cause
     except (OSError, SafetensorError) as cause:
         raise TPUCheckpointError(
-            f"{os.fspath(path)!r} could not be written: {cause}. What was there before is unchanged. "
-            "Give a file in a folder that exists, with room for it."
+            f"{os.fspath(path)!r} could not be written: {cause}. An earlier file there is unchanged. "
+            "Try: a file in a folder that exists, on a disk with enough space."
         ) from cause
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """What `write_file` wrote. The tensors are mapped from the file: copy what is kept.
+    """Read a file of `write_file`. The tensors are memory-mapped: copy the ones to keep.
 
     Raises:
-        TPUCheckpointError: There is no such file, it is not one of ours, or not as it was written.
+        TPUCheckpointError: The file does not exist, `write_file` did not write it, or it was altered.
     """
     _require_path(path)
     try:
         with _opened(path) as name, safe_open(name, framework="pt") as file:
             metadata = file.metadata() or {}
             _require_ours(path, metadata)
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
     except _UNREADABLE as cause:
         raise TPUCheckpointError(
-            f"{os.fspath(path)!r} cannot be read as a checkpoint: {cause}. Allowed: a whole safetensors file that "
-            "save_model wrote; nothing else is ever unpickled or guessed at."
+            f"{os.fspath(path)!r} cannot be read as a checkpoint: {cause}. Allowed: an intact safetensors file that "
+            "save_model wrote. Other files are never unpickled."
         ) from cause
     if not hmac.compare_digest(metadata.get(DIGEST, "").encode(), _digest(tensors, metadata).encode()):
         raise TPUCheckpointError(
-            f"{os.fspath(path)!r} is not as it was written: the digest over its tensors and metadata differs. "
-            "Load another copy of it."
+            f"{os.fspath(path)!r} was altered: the digest of its tensors and metadata does not match. "
+            "Try: another copy of the file."
         )
     return tensors, metadata
 
@@ -80,12 +82,12 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], di
 def _require_path(path: object) -> None:
     name = path.__fspath__() if isinstance(path, os.PathLike) else path
     if not isinstance(name, str) or not name or "\0" in name:
-        raise TPUCheckpointError(f"the path is {path!r}; give the name of a file as str or os.PathLike")
+        raise TPUCheckpointError(f"path={path!r} is invalid. Allowed: the name of a file as str or os.PathLike.")
 
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A name for the file as it is now: safetensors opens it twice, and it may be replaced in between."""
+    """A name that keeps referring to the file as it is now: safetensors opens it twice, and it may be replaced."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -99,18 +101,18 @@ def _require_ours(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> 
     version = metadata.get(FORMAT)
     if version is None:
         raise TPUCheckpointError(
-            f"{os.fspath(path)!r} is a safetensors file of another program. Allowed: what save_model wrote. "
-            "For weights alone, use safetensors.torch.load_model."
+            f"{os.fspath(path)!r} is a safetensors file of another program. Allowed: a file that save_model wrote. "
+            "Try: safetensors.torch.load_model, for weights alone."
         )
     if version != FORMAT_VERSION:
         raise TPUCheckpointError(
             f"{os.fspath(path)!r} has format {version!r}; this version of kp_tpu reads {FORMAT_VERSION!r}. "
-            "Load it with the version that wrote it."
+            "Try: load it with the version that wrote it."
         )
 
 
 def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same values, each contiguous in a storage of its own, as safetensors wants them."""
+    """The same values, each contiguous and in its own storage, as safetensors requires."""
     seen: set[int] = set()
     separate = {}
     for name, tensor in tensors.items():
@@ -123,7 +125,7 @@ def _separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> str:
-    """XXH3 of names, dtypes, shapes, bytes and metadata: against damage; who means to forge one can."""
+    """XXH3 of names, dtypes, shapes, bytes and metadata. It detects damage, not forgery."""
     names = sorted(tensors)
     header = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in names]
     texts = sorted((key, text) for key, text in metadata.items() if key != DIGEST)

@@ -1,4 +1,4 @@
-"""A model's tensors by name: which of them are one, and how values of a file get into them."""
+"""A model's tensors by name: which ones are tied, and how to load values of a file into them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kp_dynamo.exceptions import TPUCheckpointError
 _NUM_SHOWN = 5
 _COMPILED = "_orig_mod"  # where torch.compile keeps the module it wraps
 
-# Module that holds a tensor, which of its dictionaries, the key there.
+# The module that holds a tensor, the name of its dictionary there, and the key.
 _Slot = tuple[nn.Module, str, str]
 
 
@@ -25,9 +25,9 @@ class ModelState:
     """The persistent parameters and buffers of a model.
 
     Attributes:
-        tensors: By name, in the order of `state_dict`; without the names that `torch.compile` puts in between.
-        stored_as: Name -> the first name of the same memory, under which a file holds it.
-        slots: Name -> where the model keeps it.
+        tensors: By name, in `state_dict` order, without the name parts that `torch.compile` inserts.
+        stored_as: Name -> the first name of the same memory, which is its name in the file.
+        slots: Name -> where the model holds it.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -35,27 +35,27 @@ class ModelState:
     slots: dict[str, _Slot]
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
-        """The stored name of one of the model's own tensors; None for others."""
+        """The stored name of a tensor of the model; None for other tensors."""
         return next((self.stored_as[name] for name, own in self.tensors.items() if own is tensor), None)
 
 
 @dataclass(frozen=True)
 class ModelWrite:
-    """What a load will do to a model; nothing in it is refused any more, though memory may run out.
+    """The checked writes of a load; applying them can fail only by running out of memory.
 
     Attributes:
         copies: (target, value).
-        ties: (slot, the tensor that it will hold).
+        ties: (slot, the tensor to put there).
     """
 
     copies: list[tuple[torch.Tensor, torch.Tensor]]
     ties: list[tuple[_Slot, torch.Tensor]]
 
     def apply(self) -> None:
-        """Write all, or give back what was there before.
+        """Write all values, or restore the old ones on failure.
 
         Raises:
-            TPUCheckpointError: torch could not copy a value; the model is as it was.
+            TPUCheckpointError: torch could not copy a value; the model is unchanged.
         """
         before: list[Copy] = []
         tied_before = [(slot, getattr(slot[0], slot[1])[slot[2]]) for slot, _ in self.ties]
@@ -66,10 +66,10 @@ class ModelWrite:
                     target.copy_(value)
             _fill(self.ties)
         except BaseException as cause:
-            # The last one first: targets may share elements.
+            # In reverse order, because targets may share elements.
             for target, value in reversed(before):
                 with _writable(target):
-                    target.copy_(value.cpu())  # by way of the CPU, as `_staged` says
+                    target.copy_(value.cpu())  # through the CPU, see `_staged`
             _fill(tied_before)
             if not isinstance(cause, Exception):
                 raise
@@ -80,10 +80,10 @@ def read_model(model: object) -> ModelState:
     """The state of a model.
 
     Raises:
-        TPUCheckpointError: It is no module, or holds state that is not a dense tensor with values.
+        TPUCheckpointError: It is not a module, or has state that is not a dense tensor with values.
     """
     if not isinstance(model, nn.Module):
-        raise TPUCheckpointError(f"the model is a {type(model).__qualname__}; give an nn.Module")
+        raise TPUCheckpointError(f"model of type {type(model).__qualname__} is invalid. Allowed: an nn.Module.")
     slots = {_plain_name(name): slot for name, slot in _slots(model)}
     tensors = {}
     for name, value in model.state_dict(keep_vars=True).items():
@@ -96,15 +96,15 @@ def read_model(model: object) -> ModelState:
 
 
 def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as: Mapping[str, str]) -> ModelWrite:
-    """See whether the file's tensors fit the model, and where they go.
+    """Check that the file's tensors fit the model, and plan where to write them.
 
     Args:
-        state: The model's.
-        tensors: The file's, by stored name.
-        stored_as: The file's names of the model's tensors.
+        state: State of the model.
+        tensors: Tensors of the file, by stored name.
+        stored_as: Name in the model -> stored name, as saved in the file.
 
     Raises:
-        TPUCheckpointError: Names, shapes, dtypes or ties do not fit.
+        TPUCheckpointError: Names, shapes, dtypes or ties do not match.
     """
     _raise_all(list(_misfits(state, tensors, stored_as)))
     _require_equal_where_tied(state, tensors, stored_as)
@@ -122,7 +122,7 @@ def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as
 
 @contextlib.contextmanager
 def _writable(target: torch.Tensor) -> Iterator[None]:
-    """Tensors made in inference mode can be written to only there, and the others need a version outside."""
+    """Inference tensors can be written only in inference mode; other tensors need their version bumped outside it."""
     with torch.inference_mode(target.is_inference()), torch.no_grad():
         yield
 
@@ -147,14 +147,14 @@ def _require_dense(name: str, value: Any, slots: Mapping[str, _Slot]) -> None:
     module, kind, key = slots.get(name, (None, "", ""))
     if module is None or getattr(module, kind)[key] is not value:
         raise TPUCheckpointError(
-            f"{name!r} is state that a module makes up in its own state_dict code (a {type(value).__qualname__}). "
-            "Allowed: parameters and persistent buffers. Register it as a buffer."
+            f"{name!r} is state that a module creates in its own state_dict code (a {type(value).__qualname__}). "
+            "Allowed: parameters and persistent buffers. Try: register it as a buffer."
         )
     if nn.parameter.is_lazy(value):
-        raise TPUCheckpointError(f"{name!r} has no shape yet; run the model once before it is saved or loaded")
+        raise TPUCheckpointError(f"{name!r} has no shape yet. Try: run the model once before saving or loading it.")
     if value.is_meta:
-        raise TPUCheckpointError(f"{name!r} is on the meta device and has no values; call model.to_empty(device=...)")
-    # Told by its class: `.data` and `detach` make an alias, which misleads torch_xla's own bridge.
+        raise TPUCheckpointError(f"{name!r} is on the meta device and has no values. Try: model.to_empty(device=...).")
+    # Checked by class, because `.data` and `detach` create an alias, which misleads torch_xla's own bridge.
     is_plain = type(value) in (torch.Tensor, nn.Parameter)
     if value.layout is not torch.strided or value.is_quantized or not is_plain:
         raise TPUCheckpointError(
@@ -164,7 +164,7 @@ def _require_dense(name: str, value: Any, slots: Mapping[str, _Slot]) -> None:
 
 
 def _memory(tensor: torch.Tensor) -> object:
-    """Equal for two tensors exactly where they are the same elements."""
+    """A key that is equal for two tensors exactly if they have the same elements in memory."""
     storage = tensor.untyped_storage()._cdata
     return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
@@ -187,14 +187,14 @@ def _raise_all(problems: list[str]) -> None:
         more = f" and {len(problems) - _NUM_SHOWN} more" if len(problems) > _NUM_SHOWN else ""
         raise TPUCheckpointError(
             f"the file does not fit the model: {'; '.join(problems[:_NUM_SHOWN])}{more}. Nothing was changed. "
-            "Make the model as it was when it was saved."
+            "Try: build the model as it was when it was saved."
         )
 
 
 def _require_equal_where_tied(
     state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as: Mapping[str, str]
 ) -> None:
-    """One tensor of the model cannot hold two values of the file."""
+    """Raise if one tensor of the model would have to hold two different values of the file."""
     unequal = [
         f"{name!r} and {first!r} are one tensor in the model and differ in the file"
         for name, first in state.stored_as.items()
@@ -204,7 +204,7 @@ def _require_equal_where_tied(
 
 
 def _require_equal_where_overlapping(names: Sequence[str], copies: Sequence[Copy]) -> None:
-    """Nor can two tensors of the model that share some elements differ there."""
+    """Raise if two overlapping tensors of the model have different values for the shared elements."""
     _raise_all(
         [
             f"{names[position]!r} shares elements with another tensor of the model, and the two differ in the file"
@@ -218,9 +218,10 @@ def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _ties(state: ModelState, stored_as: Mapping[str, str]) -> Iterator[tuple[_Slot, torch.Tensor]]:
-    """Where the model has two tensors that were one when it was saved (`module.to("xla")` unties).
+    """Slots to tie again: two tensors now that were one when saved (`module.to("xla")` unties).
 
-    Both must be of one kind, on one device and trained alike; else each gets the values and they stay apart.
+    Both must be of the same kind, on the same device and have the same `requires_grad`; otherwise each gets the values
+    and they stay untied.
     """
     first: dict[str, str] = {}
     for name, tensor in state.tensors.items():
@@ -233,10 +234,10 @@ def _ties(state: ModelState, stored_as: Mapping[str, str]) -> Iterator[tuple[_Sl
 
 
 def _staged(target: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Target and value, ready for `copy_`: without the elements that a view repeats.
+    """Target and value, ready for `copy_`: without the repeated elements of an expanded view.
 
-    For XLA the value stays on the CPU: `copy_` sends it as the target is sharded, and takes the sharding of a value
-    that is on the device already (2.9.0).
+    For XLA the value stays on the CPU: `copy_` then keeps the sharding of the target. From a value that is already on
+    the device it takes the value's sharding instead (2.9.0).
     """
     repeated = [i for i, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)) if not stride]
     if target.device.type == "xla" or not any(target.shape[i] > 1 for i in repeated):
@@ -246,6 +247,6 @@ def _staged(target: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, to
         once = once.narrow(i, 0, min(1, value.shape[i]))
     if not _same_bytes(once.expand_as(value).contiguous(), value):
         raise TPUCheckpointError(
-            f"a tensor of shape {list(target.shape)} repeats its elements in the model and differs in the file"
+            f"a tensor of shape {list(target.shape)} is expanded in the model, but its elements differ in the file"
         )
     return target.detach().as_strided(once.shape, target.stride()), once.to(target.device)

@@ -1,4 +1,4 @@
-"""An optimizer's state: what it must fit, and how it comes back exactly."""
+"""An optimizer's state: what it must match, and how to restore it exactly."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from kp_dynamo.exceptions import TPUCheckpointError
 
 
 def describe(optimizer: object, model: ModelState) -> dict[str, Any]:
-    """What a state belongs to: the class, and of each group the parameters with their names in the model.
+    """The identity of an optimizer: its class, and for each group its parameters with their names in the model.
 
     Raises:
-        TPUCheckpointError: It is no torch optimizer.
+        TPUCheckpointError: It is not a torch optimizer.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TPUCheckpointError(f"the optimizer is a {type(optimizer).__qualname__}; give a torch.optim.Optimizer")
+        raise TPUCheckpointError(
+            f"optimizer of type {type(optimizer).__qualname__} is invalid. Allowed: a torch.optim.Optimizer."
+        )
     groups = [[[model.name_of(p), list(p.shape)] for p in group["params"]] for group in optimizer.param_groups]
     return {"class": type(optimizer).__name__, "groups": groups}
 
 
 def require_fit(saved: dict[str, Any], given: dict[str, Any]) -> None:
-    """Compare two descriptions.
+    """Raise if two descriptions differ.
 
     Raises:
-        TPUCheckpointError: The state was another optimizer's, or is of other parameters, or in another order.
+        TPUCheckpointError: The optimizer class, the parameters or their order differ.
     """
     if saved["class"] != given["class"]:
-        _refuse(f"it is of {saved['class']}, and {given['class']} was given")
+        _refuse(f"it was saved from {saved['class']}, but the given optimizer is {given['class']}")
     sizes = [[len(group) for group in which["groups"]] for which in (saved, given)]
     if sizes[0] != sizes[1]:
-        _refuse(f"its groups have {sizes[0]} parameters, and those given have {sizes[1]}")
+        _refuse(f"its groups have {sizes[0]} parameters, but the given groups have {sizes[1]}")
     for number, groups in enumerate(zip(saved["groups"], given["groups"], strict=True)):
         for was, now in zip(*groups, strict=True):
             if was != now:
-                _refuse(f"group {number} has {_named(was)} where the one given has {_named(now)}")
+                _refuse(f"group {number} has {_named(was)} where the given one has {_named(now)}")
 
 
 def _named(parameter: list[Any]) -> str:
@@ -47,13 +49,13 @@ def _named(parameter: list[Any]) -> str:
 
 def _refuse(why: str) -> None:
     raise TPUCheckpointError(
-        f"the file's optimizer state does not fit: {why}. Nothing was changed. Make the optimizer as it was when it "
-        "was saved, or load the model alone."
+        f"the file's optimizer state does not fit: {why}. Nothing was changed. Try: create the optimizer as it was "
+        "when it was saved, or load only the model."
     )
 
 
 class OptimizerWrite:
-    """Gives an optimizer a state, and the old one back if asked."""
+    """Loads a state into an optimizer, and can restore the old one."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         self._optimizer, self._new = optimizer, state
@@ -63,7 +65,7 @@ class OptimizerWrite:
         """Load the state, each tensor in the dtype that was saved.
 
         Raises:
-            TPUCheckpointError: The optimizer refuses it; it is as it was.
+            TPUCheckpointError: The optimizer rejects it; the optimizer is unchanged.
         """
         try:
             self._optimizer.load_state_dict(self._new)
@@ -71,15 +73,15 @@ class OptimizerWrite:
         except Exception as cause:
             self.undo()
             raise TPUCheckpointError(
-                f"{type(self._optimizer).__name__} refuses its state: {cause}. Nothing was changed."
+                f"{type(self._optimizer).__name__} rejects its state: {cause}. Nothing was changed."
             ) from cause
 
     def undo(self) -> None:
-        """The state from before; loading replaces it as a whole and does not write to its tensors."""
+        """Restore the old state; loading replaced it and did not write to its tensors."""
         self._optimizer.state, self._optimizer.param_groups = self._old
 
     def _keep_dtypes(self) -> None:
-        """torch casts state to the dtype of its parameter: float32 moments of bfloat16 parameters lose their bits."""
+        """Restore saved dtypes: torch casts state to the parameter's dtype, so float32 moments may become bfloat16."""
         ordered = [p for group in self._optimizer.param_groups for p in group["params"]]
         numbers = [n for group in self._new["param_groups"] for n in group["params"]]
         for number, parameter in zip(numbers, ordered, strict=True):
@@ -91,5 +93,5 @@ class OptimizerWrite:
 
 def _in_saved_dtype(own: Any, saved: Any) -> Any:
     if not isinstance(saved, torch.Tensor):
-        return saved  # of a text torch makes the name of a generator
+        return saved  # torch turns a string into a generator
     return saved.to(own.device) if own.dtype != saved.dtype else own

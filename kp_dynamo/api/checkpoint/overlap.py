@@ -1,4 +1,4 @@
-"""Tensors of a model that share some of their memory: whether values of a file can be in all of them at once."""
+"""Overlapping tensors of a model: whether they can hold the values of a file at the same time."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 import torch
 
 Copy = tuple[torch.Tensor, torch.Tensor]
-"""A target and the value that it is to get."""
+"""A target tensor and the value to copy into it."""
 
 
 def overwritten(copies: Sequence[Copy]) -> list[int]:
-    """Positions of the targets that would not hold their values behind all these copies: another one writes there."""
+    """Positions of the targets whose values another copy would overwrite."""
     return [position for sharing in _by_storage(copies) for position in _disagreeing(copies, sharing)]
 
 
 def _by_storage(copies: Sequence[Copy]) -> list[list[int]]:
     found: dict[int, list[int]] = defaultdict(list)
     for position, (target, _) in enumerate(copies):
-        if target.device.type != "xla" and target.numel():  # a storage of XLA's tells nothing
+        if target.device.type != "xla" and target.numel():  # XLA storages do not show aliasing
             found[target.untyped_storage()._cdata].append(position)
     return [sharing for sharing in found.values() if len(sharing) > 1]
 

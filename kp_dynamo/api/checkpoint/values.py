@@ -1,7 +1,7 @@
-"""Trees of tensors and plain values (an optimizer's state) as JSON beside named tensors.
+"""Encodes trees of tensors and plain values (an optimizer's state) as JSON and named tensors.
 
-JSON has neither tuples nor keys that are numbers nor infinities: these are written as an object with one key that
-begins with "$". Nothing else is accepted, so that reading never runs code.
+JSON has no tuples, no non-string keys and no infinities: each is written as an object with one key that starts with
+"$". No other types are accepted, so reading never runs code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kp_dynamo.exceptions import TPUCheckpointError
 
 
 class Encoder:
-    """Turns values into JSON's own; tensors are collected under the path at which they were first seen."""
+    """Converts values to JSON values; tensors are collected under the path where they first occur."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -26,7 +26,7 @@ class Encoder:
         """`value` for `json.dumps`.
 
         Raises:
-            TPUCheckpointError: A type that has no plain form, or two tensors of one path.
+            TPUCheckpointError: An unsupported type, or two tensors with the same path.
         """
         match value:
             case torch.Tensor():
@@ -45,7 +45,7 @@ class Encoder:
                 return self._encode_container(value, path)
         raise TPUCheckpointError(
             f"{path} is a {type(value).__qualname__}, which a checkpoint cannot hold. Allowed: tensors, numbers, "
-            "texts, None, and lists, tuples and dicts of them."
+            "strings, None, and lists, tuples and dicts of them."
         )
 
     def _encode_container(self, value: list[Any] | tuple[Any, ...] | dict[Any, Any], path: str) -> Any:
@@ -59,15 +59,17 @@ class Encoder:
     def _named(self, tensor: torch.Tensor, path: str) -> str:
         name = self._names.setdefault(id(tensor), path)
         if self.tensors.setdefault(name, tensor) is not tensor:
-            raise TPUCheckpointError(f"two tensors would both be called {name!r}; rename a key that holds a dot")
+            raise TPUCheckpointError(
+                f"two tensors would have the name {name!r}. Try: rename a key that contains a dot."
+            )
         return name
 
 
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What `Encoder.encode` was given.
+    """The inverse of `Encoder.encode`.
 
     Raises:
-        KeyError, TypeError, ValueError: It was made by something else.
+        KeyError, TypeError, ValueError: `Encoder.encode` did not produce this value.
     """
     if isinstance(value, list):
         return [decode(member, tensors) for member in value]
@@ -86,4 +88,4 @@ def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
             return tuple(decode(member, tensors) for member in content)
         case "$dict":
             return {decode(key, tensors): decode(member, tensors) for key, member in content}
-    raise ValueError(f"{tag!r} is no known mark")
+    raise ValueError(f"{tag!r} is not a known tag")

@@ -1,1 +1,1 @@
-"""What the device holds: figures, a pool, and which tensors are alive."""
+"""Device memory: statistics, pools, and tracking of live tensors."""

@@ -1,4 +1,4 @@
-"""Bytes of the tensors that were given out and are still alive."""
+"""Counts the bytes of allocated tensors that are still alive."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class LiveAccount:
-    """Counts storages, not tensors: a view keeps the memory when the tensor it was taken from is gone.
+    """Counts storages, not tensors, because a view keeps the memory of its base alive.
 
-    Holds them weakly: what nobody else holds is not counted. Thread-safe.
+    Storages are referenced weakly and counted while something else references them. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -21,22 +21,22 @@ class LiveAccount:
         self._peak = 0
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Count the memory of `tensor` from now on, for as long as it lives."""
+        """Count the memory of `tensor` for as long as it is alive."""
         storage = tensor.untyped_storage()
         with self._lock:
             self._bytes[storage] = storage.nbytes()
             self._peak = max(self._peak, sum(self._bytes.values()))
 
     def num_bytes(self) -> int:
-        """Bytes alive."""
+        """Bytes of the live storages."""
         with self._lock:
             return sum(self._bytes.values())
 
     def num_tensors(self) -> int:
-        """Storages alive."""
+        """Number of live storages."""
         with self._lock:
             return len(list(self._bytes.values()))
 
     def peak_bytes(self) -> int:
-        """The most bytes that were alive when a tensor was added."""
+        """Maximum live bytes at the time a tensor was added."""
         return self._peak

@@ -1,4 +1,4 @@
-"""A bounded number of equal buffers that are lent, and lent again."""
+"""A bounded pool of equal, reusable buffers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kp_dynamo.exceptions import TPUMemoryPoolError
 
 @dataclass(frozen=True)
 class BufferKind:
-    """What the buffers of a pool are.
+    """Shape and dtype of the buffers of a pool.
 
     Attributes:
-        shape: Of each.
-        dtype: Of each.
+        shape: Shape of each buffer.
+        dtype: Dtype of each buffer.
     """
 
     shape: tuple[int, ...]
@@ -27,20 +27,20 @@ class BufferKind:
 
     @property
     def num_bytes(self) -> int:
-        """Of one buffer."""
+        """Bytes of one buffer."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 class TensorPool:
-    """At most `size` buffers of one kind; each is made when it is first needed. Thread-safe.
+    """At most `size` buffers of one kind, each allocated on first use. Thread-safe.
 
-    A buffer that its borrower drops instead of giving it back is gone, and its place is free again.
+    A buffer that is dropped instead of returned is freed, and its place in the pool becomes available.
 
     Args:
-        name: For messages.
-        size: How many buffers there may be.
-        kind: What they are.
-        make: Makes one; what it raises reaches the borrower.
+        name: Name for messages.
+        size: Maximum number of buffers.
+        kind: Shape and dtype of the buffers.
+        make: Allocates a buffer; its exceptions propagate to the caller of `take`.
     """
 
     def __init__(self, name: str, size: int, kind: BufferKind, make: Callable[[], torch.Tensor]) -> None:
@@ -51,17 +51,17 @@ class TensorPool:
         self._lock = threading.RLock()
 
     def take(self) -> torch.Tensor:
-        """A buffer that nobody else has; one used before holds what its last borrower left in it, a new one zeros.
+        """Take a free buffer; a reused one keeps its old values, a new one is zero.
 
         Raises:
-            TPUMemoryPoolError: All are lent.
+            TPUMemoryPoolError: All buffers are in use.
         """
         with self._lock:
             self._forget_dropped()
             if not self._idle and len(self._lent) >= self._size:
                 raise TPUMemoryPoolError(
-                    f"{self._name} is exhausted: all {self._size} of its tensors are lent. Return one with "
-                    "return_tensor_to_pool, drop one, or make a larger pool."
+                    f"{self._name} is exhausted: all {self._size} of its tensors are in use. Try: return one with "
+                    "return_tensor_to_pool, drop one, or create a larger pool."
                 )
             if self._idle:
                 self._num_reused += 1
@@ -73,37 +73,37 @@ class TensorPool:
             return tensor
 
     def give_back(self, tensor: torch.Tensor) -> str:
-        """Take a buffer back, without its gradient and history.
+        """Accept a buffer back, and clear its gradient and autograd history.
 
         Returns:
-            "" where it was taken, else why it was not.
+            "" if it was accepted, else the reason why not.
         """
         with self._lock:
             lent = self._lent.pop(id(tensor), None)
             if lent is None or lent() is not tensor:
                 is_idle = any(tensor is idle for idle in self._idle)
-                return "it has been returned before" if is_idle else "it is not of this pool"
+                return "it was already returned" if is_idle else "it is not from this pool"
             if (tuple(tensor.shape), tensor.dtype) != (self.kind.shape, self.kind.dtype):
-                return f"it has become {tensor.dtype}{list(tensor.shape)}; its place in the pool is free again"
+                return f"it is now {tensor.dtype}{list(tensor.shape)}; its place in the pool is free again"
             tensor.grad = None
             self._idle.append(tensor.detach_())
             return ""
 
     def drop_idle(self) -> int:
-        """Let go of the buffers that nobody has; returns their bytes. Made anew when they are needed."""
+        """Free the idle buffers and return their bytes; they are allocated again when needed."""
         with self._lock:
             freed = len(self._idle) * self.kind.num_bytes
             self._idle.clear()
             return freed
 
     def held_bytes(self) -> int:
-        """Of all buffers there are, idle and lent."""
+        """Bytes of all buffers, idle and in use."""
         with self._lock:
             self._forget_dropped()
             return (len(self._idle) + len(self._lent)) * self.kind.num_bytes
 
     def get_stats(self) -> dict[str, Any]:
-        """All of one moment: `utilization` is lent / size."""
+        """A consistent snapshot; `utilization` is lent / size."""
         with self._lock:
             self._forget_dropped()
             return {

@@ -1,4 +1,4 @@
-"""What the memory manager tells, and what it must be told."""
+"""Statistics that the memory manager reports, and checks of its arguments."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kp_dynamo.exceptions import TPUMemoryError
 
 @dataclass(frozen=True)
 class TPUMemoryStats:
-    """One look at the memory of the device; all memory in bytes.
+    """One sample of the device memory, in bytes.
 
     Attributes:
-        source: "xla": allocated, available and peak are XLA's own figures of the device. "accounting": the device
-            does not count (XLA's CPU device); they are those of the tensors that this manager has given out.
-        allocated_memory: In use.
-        reserved_memory: Of the buffers in this manager's pools, idle and lent; part of what is allocated.
-        available_memory: What may be given out still: the total x `memory_fraction`, less what is allocated.
-        total_memory: The device's, as XLA says, else that of the configured chip.
-        peak_memory: The most that was in use.
-        memory_fraction: The share of the total that may be used, as configured.
-        active_tensors: Tensors of this manager that are alive.
+        source: "xla": allocated, available and peak are XLA's own figures for the device. "accounting": the device
+            reports none (XLA's CPU device), so they count the tensors that this manager allocated.
+        allocated_memory: Memory in use.
+        reserved_memory: Memory of this manager's pool buffers, idle and in use; part of `allocated_memory`.
+        available_memory: Memory that can still be allocated: the total x `memory_fraction`, less what is allocated.
+        total_memory: Memory of the device as XLA reports it, else that of the configured chip.
+        peak_memory: Maximum memory in use so far.
+        memory_fraction: The configured share of the total that may be used.
+        active_tensors: Live tensors that this manager allocated.
         timestamp: Seconds since the epoch.
     """
 
@@ -40,11 +40,11 @@ class TPUMemoryStats:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A tensor that was given out.
+    """An allocated tensor.
 
     Attributes:
-        timestamp: Seconds since the epoch.
-        shape: Its sizes.
+        timestamp: Time of the allocation, in seconds since the epoch.
+        shape: Its shape.
         dtype: Its dtype.
         num_bytes: Its memory.
     """
@@ -56,25 +56,25 @@ class Allocation:
 
 
 def checked_shape(shape: object) -> tuple[int, ...]:
-    """A tensor's sizes.
+    """`shape` as a tuple.
 
     Raises:
-        TPUMemoryError: Anything but whole numbers from 0 on.
+        TPUMemoryError: It is not a sequence of ints >= 0.
     """
     if isinstance(shape, tuple | list) and all(_is_size(size) for size in shape):
         return tuple(shape)
-    raise TPUMemoryError(f"the shape is {shape!r}; allowed: a tuple of ints >= 0 such as (512, 512)")
+    raise TPUMemoryError(f"shape={shape!r} is invalid. Allowed: a tuple of ints >= 0 such as (512, 512).")
 
 
 def checked_dtype(dtype: object) -> torch.dtype:
-    """A dtype.
+    """`dtype`, if it is a torch.dtype.
 
     Raises:
-        TPUMemoryError: Anything else.
+        TPUMemoryError: It has another type.
     """
     if isinstance(dtype, torch.dtype):
         return dtype
-    raise TPUMemoryError(f"the dtype is {dtype!r}; allowed: a torch.dtype such as torch.float32")
+    raise TPUMemoryError(f"dtype={dtype!r} is invalid. Allowed: a torch.dtype such as torch.float32.")
 
 
 def _is_size(size: object) -> bool:
