@@ -1,1 +1,1 @@
-"""Compile for a TPU that is not there, with the TPU's own compiler, and report what it makes of a model."""
+"""Ahead-of-time compilation with the TPU compiler, without a TPU, and a report of the compiled programs."""

@@ -1,9 +1,9 @@
-"""How far the TPU compiler's cycles are believed, and what stands in for them elsewhere.
+"""Calibration of the time estimates: where the TPU compiler's cycles are used, and what replaces them elsewhere.
 
-The compiler prints `estimated_cycles` for each fusion. Beside published per-op times of a real v5e they are good
-for matmul fusions, 4 to 14 times too high for elementwise and reduce fusions on operands in VMEM, and missing for
-gathers, relayouts and exposed waits for copies. So a second estimate keeps the cycles of matmul fusions and takes
-the time that the bytes need for all else. The constants below are all there is to update.
+The compiler prints `estimated_cycles` for each fusion. Compared with published per-op times of a real v5e, they are
+accurate for matmul fusions, 4 to 14 times too high for elementwise and reduce fusions on operands in VMEM, and missing
+for gathers, relayouts and exposed waits for copies. The modelled time therefore uses the cycles of matmul fusions, and
+bytes over bandwidth for everything else. Update the calibration by changing the constants below.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 SOURCE = (
     "github.com/TryDotAtwo/TPUBeamSearch at 95e9fa03, test_results/kaggle_execution_boundary_v1: "
-    "per-op times of a v5e beside its HLO, JAX 0.10.2"
+    "per-op times of a v5e with its HLO, JAX 0.10.2"
 )
 
 VMEM_BYTES_PER_S = 2.9e12
-"""Speed of what works on VMEM alone; the elementwise points below."""
+"""Throughput of fusions that only touch VMEM, from the elementwise points below."""
 
 GATHER_S_PER_ROW = 1.73e-9
-"""A row of a gather (kind=kCustom fusions); the gather point below."""
+"""Seconds per row of a gather (kind=kCustom fusions), from the gather point below."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One measured figure, beside what the compiler says of it (ratio of its estimate to the measured time)."""
+    """One measured figure, and the ratio of the compiler's estimate to the measured time."""
 
     what: str
     measured: str

@@ -1,4 +1,4 @@
-"""The TPU compiler as seen from this process: a worker that compiles, and what went wrong where it could not."""
+"""Client of the TPU compiler: runs it in a worker process and translates its failures to exceptions."""
 
 from __future__ import annotations
 
@@ -35,27 +35,26 @@ _INSTALL_V7 = (
     'to the Python of an environment with "jax==0.10.2" and "libtpu==0.0.51".'
 )
 _NARROWER = (
-    " This is a failure of libtpu 0.0.21 on products of bfloat16 values at precision 'highest'. Give "
-    'options={"matmul_precision": "high"}.'
+    ' libtpu 0.0.21 fails on bfloat16 matmuls at precision \'highest\'. Try: options={"matmul_precision": "high"}.'
 )
-# What libtpu says of memory: HBM, VMEM and the scalar memory beside it.
+# libtpu's out-of-memory messages, for HBM, VMEM and scalar memory.
 _NO_ROOM = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory|out of memory|exceeds the limit", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the TPU compiler made of one program.
+    """One program compiled by the TPU compiler. Sizes are padded to the chip's tiles.
 
     Attributes:
         hlo: The scheduled program, as text.
-        seconds: What compiling it took.
-        flops: Floating point operations by the compiler's own count.
-        bytes: Bytes that its operations read and write, in any memory, by the same.
-        argument_bytes: Arguments, padded to the chip's tiles; the others likewise.
-        output_bytes: Results.
-        temp_bytes: Temporaries.
-        alias_bytes: Results that take the memory of arguments.
-        generated_code_bytes: The program itself.
+        seconds: Compile time.
+        flops: Floating point operations, as the compiler counts them.
+        bytes: Bytes that its operations read and write, in any memory, as the compiler counts them.
+        argument_bytes: Size of the arguments.
+        output_bytes: Size of the results.
+        temp_bytes: Size of the temporaries.
+        alias_bytes: Size of the results that reuse donated arguments.
+        generated_code_bytes: Size of the program itself.
     """
 
     hlo: str
@@ -70,13 +69,13 @@ class Compiled:
 
 
 class TpuCompiler:
-    """Compiles for one chip of a generation, in a process of its own that starts at once and warms up meanwhile.
+    """Compiles for one chip of a generation, in a worker process that starts in the background.
 
-    A context manager: the process is killed on leaving.
+    A context manager; exiting it kills the worker.
 
     Args:
         target: "v4", "v5e", "v5p", "v6e" or "v7".
-        deadline: `time.monotonic()` at which compiling is given up, or None.
+        deadline: `time.monotonic()` at which compiling is aborted, or None.
     """
 
     def __init__(self, target: str, deadline: float | None = None) -> None:
@@ -86,13 +85,13 @@ class TpuCompiler:
         self._numbers = itertools.count()
         python = _python_for(target)
         self._folder = tempfile.TemporaryDirectory(prefix="kp_tpu_aot_")
-        self._noise = (Path(self._folder.name) / "stderr").open("w+")
+        self._stderr = (Path(self._folder.name) / "stderr").open("w+")
         self._process = subprocess.Popen(
             [python, "-P", str(_WORKER), target],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._noise, text=True, bufsize=1,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, bufsize=1,
             env=_environment(self._folder.name),
         )  # fmt: skip
-        # A thread reads: a pipe whose lines Python has buffered looks silent to select, and a read has no time limit.
+        # A thread reads, because select() does not see lines that Python has buffered, and a read has no timeout.
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, args=(_pipe(self._process.stdout),), daemon=True)
         self._reader.start()
@@ -104,19 +103,19 @@ class TpuCompiler:
         self.close()
 
     def close(self) -> None:
-        """Kill the process and remove its files."""
+        """Kill the worker and remove its files."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
-        for pipe in (_pipe(self._process.stdin), _pipe(self._process.stdout), self._noise):
-            with contextlib.suppress(BrokenPipeError):  # what was still on its way to the worker
+        for pipe in (_pipe(self._process.stdin), _pipe(self._process.stdout), self._stderr):
+            with contextlib.suppress(BrokenPipeError):  # unsent requests
                 pipe.close()
         self._folder.cleanup()
 
     def submit(self, stablehlo: bytes, donated: Sequence[int] = ()) -> None:
-        """Hand over a program (MLIR bytecode), and which parameters' buffers its results may take.
+        """Submit a program (MLIR bytecode) and the indices of its donated parameters.
 
-        `result` gives the answers in the same order.
+        `result` returns the answers in the same order.
         """
         number = next(self._numbers)
         source, target = (Path(self._folder.name) / f"{number}.{kind}" for kind in ("mlir", "hlo"))
@@ -126,16 +125,16 @@ class TpuCompiler:
             request = {"stablehlo": str(source), "hlo": str(target), "donated": list(donated)}
             _pipe(self._process.stdin).write(json.dumps(request) + "\n")
         except BrokenPipeError:
-            return  # `result` tells why
+            return  # `result` reports why
 
     def result(self) -> Compiled:
-        """What was made of the next program.
+        """The next compiled program.
 
         Raises:
-            TPUNotAvailableError: There is no TPU compiler for the target here.
-            TPUOutOfMemoryError: The compiler found no room for it.
-            XLACompilationError: The compiler refused it for another reason.
-            XLACompilationTimeoutError: The deadline came first.
+            TPUNotAvailableError: No TPU compiler for the target is installed.
+            TPUOutOfMemoryError: The program does not fit the chip's memory.
+            XLACompilationError: The compiler rejected the program for another reason.
+            XLACompilationTimeoutError: The deadline passed first.
         """
         if not self.versions:
             started = self._answer(TPUNotAvailableError)
@@ -148,17 +147,19 @@ class TpuCompiler:
 
     def _answer(self, kind: type[TPUBackendError]) -> dict[str, Any]:
         line = self._line()
-        message: dict[str, Any] = json.loads(line) if line else {"failed": f"it ended: {self._last_noise()}"}
+        message: dict[str, Any] = json.loads(line) if line else {"failed": f"it exited: {self._last_stderr_line()}"}
         if "failed" not in message:
             return message
         problem = message["failed"]
         if kind is TPUNotAvailableError:
             advice = _INSTALL_V7 if self.target == "v7" else _INSTALL
-            raise TPUNotAvailableError(f"no compiler for a TPU {self.target} could be started: {problem}. {advice}")
+            raise TPUNotAvailableError(f"the TPU compiler for target={self.target} cannot start: {problem}. {advice}")
         if _NO_ROOM.search(problem):
-            raise TPUOutOfMemoryError(f"a {self.target} has no room for this program. {_short(problem)} {REMEDIES}")
+            raise TPUOutOfMemoryError(
+                f"the program does not fit the memory of a {self.target}. {_short(problem)} {REMEDIES}"
+            )
         advice = _NARROWER if "Mosaic failed" in problem and "Bad lhs type" in problem else ""
-        raise XLACompilationError(f"the compiler for {self.target} refused a program: {_short(problem)}{advice}")
+        raise XLACompilationError(f"the compiler for {self.target} rejected a program: {_short(problem)}{advice}")
 
     def _read(self, pipe: IO[str]) -> None:
         for line in pipe:
@@ -166,20 +167,20 @@ class TpuCompiler:
         self._lines.put("")
 
     def _line(self) -> str:
-        """The next line that the worker writes, or "" where it has ended."""
+        """The next line that the worker writes, or "" if it has exited."""
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         try:
             return self._lines.get(timeout=left)
         except queue.Empty:
             raise XLACompilationTimeoutError(
-                f"compiling for {self.target} took longer than the time it was given, and was stopped. "
-                "Raise the limit, or compile a smaller model (fewer layers are enough to compare options)."
+                f"compiling for {self.target} exceeded its time limit and was stopped. Try: raise the limit, or "
+                "compile a smaller model (fewer layers are enough to compare options)."
             ) from None
 
-    def _last_noise(self) -> str:
-        self._noise.seek(0)
-        lines = [line for line in self._noise.read().splitlines() if line.strip()]
-        return lines[-1] if lines else "without a word"
+    def _last_stderr_line(self) -> str:
+        self._stderr.seek(0)
+        lines = [line for line in self._stderr.read().splitlines() if line.strip()]
+        return lines[-1] if lines else "without a message"
 
 
 def _short(problem: str) -> str:
@@ -198,12 +199,12 @@ def _python_for(target: str) -> str:
     beside_this_package = Path(__file__).parents[2] / ".venv-v7" / "bin" / "python"
     python = os.environ.get("KP_TPU_V7_PYTHON") or str(beside_this_package)
     if not os.access(python, os.X_OK):
-        raise TPUNotAvailableError(f"there is no compiler for a TPU v7 at {python}. {_INSTALL_V7}")
+        raise TPUNotAvailableError(f"target='v7' has no compiler at {python}. {_INSTALL_V7}")
     return python
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """Of the worker: no look for a TPU's metadata server, no lock that keeps a second process out, no log files."""
+    """Environment of the worker: no TPU metadata query, no lock against a second process, no log files."""
     ours = {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
@@ -212,6 +213,6 @@ def _environment(folder: str) -> dict[str, str]:
         "TPU_MIN_LOG_LEVEL": "3",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    # XLA_FLAGS are for XLA:CPU of this process: libtpu ends where it does not know one.
+    # XLA_FLAGS are for XLA:CPU in this process; libtpu aborts on an unknown flag.
     kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTHONPATH")}
     return {**kept, **ours}

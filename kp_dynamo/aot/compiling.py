@@ -1,4 +1,4 @@
-"""`aot_compile`: the road of `torch.compile(model, backend="kp_tpu")`, with a TPU's compiler at its end."""
+"""`aot_compile`: the pipeline of `torch.compile(model, backend="kp_tpu")`, ending in the TPU compiler."""
 
 from __future__ import annotations
 
@@ -34,30 +34,31 @@ def aot_compile(
     backend: str = "kp_tpu",
     timeout_s: float | None = None,
 ) -> AotReport:
-    """Compile `model(*args)` for a TPU that need not be there, and say what its compiler makes of it.
+    """Compile `model(*args)` with the TPU compiler, without a TPU, and report the compiled programs.
 
-    Nothing of the model runs: it is copied onto tensors without memory, takes the road of
-    `torch.compile(model, backend="kp_tpu", options=options)`, and each program goes to libtpu's own compiler. With
-    `backend="openxla"` or `options={"lowering": "stock"}` it is called with memory on XLA:CPU, because torch_xla's own
-    bridge traces no other way; its programs are not run there, and give zeros. Dynamo is reset before and after.
+    The model does not run. It is copied onto fake tensors and goes through the pipeline of
+    `torch.compile(model, backend="kp_tpu", options=options)`; libtpu then compiles each program. With
+    `backend="openxla"` or `options={"lowering": "stock"}` the model is called with real tensors on XLA:CPU, because
+    torch_xla's own bridge cannot trace otherwise; its programs do not run there and return zeros. Dynamo is reset
+    before and after.
 
     Args:
         model: A module or function; its tensors may be on the CPU, on the XLA device or on the meta device.
-        args: What it is called with; likewise.
+        args: Its arguments, on any of these devices.
         target: "v4", "v5e", "v5p", "v6e" or "v7".
         options: As for `torch.compile`.
-        train: In training mode, with the backward programs. Otherwise in evaluation mode and without gradients.
-        backend: "kp_tpu", or "openxla" to compare with.
-        timeout_s: Seconds for the TPU's compiler, which is stopped when they are over; None for what
-            `compile_timeout_s` says if the options have one, else no limit.
+        train: True: training mode, with the backward programs. False: eval mode, without gradients.
+        backend: "kp_tpu", or "openxla" for comparison.
+        timeout_s: Time limit of the TPU compiler in seconds, after which it is killed. None: `compile_timeout_s` of
+            the options if set, else no limit.
 
     Raises:
-        TPUConfigurationError: A target, option or backend that there is not.
-        TPUNotAvailableError: The TPU's compiler is not installed.
-        TPUModelPreparationError: A model that cannot be copied, or whose parameters have no shapes yet.
-        TPUOutOfMemoryError: No compiler could make it fit, or this one did not.
-        XLACompilationError: What else stands in the way, such as a shape that depends on values.
-        XLACompilationTimeoutError: The time was over.
+        TPUConfigurationError: An unknown target, option or backend.
+        TPUNotAvailableError: The TPU compiler is not installed.
+        TPUModelPreparationError: The model cannot be copied, or its parameters have no shapes yet.
+        TPUOutOfMemoryError: The model cannot fit the chip, or the compiler did not make it fit.
+        XLACompilationError: Any other failure, such as a shape that depends on values.
+        XLACompilationTimeoutError: The time limit passed.
     """
     start = time.perf_counter()
     plan = plan_of(model, args, target, options, backend, train)
@@ -72,8 +73,8 @@ def aot_compile(
         versions = {**check_versions(), **compiler.versions}
     if not programs:
         raise XLACompilationError(
-            "the model has no operation that a program could be made of. Allowed: a model that computes with tensors; "
-            "graph breaks before its first operator leave nothing to compile."
+            "the model has no operation to compile. Allowed: a model that computes with tensors. A graph break before "
+            "its first operator leaves nothing to compile."
         )
     seconds = {**run.seconds, "tpu": sum(p.compile_s for p in programs), "total": time.perf_counter() - start}
     return run.report(programs, seconds, versions)
@@ -81,7 +82,7 @@ def aot_compile(
 
 @contextlib.contextmanager
 def _alone(train: bool) -> Any:
-    """Dynamo without what it has seen before, and gradients as asked for."""
+    """Reset Dynamo before and after, and enable gradients only for training."""
     torch._dynamo.reset()
     try:
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.set_grad_enabled(train):
@@ -92,7 +93,7 @@ def _alone(train: bool) -> Any:
 
 @dataclass
 class _Run:
-    """One run of a plan: what it hands over, and what is learnt on the way."""
+    """One run of a plan: the submitted programs and the recorded events."""
 
     plan: Plan
     compiler: TpuCompiler
@@ -107,7 +108,7 @@ class _Run:
         self.recorder = Recorder((), ())
 
     def trace(self) -> None:
-        """Hand every program to the TPU's compiler, which works while this goes on."""
+        """Trace the model and submit each program to the TPU compiler, which works in parallel."""
         from kp_dynamo.aot.trace_programs import call_on_fakes, call_on_zeros
 
         before = dynamo_seconds()
@@ -131,7 +132,7 @@ class _Run:
             self.names += [event.label if len(new) == 1 else f"{event.label}.{i}" for i in range(len(new))]
 
     def collected(self) -> tuple[ProgramReport, ...]:
-        """What the TPU's compiler made of what it was handed."""
+        """Reports of the submitted programs."""
         names = self.names + [f"{i}.{p.name}" for i, p in enumerate(self.handed_over, 1)][len(self.names) :]
         compiled = ((name, p, self.compiler.result()) for name, p in zip(names, self.handed_over, strict=True))
         return tuple(program_report(name, p, made, CHIPS[self.plan.target]) for name, p, made in compiled)
@@ -165,7 +166,7 @@ class _Run:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON has."""
+    """A JSON-serializable form of `value`."""
     if isinstance(value, (tuple, list)):
         return [_plain(v) for v in value]
     return value if isinstance(value, (str, int, float, bool, type(None), dict)) else repr(value)

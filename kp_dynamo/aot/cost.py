@@ -1,4 +1,4 @@
-"""What a scheduled program costs, operation by operation, by the two estimates that `calibration` describes."""
+"""Cost of a scheduled program per operation, by the two estimates that `calibration` describes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kp_dynamo.hardware import Chip
 
 Kind = Literal["matmul", "gather", "copy", "elementwise and reduce", "custom call", "other"]
 
-# Instructions that stand for no work of the chip.
+# Instructions that take no time on the chip.
 _NO_WORK = {"parameter", "get-tuple-element", "bitcast", "tuple", "constant", "after-all", "iota", "partition-id"}
 _NO_WORK_TARGETS = {
     "ConcatBitcast", "X64SplitLow", "X64SplitHigh", "X64Combine", "Sharding", "AllocateBuffer",
     "AssumeGatherIndicesInBound",
 }  # fmt: skip
-# Asynchronous moves overlap with what runs meanwhile: they count in the traffic of the whole program alone.
+# Asynchronous copies overlap with other work: they count only towards the traffic of the whole program.
 _ASYNC = re.compile(r"(copy|slice|async|dynamic-slice|dynamic-update-slice)-(start|done|update)")
 _HAS_ESTIMATE = ("fusion", "custom-call", "convolution", "dot", "conditional")
 _MOVES = ("copy", "transpose", "reshape", "bitcast-convert", "slice", "concatenate", "pad", "broadcast")
@@ -31,13 +31,13 @@ class OpCost:
 
     Attributes:
         name: Its name in the HLO.
-        kind: What sort of work it is.
-        times: How often it runs: the trip counts of the loops around it.
-        cycles: The compiler's estimate of one run; None where it gives none.
+        kind: The kind of work.
+        times: How often it runs: the product of the trip counts of the enclosing loops.
+        cycles: The compiler's estimate of one run; None if it gives none.
         seconds: The modelled time of one run.
-        hbm_bytes: Bytes that one run moves to and from the chip's memory.
-        op_names: What the traced program called the operations in it.
-        flops: Of a custom call, what it declares for one run; None where it does not, and of all else.
+        hbm_bytes: Bytes that one run moves to and from HBM.
+        op_names: Names of its operations in the traced program.
+        flops: FLOPs that a custom call declares for one run; None if it declares none, and for other instructions.
     """
 
     name: str
@@ -51,7 +51,7 @@ class OpCost:
 
     @property
     def is_opaque(self) -> bool:
-        """Whether it is a custom call of which the compiler knows no cycles: its seconds are a roofline."""
+        """Whether it is a custom call without a cycle estimate: its seconds are a roofline."""
         return self.kind == "custom call" and self.cycles is None
 
     @property
@@ -64,12 +64,12 @@ class ProgramCost:
     """A scheduled program.
 
     Attributes:
-        ops: What it runs, in order; asynchronous moves have no time of their own.
-        unknown: Names of operations for which the compiler gives no cycles, and loops without a trip count.
-        cycles: The compiler's cycles in all, loop bodies times their trips.
-        hbm_bytes: What all runs move to and from the chip's memory.
-        modelled_s: Matmul fusions by their cycles, custom calls by their rooflines, the rest by its bytes; never less
-            than all traffic needs.
+        ops: Its instructions, in order; asynchronous copies have no time of their own.
+        unknown: Names of operations without a cycle estimate, and of loops without a trip count.
+        cycles: Total of the compiler's cycles, with loop bodies times their trip counts.
+        hbm_bytes: Total bytes moved to and from HBM.
+        modelled_s: Matmul fusions by their cycles, custom calls by their rooflines, the rest by its bytes; at least
+            the time of the total traffic.
     """
 
     ops: tuple[OpCost, ...]
@@ -95,7 +95,7 @@ def cost_of(module: Module, chip: Chip) -> ProgramCost:
 
 
 class _Walk:
-    """Through a computation and those that it calls."""
+    """Walks a computation and the computations that it calls."""
 
     def __init__(self, module: Module, chip: Chip) -> None:
         self.module, self.chip = module, chip
@@ -140,13 +140,13 @@ class _Walk:
             for size in op.shape.dims[:-1]:
                 rows *= size
             return max(rows * GATHER_S_PER_ROW, by_hbm)
-        # A custom call has no cycles: no faster than its work at the peak, and than its operands and results once.
+        # A custom call has no cycles; its roofline is its FLOPs at the peak, or its operands and results moved once.
         by_work = (op.declared_flops or 0) / self.chip.bf16_flops if kind == "custom call" else 0.0
         return max(by_work, by_hbm, vmem / VMEM_BYTES_PER_S)
 
     def _kind(self, op: Instruction) -> Kind:
-        if self.module.has_product(op) or op.opcode in ("convolution", "dot"):
-            # Without a fusion around it there is no estimate of a class that is known to be good.
+        if self.module.has_matmul(op) or op.opcode in ("convolution", "dot"):
+            # Cycle estimates are known to be accurate only for matmuls inside a fusion.
             return "matmul" if op.called("calls") else "other"
         if op.opcode == "fusion" and op.attribute("kind") == "kCustom":
             return "gather"

@@ -1,4 +1,4 @@
-"""Two reports beside each other, and whether the second is worse than a threshold allows."""
+"""Compares two reports, and whether the second is worse than a threshold allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPARED = ("modelled_ms", "estimated_ms", "peak_bytes", "bytes", "flops")
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure of two reports."""
+    """One figure in two reports."""
 
     figure: str
     before: float
@@ -33,12 +33,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two reports.
+    """The comparison of two reports.
 
     Attributes:
-        differences: By figure.
-        threshold: Ratio past which a figure counts as worse.
-        remarks: What the figures do not say: other targets, options, more operations without an estimate.
+        differences: One per figure.
+        threshold: Ratio above which a figure counts as worse.
+        remarks: Caveats: different targets, options, or numbers of operations without an estimate.
     """
 
     differences: tuple[Difference, ...]
@@ -47,7 +47,7 @@ class Comparison:
 
     @property
     def worse(self) -> tuple[str, ...]:
-        """Figures that grew past the threshold."""
+        """Figures that grew by more than the threshold."""
         return tuple(d.figure for d in self.differences if d.ratio > self.threshold)
 
     def __str__(self) -> str:
@@ -56,19 +56,19 @@ class Comparison:
         return "\n".join([head, *map(str, self.differences), *self.remarks, verdict])
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, fit for JSON."""
+        """Plain, JSON-serializable values."""
         rows = [{"figure": d.figure, "before": d.before, "after": d.after, "ratio": d.ratio} for d in self.differences]
         return {"rows": rows, "threshold": self.threshold, "worse": self.worse, "remarks": self.remarks}
 
 
 def compare(before: AotReport, after: AotReport, threshold: float = 1.02) -> Comparison:
-    """The figures of a step of two reports, and which of the second are worse.
+    """Compare the figures of a step in two reports.
 
     Raises:
-        TPUConfigurationError: A threshold that is no ratio.
+        TPUConfigurationError: The threshold is not a positive, finite ratio.
     """
     if not 0 < threshold < math.inf:
-        raise TPUConfigurationError(f"threshold is {threshold}; allowed: a ratio above 0, such as 1.02")
+        raise TPUConfigurationError(f"threshold={threshold} is invalid. Allowed: a ratio > 0, such as 1.02.")
     differences = tuple(Difference(f, getattr(before, f), getattr(after, f)) for f in _COMPARED)
     return Comparison(differences, threshold, tuple(_remarks(before, after)))
 
@@ -91,15 +91,15 @@ def _remarks(before: AotReport, after: AotReport) -> Iterator[str]:
 
 
 def read_report(path: str) -> AotReport:
-    """The report in a JSON file.
+    """Read a report from a JSON file.
 
     Raises:
-        TPUConfigurationError: There is no such file, or it holds no report of this version.
+        TPUConfigurationError: The file does not exist, or is not a report of this version.
     """
     try:
         content = json.loads(Path(path).read_text())
     except (OSError, ValueError) as cause:
         raise TPUConfigurationError(
-            f"{path} cannot be read as JSON: {cause}. Name a file that --json wrote."
+            f"{path} cannot be read as JSON: {cause}. Allowed: a file that --json wrote."
         ) from cause
     return AotReport.from_dict(content)

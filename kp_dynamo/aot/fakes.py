@@ -1,4 +1,4 @@
-"""A model and its arguments without their memory: the same module with fake tensors in the place of its own."""
+"""Copies a model and its arguments onto fake tensors, which have no memory."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kp_dynamo.exceptions import TPUModelPreparationError
 
 
 class Fakes:
-    """Makes fake CPU tensors of the shapes of others, one a tensor, so that ties stay ties.
+    """Creates one fake CPU tensor per tensor, so that tied tensors stay tied.
 
-    Real tensors may be anywhere; those on the meta device have no memory to begin with.
+    The originals may be on any device, including the meta device.
     """
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._made: dict[int, torch.Tensor] = {}
-        self._alive: list[torch.Tensor] = []  # an id is free again once its tensor has gone
+        self._alive: list[torch.Tensor] = []  # an id may be reused after its tensor is freed
 
     def model(self, model: Callable[..., Any]) -> Callable[..., Any]:
-        """A copy of a module on fake parameters and buffers; a plain function as it is."""
+        """A copy of a module with fake parameters and buffers; a plain function is returned unchanged."""
         if not isinstance(model, nn.Module):
             return model
         memo: dict[int, Any] = {}
@@ -35,8 +35,8 @@ class Fakes:
             return copy.deepcopy(model, memo)
         except Exception as cause:
             raise TPUModelPreparationError(
-                f"{type(model).__name__} cannot be copied ({type(cause).__name__}: {cause}), and compiling ahead of "
-                "time works on a copy. Make copy.deepcopy(model) work, or drop what it cannot copy from the module."
+                f"{type(model).__name__} cannot be copied ({type(cause).__name__}: {cause}), but ahead-of-time "
+                "compilation needs a copy. Try: make copy.deepcopy(model) work, or remove what it cannot copy."
             ) from cause
 
     def arguments(self, args: Any) -> Any:
@@ -53,7 +53,7 @@ class Fakes:
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is not torch.strided:
             raise TPUModelPreparationError(
-                f"a tensor of shape {tuple(tensor.shape)} has layout {tensor.layout}, which XLA does not have. "
+                f"a tensor of shape {tuple(tensor.shape)} has layout {tensor.layout}, which XLA does not support. "
                 "Allowed: dense tensors."
             )
         with self.mode, torch.no_grad():
@@ -64,7 +64,7 @@ class Fakes:
         return fake.requires_grad_(tensor.requires_grad)
 
 
-# What torch 2.9's mark_dynamic, maybe_mark_dynamic and mark_static leave on a tensor.
+# Attributes that torch 2.9's mark_dynamic, maybe_mark_dynamic and mark_static set on a tensor.
 _MARKS = (
     "_dynamo_dynamic_indices",
     "_dynamo_dynamic_range",

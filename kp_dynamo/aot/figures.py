@@ -1,4 +1,4 @@
-"""The figures of a report: what was measured of each program, and what follows from it for a step."""
+"""The figures of a report: measured per program, derived per step."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ DISCLAIMER = (
 
 @dataclass(frozen=True)
 class AotFigures:
-    """What a TPU generation makes of a model, as frozen values; its properties are derived from them.
+    """The figures of a model compiled for a TPU generation, as frozen values; its properties are derived from them.
 
     Attributes:
         target: The generation.
         backend: "kp_tpu", or "openxla" for torch_xla's own.
-        options: As the user gave them.
-        train: Whether backward programs are among them.
-        matmul_precision: Of float32 products.
-        programs: In the order in which they were compiled.
-        memory_budget_bytes: What a program may use: the share of the chip's memory that the options allow.
+        options: The options that the user set.
+        train: Whether backward programs are included.
+        matmul_precision: Precision of float32 matmuls.
+        programs: The programs, in compilation order.
+        memory_budget_bytes: Memory that a program may use, according to the options.
         seconds: By stage: "dynamo", "aot", "passes", "trace" (of this process), "tpu" (the sum over the programs,
-            while this process goes on tracing) and "total" (from the call to the report).
-        peak_host_mib: Most memory that this process has held so far.
-        passes: Lines of what each pass did.
-        graph_breaks: Lines of where Dynamo ended a graph, and why.
-        fallbacks: Lines of what would run on the CPU in between; its time is in no figure.
-        num_tokens: Elements of the first argument where it holds integers, else 0.
-        versions: Of torch, torch_xla, libtpu, jax and this package.
+            which compile while this process is tracing) and "total" (from the call to the report).
+        peak_host_mib: Peak memory of this process so far.
+        passes: One line per pass and graph: what it did.
+        graph_breaks: One line per graph break: its place and reason.
+        fallbacks: One line per operator that would fall back to the CPU; their time is in no figure.
+        num_tokens: Elements of the first argument if it is an integer tensor, else 0.
+        versions: Versions of torch, torch_xla, libtpu, jax and this package.
     """
 
     target: str
@@ -52,7 +52,7 @@ class AotFigures:
 
     @property
     def cycles(self) -> int:
-        """Of a step: all programs, as often as they run."""
+        """Cycles of a step: all programs, times their runs."""
         return sum(p.runs * p.cycles for p in self.programs)
 
     @property
@@ -67,7 +67,7 @@ class AotFigures:
 
     @property
     def custom_call_ms(self) -> float:
-        """Milliseconds of these that are rooflines of custom calls, of which the cycles have nothing."""
+        """The part of `modelled_ms` that is rooflines of custom calls, which the cycles do not include."""
         return sum(p.runs * p.custom_call_ms for p in self.programs)
 
     @property
@@ -82,22 +82,22 @@ class AotFigures:
 
     @property
     def model_flops(self) -> int:
-        """Operations that the graphs ask for."""
+        """FLOPs of the graphs' matmuls."""
         return sum(p.runs * p.model_flops for p in self.programs)
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Operations without an estimate, by program."""
+        """Operations without a cycle estimate, with their program."""
         return tuple(f"{p.name} {name}" for p in self.programs for name in p.unknown)
 
     @property
     def peak_bytes(self) -> int:
-        """Memory of the program that takes most."""
+        """Memory of the largest program."""
         return max((p.peak_bytes for p in self.programs), default=0)
 
     @property
     def fits(self) -> bool:
-        """Whether every program stays within the budget of memory."""
+        """Whether every program fits the memory budget."""
         return self.peak_bytes <= self.memory_budget_bytes
 
     @property
@@ -107,34 +107,34 @@ class AotFigures:
 
     @property
     def flops_floor_ms(self) -> float:
-        """Milliseconds below which the products alone cannot go."""
+        """Lower bound of a step in milliseconds: the matmuls at peak FLOP/s."""
         return sum(p.runs * p.flops_floor_ms(self.target) for p in self.programs)
 
     @property
     def bytes_floor_ms(self) -> float:
-        """Milliseconds below which arguments and results cannot be moved."""
+        """Lower bound of a step in milliseconds: moving arguments and results once."""
         return sum(p.runs * p.bytes_floor_ms(self.target) for p in self.programs)
 
     @property
     def over_floor(self) -> float:
-        """Modelled time over the higher of the two floors of each program."""
+        """Modelled time over the higher of each program's two lower bounds."""
         floors = ((p, p.flops_floor_ms(self.target), p.bytes_floor_ms(self.target)) for p in self.programs)
         floor = sum(p.runs * max(by_flops, by_bytes) for p, by_flops, by_bytes in floors)
         return self.modelled_ms / floor if floor else 0.0
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation: operations that the graphs ask for, over the peak in the modelled time."""
+        """Model FLOP utilisation: FLOPs of the graphs' matmuls, over the peak in the modelled time."""
         return self.flops_floor_ms / self.modelled_ms if self.modelled_ms else 0.0
 
     @property
     def usd_per_million_steps(self) -> float:
-        """At the chip's hourly price and the modelled time."""
+        """Price of a million steps at the chip's hourly price and the modelled time."""
         return CHIPS[self.target].usd_per_hour * self.modelled_ms * 1e6 / 3.6e6
 
     @property
     def usd_per_million_tokens(self) -> float | None:
-        """The same by token; None where the first argument holds no integers."""
+        """The same per token; None if the first argument is not an integer tensor."""
         return self.usd_per_million_steps / self.num_tokens if self.num_tokens else None
 
     def totals(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Scheduled HLO text as the TPU compiler prints it, read into instructions.
+"""Parses the scheduled HLO text of the TPU compiler into instructions.
 
-The text is XLA's own (`HloModule::ToString`): a computation is a header line and indented instructions,
+The text comes from XLA's `HloModule::ToString`: a computation is a header line and indented instructions,
 
     %fusion.3 = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} fusion(%a, %b), kind=kOutput, calls=%fused.3, metadata={...}, ...
 """
@@ -25,12 +25,12 @@ _OP_NAME = re.compile(r'metadata=\{op_name="([^"]*)"')
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of an array or a tuple of them, by the memory it lives in; layouts name space 1 VMEM.
+    """Sizes of an array or a tuple of arrays, by memory space; space 1 in a layout is VMEM.
 
     Attributes:
-        hbm_bytes: In the chip's memory.
-        vmem_bytes: In vector memory.
-        dims: Of the first array.
+        hbm_bytes: Bytes in HBM.
+        vmem_bytes: Bytes in VMEM.
+        dims: Dimensions of the first array.
     """
 
     hbm_bytes: int = 0
@@ -43,7 +43,7 @@ class Shape:
 
     @classmethod
     def read(cls, text: str) -> Shape:
-        """From HLO text such as "(f32[8,128]{1,0}, bf16[4]{0:T(256)S(1)})"."""
+        """Parse HLO text such as "(f32[8,128]{1,0}, bf16[4]{0:T(256)S(1)})"."""
         hbm, vmem, first = 0, 0, None
         for dtype, dims, layout in _ARRAY.findall(text):
             sizes = tuple(int(d) for d in dims.split(",") if d)
@@ -57,7 +57,7 @@ class Shape:
 
 
 def _element_bytes(dtype: str) -> int:
-    """Bytes of an element; what is smaller than a byte takes one."""
+    """Bytes of an element, at least one."""
     bits = re.search(r"\d+", dtype)
     return 1 if dtype in ("pred", "token") or bits is None else max(1, int(bits[0]) // 8)
 
@@ -74,25 +74,25 @@ class Instruction:
 
     @property
     def cycles(self) -> int | None:
-        """The compiler's estimate, where it gives one."""
+        """The compiler's cycle estimate, or None."""
         found = _CYCLES.search(self.attributes)
         return int(found[1]) if found else None
 
     @property
     def declared_flops(self) -> int | None:
-        """What whoever made a custom call says that it computes, where they do."""
+        """The FLOPs that a custom call declares, or None."""
         found = _DECLARED.search(self.attributes)
         return int(found[1]) if found else None
 
     @property
     def trips(self) -> int | None:
-        """How often a loop's body runs, where the compiler knows."""
+        """The trip count of a loop, or None if unknown."""
         found = _TRIPS.search(self.attributes)
         return int(found[1]) if found else None
 
     @property
     def op_name(self) -> str:
-        """What the traced program called the operation that this came from."""
+        """The name of its operation in the traced program, or ""."""
         found = _OP_NAME.search(self.attributes)
         return found[1] if found else ""
 
@@ -123,19 +123,19 @@ class Module:
                 current.append(instruction)
 
     def within(self, instruction: Instruction) -> Iterator[Instruction]:
-        """What a fusion is made of, fusions inside it included."""
+        """The instructions inside a fusion, including nested fusions."""
         for inner in self.computations.get(instruction.called("calls"), ()):
             yield inner
             yield from self.within(inner)
 
-    def has_product(self, instruction: Instruction) -> bool:
-        """Whether the matrix units work for it."""
+    def has_matmul(self, instruction: Instruction) -> bool:
+        """Whether the instruction calls a computation with a matmul."""
         called = instruction.called("calls")
-        return called in self._with_product
+        return called in self._with_matmul
 
     @cached_property
-    def _with_product(self) -> frozenset[str]:
-        """Computations that hold a product or call one that does."""
+    def _with_matmul(self) -> frozenset[str]:
+        """Computations that contain a matmul or call one that does."""
         found: set[str] = set()
         while True:
             more = {
@@ -162,7 +162,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _matching(text: str, start: int) -> int:
-    """The position after the parenthesis that closes the one at `start`."""
+    """The position after the parenthesis that matches the one at `start`."""
     depth = 0
     for position in range(start, len(text)):
         depth += (text[position] == "(") - (text[position] == ")")

@@ -1,4 +1,4 @@
-"""A report as one HTML page with pictures, which needs no network and no script."""
+"""A report as one self-contained HTML page with pictures, without scripts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _drawing(height: float) -> tuple[Any, Any]:
         from matplotlib.figure import Figure
     except ImportError as cause:
         raise TPUNotAvailableError(
-            'the pictures of the page need matplotlib; install it with pip install "kp_dynamo[tpu]"'
+            'the pictures of the page need matplotlib. Try: pip install "kp_dynamo[tpu]"'
         ) from cause
     figure = Figure(figsize=(9, height), layout="constrained")
     axes = figure.add_subplot()
@@ -53,7 +53,7 @@ def _drawing(height: float) -> tuple[Any, Any]:
 
 
 def _svg(figure: Any) -> str:
-    """The drawing as an SVG element; without the date, so that equal reports give equal pages."""
+    """The figure as an SVG element, without a date, so that equal reports give equal pages."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return text.getvalue()[text.getvalue().index("<svg") :]

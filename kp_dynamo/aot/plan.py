@@ -1,4 +1,4 @@
-"""What is to be compiled ahead of time, checked before anything starts."""
+"""The checked arguments of `aot_compile`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_EVERY_BACKEND = ("target", "memory_fraction", "memory_budget_gb", "compile_t
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be compiled, and how."""
+    """What to compile, and how."""
 
     model: Callable[..., Any]
     args: tuple[Any, ...]
@@ -32,30 +32,34 @@ class Plan:
 
     @property
     def needs_device(self) -> bool:
-        """Whether the model is called on tensors of the device: torch_xla's own bridge knows no other way to trace."""
+        """Whether the model must be called on device tensors: torch_xla's own bridge cannot trace otherwise."""
         return self.backend == "openxla" or self.options.lowering == "stock"
 
 
 def plan_of(model: Any, args: Any, target: str, options: Any, backend: str, train: bool) -> Plan:
-    """What the caller of `aot_compile` asks for.
+    """Check the arguments of `aot_compile`.
 
     Raises:
-        TPUConfigurationError: A target, option or backend that there is not.
-        TPUModelPreparationError: A model that cannot be called, arguments that are no sequence, or no shapes yet.
+        TPUConfigurationError: An unknown target, option or backend.
+        TPUModelPreparationError: The model is not callable, `args` is not a sequence, or a tensor has no shape yet.
     """
     _require_target(target)
     if backend not in BACKENDS:
-        raise TPUConfigurationError(f"backend {backend!r} is not known; allowed: {', '.join(BACKENDS)}")
+        raise TPUConfigurationError(f"backend={backend!r} is unknown. Allowed: {', '.join(BACKENDS)}.")
     if not callable(model):
-        raise TPUModelPreparationError(f"the model is {type(model).__name__}, which cannot be called; give a module")
+        raise TPUModelPreparationError(
+            f"model of type {type(model).__name__} is invalid: it is not callable. Allowed: a module or function."
+        )
     if isinstance(args, torch.Tensor) or not isinstance(args, Sequence):
         raise TPUModelPreparationError(
-            f"args is {type(args).__name__}; allowed: a tuple of what the model is called with, such as (tokens,)"
+            f"args of type {type(args).__name__} is invalid. Allowed: a tuple of arguments, such as (tokens,)."
         )
     given = CompileOptions.from_dict(options).given_values()
     _require_options_of(backend, given)
     if given.get("target", target) not in ("auto", target):
-        raise TPUConfigurationError(f"target={target!r}, but options say {given['target']!r}; give one of them")
+        raise TPUConfigurationError(
+            f"target={target!r} conflicts with the option target={given['target']!r}. Try: set only one of them."
+        )
     _require_shapes(model, args)
     return Plan(
         model, tuple(args), target, given, CompileOptions.from_dict({**given, "target": target}), backend, train
@@ -66,7 +70,8 @@ def _require_options_of(backend: str, given: dict[str, Any]) -> None:
     ours = [name for name in given if name not in _OF_EVERY_BACKEND]
     if backend == "openxla" and ours:
         raise TPUConfigurationError(
-            f"backend='openxla' has no option {ours[0]!r}; allowed: {', '.join(_OF_EVERY_BACKEND)}, or backend='kp_tpu'"
+            f"backend='openxla' has no option {ours[0]!r}. Allowed: {', '.join(_OF_EVERY_BACKEND)}. "
+            "Try: backend='kp_tpu'."
         )
 
 
@@ -76,12 +81,12 @@ def _require_shapes(model: Any, args: Any) -> None:
     for name, tensor in {**named, **given}.items():
         if torch.nn.parameter.is_lazy(tensor):
             raise TPUModelPreparationError(
-                f"{name} has no shape yet: a lazy module gets it from its first input. Call the model once before."
+                f"{name} has no shape yet: a lazy module gets it from its first input. Try: call the model once first."
             )
 
 
 def _require_target(target: str) -> None:
     if target not in CHIPS:
         nearest = difflib.get_close_matches(str(target), CHIPS, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise TPUConfigurationError(f"target {target!r} is not known; {hint}allowed: {', '.join(CHIPS)}")
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+        raise TPUConfigurationError(f"target={target!r} is unknown{hint} Allowed: {', '.join(CHIPS)}.")

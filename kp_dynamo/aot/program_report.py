@@ -1,4 +1,4 @@
-"""One compiled program as `AotReport` has it: plain frozen values, and how they are read from JSON."""
+"""The report of one compiled program: plain frozen values, and reading them from JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kp_dynamo.hardware import CHIPS
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an operation of a program came from: the ATen operator, and the user's line ("" where none is known)."""
+    """The origin of an operation: the ATen operator, and the user's line ("" if unknown)."""
 
     op: str
     line: str
@@ -19,16 +19,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class FusionReport:
-    """One operation of the schedule, most often a fusion.
+    """One operation of the schedule, usually a fusion.
 
     Attributes:
-        name: In the compiled program.
+        name: Name in the compiled program.
         kind: "matmul", "elementwise and reduce", "copy", "gather", "custom call" or "other".
-        times: How often it runs in a step.
-        cycles: The compiler's estimate of all its runs; None where it gives none.
+        times: How often it runs in a run of the program.
+        cycles: The compiler's estimate of all its runs; None if it gives none.
         modelled_ms: Modelled time of all its runs.
-        hbm_bytes: Bytes of the chip's memory that all its runs move.
-        origins: What it is made of.
+        hbm_bytes: Bytes that all its runs move to and from HBM.
+        origins: The operations it was compiled from.
     """
 
     name: str
@@ -42,15 +42,15 @@ class FusionReport:
 
 @dataclass(frozen=True)
 class CustomCallReport:
-    """A program of somebody else's inside a program, which the compiler takes as it is and has no cycles for.
+    """A custom call, such as a Pallas kernel, for which the compiler has no cycle estimate.
 
     Attributes:
-        name: In the compiled program.
-        times: How often it runs in a step.
-        flops: What it declares for all its runs; None where it declares nothing, and its bytes are all that is known.
-        hbm_bytes: Its operands and results in the chip's memory, each once a run.
-        roofline_ms: What all its runs take at least: FLOPs at the bfloat16 peak, or bytes at the memory's speed.
-        origins: What it is made of.
+        name: Name in the compiled program.
+        times: How often it runs in a run of the program.
+        flops: FLOPs that it declares, for all its runs; None if it declares none, so only its bytes are known.
+        hbm_bytes: Bytes of its operands and results in HBM, each once per run.
+        roofline_ms: Lower bound of all its runs: FLOPs at the bfloat16 peak, or bytes at HBM bandwidth.
+        origins: The operations it was compiled from.
     """
 
     name: str
@@ -63,30 +63,30 @@ class CustomCallReport:
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """One program, as the TPU compiler made it.
+    """One program compiled by the TPU compiler. Sizes are padded to the chip's tiles.
 
     Attributes:
-        name: Of the graph: "1.forward".
-        runs: How often a step runs it: equal graphs have one program. All other figures here are of one run.
-        compile_s: Seconds that the TPU compiler took.
-        argument_bytes: Parameters and inputs; sizes are padded to the chip's tiles.
-        output_bytes: Results, those that are saved for the backward among them.
-        temp_bytes: Temporaries.
-        alias_bytes: Results that take the memory of arguments.
-        generated_code_bytes: The program itself.
-        flops: Operations by the compiler's count.
-        bytes: Bytes read and written in any memory, by the same.
-        hbm_bytes: Of these, what the schedule moves to and from the chip's memory.
-        model_flops: Operations of the products that the graph asks for.
-        cycles: The compiler's cycles in all.
-        estimated_ms: These by the chip's clock.
-        modelled_ms: Matmul fusions by their cycles, custom calls by their rooflines, all else by its bytes; see the
-            documentation of the calibration.
-        unknown: Operations for which the compiler gives no cycles, which therefore count as none.
+        name: Name of the graph, such as "1.forward".
+        runs: How often a step runs it; equal graphs share one program. All other figures are for one run.
+        compile_s: Compile time in seconds.
+        argument_bytes: Size of parameters and inputs.
+        output_bytes: Size of the results, including those saved for the backward.
+        temp_bytes: Size of the temporaries.
+        alias_bytes: Size of the results that reuse donated arguments.
+        generated_code_bytes: Size of the program itself.
+        flops: FLOPs, as the compiler counts them.
+        bytes: Bytes read and written in any memory, as the compiler counts them.
+        hbm_bytes: Bytes that the schedule moves to and from HBM.
+        model_flops: FLOPs of the graph's matmuls.
+        cycles: Total of the compiler's cycles.
+        estimated_ms: `cycles` at the chip's clock.
+        modelled_ms: Matmul fusions by their cycles, custom calls by their rooflines, everything else by its bytes; see
+            the calibration.
+        unknown: Operations without a cycle estimate, which count as 0 cycles.
         ms_by_kind: Modelled milliseconds by kind of operation.
         dearest: The operations with the highest modelled time.
         num_copies: Copies and relayouts in the schedule.
-        custom_calls: What the compiler has no cycles for, in order.
+        custom_calls: Custom calls without a cycle estimate, in order.
     """
 
     name: str
@@ -112,28 +112,28 @@ class ProgramReport:
 
     @property
     def custom_call_ms(self) -> float:
-        """The part of `modelled_ms` that is rooflines of custom calls: at least that long, and in no cycles."""
+        """The part of `modelled_ms` that is rooflines of custom calls, a lower bound that `cycles` does not include."""
         return sum(call.roofline_ms for call in self.custom_calls)
 
     @property
     def peak_bytes(self) -> int:
-        """Memory of the chip that a run takes at most."""
+        """Peak memory of a run."""
         return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes + self.generated_code_bytes
 
     def flops_floor_ms(self, target: str) -> float:
-        """Milliseconds that the products of the graph take at the chip's bfloat16 peak."""
+        """Milliseconds that the graph's matmuls take at the chip's bfloat16 peak."""
         return self.model_flops / CHIPS[target].bf16_flops * 1e3
 
     def bytes_floor_ms(self, target: str) -> float:
-        """Milliseconds that reading the arguments and writing the results once takes."""
+        """Milliseconds to read the arguments and write the results once."""
         return (self.argument_bytes + self.output_bytes) / CHIPS[target].hbm_bytes_per_s * 1e3
 
 
 def program_from_dict(content: Mapping[str, Any]) -> ProgramReport:
-    """The program that `dataclasses.asdict` made plain values of.
+    """The inverse of `dataclasses.asdict` for a ProgramReport.
 
     Raises:
-        KeyError, TypeError: They are of something else.
+        KeyError, TypeError: The content is not a ProgramReport.
     """
     known = {f.name: content[f.name] for f in fields(ProgramReport)}
     dearest = tuple(FusionReport(**{**fusion, "origins": _origins(fusion)}) for fusion in content["dearest"])

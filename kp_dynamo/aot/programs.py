@@ -1,4 +1,4 @@
-"""From a compiled program to the report of it."""
+"""Builds the report of a compiled program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_ORIGINS = 8
 
 
 def program_report(name: str, program: ExportedProgram, made: Compiled, chip: Chip) -> ProgramReport:
-    """The figures of a program that the TPU's compiler has made."""
+    """The figures of a program that the TPU compiler compiled."""
     cost = cost_of(Module(made.hlo), chip)
     by_kind: defaultdict[str, float] = defaultdict(float)
     for op in cost.ops:
@@ -25,7 +25,7 @@ def program_report(name: str, program: ExportedProgram, made: Compiled, chip: Ch
     dearest = sorted(cost.ops, key=lambda op: -op.total_seconds)[:NUM_DEAREST]
     return ProgramReport(
         name=name,
-        runs=max(1, program.num_runs),  # a program that was handed over was wanted
+        runs=max(1, program.num_runs),  # a submitted program runs at least once
         compile_s=made.seconds,
         argument_bytes=made.argument_bytes,
         output_bytes=made.output_bytes,

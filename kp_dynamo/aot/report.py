@@ -1,4 +1,4 @@
-"""What `aot_compile` returns: the figures, as text, as JSON and as a page."""
+"""The result of `aot_compile`: figures, as text, JSON and an HTML page."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from kp_dynamo.aot.report_text import text_of
 from kp_dynamo.exceptions import TPUConfigurationError
 
 SCHEMA = 3
-"""Version of the JSON form; one that is read must have this one."""
+"""Version of the JSON form; `from_dict` accepts only this version."""
 
 
 @dataclass(frozen=True)
 class AotReport(AotFigures):
-    """What a TPU generation makes of a model; `str()` is for people, `to_dict()` for JSON, `to_html()` a page.
+    """The report of a model compiled for a TPU; `str()` is for people, `to_dict()` for JSON, `to_html()` for a page.
 
     Its attributes and figures are those of `AotFigures`.
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Plain, JSON-serializable values."""
         derived = ("peak_bytes", "custom_call_ms")
         peaks = [{**asdict(p), **{name: getattr(p, name) for name in derived}} for p in self.programs]
         content = {**asdict(self), "programs": peaks, "totals": self.totals()}
@@ -32,22 +32,24 @@ class AotReport(AotFigures):
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> AotReport:
-        """The report that `to_dict` gave.
+        """The inverse of `to_dict`.
 
         Raises:
-            TPUConfigurationError: It is no such report, or of another version.
+            TPUConfigurationError: The content is not a report, or has another version.
         """
         found = content.get("schema") if isinstance(content, Mapping) else None
         if found != SCHEMA:
             raise TPUConfigurationError(
-                f"this is no report of version {SCHEMA} (its schema is {found!r}). Write it anew with "
+                f"schema={found!r} of the report is invalid. Allowed: {SCHEMA}. Try: write the report again with "
                 "python -m kp_dynamo aot SPEC --json FILE."
             )
         try:
             known = {f.name: content[f.name] for f in fields(cls)}
             programs = tuple(program_from_dict(p) for p in content["programs"])
         except (KeyError, TypeError) as cause:
-            raise TPUConfigurationError(f"a report of version {SCHEMA} without {cause}; write it anew") from cause
+            raise TPUConfigurationError(
+                f"the report of version {SCHEMA} is incomplete: {cause}. Try: write the report again."
+            ) from cause
         lists = {name: tuple(known[name]) for name in ("passes", "graph_breaks", "fallbacks")}
         return cls(**{**known, **lists, "programs": programs})
 
@@ -55,7 +57,7 @@ class AotReport(AotFigures):
         """One page that needs no network: the figures, a roofline, where the time goes, and the memory.
 
         Raises:
-            TPUNotAvailableError: matplotlib, which draws the pictures, is not installed.
+            TPUNotAvailableError: matplotlib is not installed.
         """
         return page_of(self)
 

@@ -13,7 +13,7 @@ _NUM_ORIGINS = 3
 
 
 def text_of(report: AotFigures) -> str:
-    """Headline, memory, programs, the dearest operations, what has no estimate, seconds: a section each."""
+    """Sections: headline, memory, programs, dearest operations, operations without an estimate, seconds."""
     return "\n".join(
         [
             *_headline(report),
@@ -129,7 +129,7 @@ def _times(program: ProgramReport) -> str:
 
 
 def _of_a_step(pair: tuple[FusionReport, ProgramReport]) -> float:
-    """Sorts the operations that cost a step most to the front."""
+    """Sort key: the most expensive operations of a step first."""
     fusion, program = pair
     return -program.runs * fusion.modelled_ms
 

@@ -1,4 +1,4 @@
-"""The two ways in which a model's programs come out of `torch.compile`: on tensors without memory, or on zeros."""
+"""Traces a model's programs through `torch.compile`, with fake tensors or with real zeros."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Receive = Callable[[ExportedProgram], None]
 
 
 def call_on_fakes(plan: Plan, receive: Receive, observe: Observe) -> None:
-    """Compile without running; the calls that a step makes are counted all the same, those of the backward as well."""
+    """Compile on fake tensors, without running; the program calls of a step and its backward are still counted."""
     fakes = Fakes()
     model, args = fakes.model(uncompiled(plan.model)), fakes.arguments(plan.args)
     session = Session(plan.options.cache_size, observe, Export(receive))
@@ -35,7 +35,7 @@ def call_on_fakes(plan: Plan, receive: Receive, observe: Observe) -> None:
 
 
 def call_on_zeros(plan: Plan, receive: Receive, observe: Observe) -> None:
-    """Call the model on tensors of the device, of zeros where they had no memory; its programs give zeros as well."""
+    """Call the model on device tensors, with zeros for meta tensors; its programs return zeros too."""
     device = xla.device()
     model, args = _on_device(uncompiled(plan.model), device), _arguments_on_device(plan.args, device)
     session = Session(plan.options.cache_size, observe)
@@ -54,12 +54,12 @@ def _backend(session: Session, plan: Plan) -> Callable[..., Any]:
 
 
 def _call(model: Callable[..., Any], args: tuple[Any, ...], backend: Any) -> Any:
-    """One call of the compiled model, with our own errors as they are and torch's in one of ours."""
+    """Call the compiled model once; our own errors are unwrapped and torch's become XLACompilationError."""
 
     def call(*given: Any) -> Any:
         return model(*given)
 
-    # Dynamo compiles what Python functions do, and not a built-in function itself.
+    # Dynamo does not compile a built-in function, only Python functions that call one.
     compiled = torch.compile(model if isinstance(model, nn.Module) else call, backend=backend)
     try:
         return compiled(*args)
@@ -77,7 +77,7 @@ def _refusal(cause: BaseException) -> XLACompilationError:
     return XLACompilationError(
         f"the model cannot be traced ahead of time: {type(cause).__name__}: {reason[0]} "
         "Allowed: models whose shapes and Python branches do not depend on values of tensors (.item(), nonzero, "
-        "if x.sum() > 0). Compile the part without them, or give the value as a number."
+        "if x.sum() > 0). Try: compile the part without them, or pass the value as a number."
     )
 
 

@@ -1,10 +1,10 @@
-"""A process of its own that compiles StableHLO with libtpu. It stands alone: jax and the standard library suffice.
+"""A worker process that compiles StableHLO with libtpu. It imports only jax and the standard library.
 
-So it can run in an environment that has neither torch nor this package (a newer libtpu for a newer chip), its noise
-stays out of the user's terminal, and it can be killed.
+It can therefore run in an environment without torch and this package (a newer libtpu for a newer chip). A separate
+process also keeps libtpu's output off the user's terminal, and can be killed.
 
-`python worker.py TARGET` answers on its standard output, a line of JSON a message: first {"ready": ...}, then one
-for each line {"stablehlo": PATH, "hlo": PATH, "donated": [PARAMETER, ...]} that it reads.
+`python worker.py TARGET` writes one line of JSON per message to its standard output: first {"ready": ...}, then one
+answer for each line {"stablehlo": PATH, "hlo": PATH, "donated": [PARAMETER, ...]} that it reads.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-# JAX's name of the smallest topology of each generation.
+# JAX's name for the smallest topology of each generation.
 TOPOLOGIES = {"v4": "v4:1x1x1", "v5e": "v5e:1x1", "v5p": "v5p:1x1x1", "v6e": "v6e:1x1", "v7": "tpu7x:2x2x1"}
 
 
 def main() -> None:
     """Serve until the standard input ends."""
-    # libtpu and what it starts write to the standard output as well.
+    # libtpu and its child processes also write to the standard output, so redirect that to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -33,7 +33,7 @@ def main() -> None:
     start = time.perf_counter()
     try:
         compiler = _Compiler(sys.argv[1])
-    except Exception as problem:  # noqa: BLE001  # whatever it is, the parent has to hear of it
+    except Exception as problem:  # noqa: BLE001  # report any failure to the parent
         answer({"failed": f"{type(problem).__name__}: {problem}"})
         return
     answer({"ready": compiler.versions, "seconds": time.perf_counter() - start})
@@ -55,7 +55,7 @@ class _Compiler:
         from jax._src.lib import xla_client
         from jax.experimental import topologies
 
-        # (1, 1, 1) chips a host; v7's smallest topology is one host of four, of which a program takes one.
+        # (1, 1, 1) chips per host; v7's smallest topology is one host of four chips, of which a program uses one.
         hosts = {} if target == "v7" else {"chips_per_host_bounds": [1, 1, 1]}
         topology = topologies.get_topology_desc(TOPOLOGIES[target], "tpu", **hosts)
         self._device = topology.devices[0]
@@ -70,9 +70,9 @@ class _Compiler:
         }
 
     def compiled(self, stablehlo: str, hlo: str, donated: list[int]) -> dict[str, Any]:
-        """Compile the file `stablehlo` (MLIR bytecode), write the scheduled program to `hlo`; its figures.
+        """Compile the file `stablehlo` (MLIR bytecode), write the scheduled program to `hlo`, and return its figures.
 
-        Results may take the buffers of the parameters `donated`.
+        The parameters `donated` may be reused for results.
         """
         with open(stablehlo, "rb") as file:
             module = self._read(file.read(), donated)
@@ -86,7 +86,7 @@ class _Compiler:
         memory = executable.get_compiled_memory_stats()
         names = ("argument", "output", "temp", "alias", "generated_code")
         sizes = {f"{name}_bytes": getattr(memory, f"{name}_size_in_bytes") for name in names}
-        # What a program has none of is left out.
+        # The cost analysis omits zero entries.
         flops, moved = cost.get("flops", 0.0), cost.get("bytes accessed", 0.0)
         return {"seconds": seconds, "flops": flops, "bytes": moved, **sizes}
 
@@ -94,7 +94,7 @@ class _Compiler:
         """The scheduled program as text."""
         if self._dumps is None:
             return str(executable.hlo_modules()[0].to_string())
-        # jaxlib 0.10.2 cannot read every program of libtpu 0.0.51 back, so libtpu writes it down itself.
+        # jaxlib 0.10.2 cannot parse every program of libtpu 0.0.51, so libtpu dumps the text itself.
         [found] = self._dumps.glob("*IrToHlo*.after_codegen.txt")
         text = found.read_text()
         for file in self._dumps.glob("*"):
@@ -108,21 +108,21 @@ class _Compiler:
         return folder
 
     def _read(self, artifact: bytes, donated: list[int]) -> Any:
-        """A portable artifact as this JAX takes it: 0.7 the bytes themselves, 0.10 what they stand for."""
+        """A portable artifact in the form this JAX accepts: bytes for 0.7, a deserialized module for 0.10."""
         takes_bytes = tuple(int(part) for part in self.versions["jax"].split(".")[:2]) < (0, 8)
         if takes_bytes and not donated:
             return artifact
         from jax._src.interpreters import mlir
         from jaxlib.mlir.dialects import stablehlo
 
-        self._context = mlir.make_ir_context()  # the module lives as long as it does
+        self._context = mlir.make_ir_context()  # the module needs it alive
         module = stablehlo.deserialize_portable_artifact(self._context, artifact)
         _donate(module, donated)
         return mlir.module_to_bytecode(module) if takes_bytes else module
 
 
 def _donate(module: Any, parameters: list[int]) -> None:
-    """Let XLA give the results of a program the buffers of these parameters, as it sees fit."""
+    """Donate these parameters: XLA may reuse their buffers for any results."""
     from jaxlib.mlir import ir
 
     [main] = [op for op in module.body.operations if op.attributes["sym_name"].value == "main"]

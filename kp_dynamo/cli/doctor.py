@@ -1,4 +1,4 @@
-"""`doctor`: what is installed, whether the device starts, whether a small compilation is right, what is known wrong."""
+"""`doctor`: installed versions, device start, a self-test of a small compilation, and known limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SETTINGS = ("PJRT_DEVICE", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "TORCH_LOGS", "KP_T
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried."""
+    """The result of one check."""
 
     name: str
     status: Status
@@ -37,13 +37,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `doctor` found; `str()` is for people, `to_dict()` for JSON.
+    """The result of `doctor`; `str()` is for people, `to_dict()` for JSON.
 
     Attributes:
-        versions: By distribution, "" where it is not installed; libtpu and jax are optional.
-        settings: Environment variables that change what happens here, those that are set.
-        checks: What was tried, in order; what could not be tried after a failure is left out.
-        known_limits: What is known to go wrong with these versions.
+        versions: By distribution, "" if not installed; libtpu and jax are optional.
+        settings: The relevant environment variables that are set.
+        checks: The checks, in order; those that could not run after a failure are omitted.
+        known_limits: Known problems with these versions.
     """
 
     versions: dict[str, str]
@@ -57,7 +57,7 @@ class Diagnosis:
         return all(check.status == "ok" for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Plain, JSON-serializable values."""
         return {"is_healthy": self.is_healthy, **asdict(self)}
 
     def __str__(self) -> str:
@@ -65,10 +65,10 @@ class Diagnosis:
 
 
 def diagnose(timeout_s: float = 300.0) -> Diagnosis:
-    """Look at this machine. Neither hangs nor dies with the device: that starts in a process of its own.
+    """Check this machine. The device starts in a separate process, so a device that hangs or crashes is only reported.
 
     Args:
-        timeout_s: Seconds that starting the device and compiling may take. A TPU that others use can take minutes.
+        timeout_s: Time limit for starting the device and compiling. A TPU that others use can take minutes.
     """
     versions = {"python": platform.python_version(), **{name: _version(name) for name in _DISTRIBUTIONS}}
     settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ}
@@ -121,7 +121,7 @@ def _check_device(timeout_s: float) -> Iterator[Check]:
 
 
 def _self_test(timeout_s: float) -> tuple[dict[str, Any], str]:
-    """What `kp_dynamo.cli.self_test` told, and why it did not tell more."""
+    """The output of `kp_dynamo.cli.self_test`, and why it stopped early."""
     try:
         done = subprocess.run(_SELF_TEST, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as late:

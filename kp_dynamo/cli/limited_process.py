@@ -1,4 +1,4 @@
-"""A command that is killed when its time is over, with all that it has started."""
+"""Runs a command with a time limit; on timeout it is killed with all its child processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def run_limited(command: Sequence[str], seconds: float) -> int:
     """Run `command` on this process's streams and return its exit code.
 
     Raises:
-        XLACompilationTimeoutError: It took longer, and was killed.
+        XLACompilationTimeoutError: It exceeded the limit and was killed.
     """
-    # A session of its own is a process group of its own: the TPU's compiler is a child of the child.
+    # A new session is a new process group, which also contains the TPU compiler, a grandchild.
     process = subprocess.Popen(command, start_new_session=True)
     try:
         return process.wait(timeout=seconds)
@@ -30,7 +30,7 @@ def run_limited(command: Sequence[str], seconds: float) -> int:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Leave nothing of it behind, on Ctrl-C as well; what has ended is left alone."""
+    """Kill the process group if the process is still running, also on Ctrl-C."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

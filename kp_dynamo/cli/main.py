@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_limited(_without_limit(sys.argv[1:] if argv is None else argv), args.limit)
         return int(args.run(args))
     except Exception as raised:
-        # torch wraps what a backend raises; what is not ours keeps its traceback.
+        # torch wraps exceptions of a backend; exceptions that are not ours keep their traceback.
         problem = getattr(raised, "inner_exception", raised)
         if not isinstance(problem, TPUBackendError):
             raise
@@ -98,7 +98,7 @@ def _add_limit(command: argparse.ArgumentParser) -> None:
 
 
 def _without_limit(argv: Sequence[str]) -> list[str]:
-    """The command in a process of its own, which has no limit itself."""
+    """The same command without a limit, to run as a child process."""
     limit = argparse.ArgumentParser(add_help=False)
     limit.add_argument("--timeout")
     return [sys.executable, "-m", "kp_dynamo", *limit.parse_known_args(argv)[1]]
@@ -142,7 +142,7 @@ def _explain(args: argparse.Namespace) -> int:
     from kp_dynamo.cli.model_spec import load_spec
     from kp_dynamo.explanation.explain import explain
 
-    # What a model prints is not the answer.
+    # Keep what the model prints off the standard output.
     with contextlib.redirect_stdout(sys.stderr), torch.set_grad_enabled(args.train):
         model, inputs = load_spec(args.spec)
         if isinstance(model, torch.nn.Module):

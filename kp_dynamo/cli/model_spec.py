@@ -1,4 +1,4 @@
-"""`module_or_file:callable`, the way the command line is given a model."""
+"""Loads a model from `module_or_file:callable`, as given on the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kp_dynamo.exceptions import TPUConfigurationError, TPUModelPreparationError
 
 
 class ModelAndArgs(NamedTuple):
-    """A model and what it is called with."""
+    """A model and its arguments."""
 
     model: Callable[..., Any]
     args: tuple[Any, ...]
@@ -28,7 +28,7 @@ def load_spec(spec: str) -> ModelAndArgs:
             (model, args) with a tuple or list of arguments.
 
     Raises:
-        TPUConfigurationError: The spec has another form, names nothing that is there, or returns something else.
+        TPUConfigurationError: The spec is malformed, names something that does not exist, or returns something else.
         TPUModelPreparationError: The callable raised.
     """
     place, _, name = spec.rpartition(":")
@@ -67,7 +67,7 @@ def _file(path: Path) -> ModuleType:
     assert found is not None, "a path that ends in .py has a loader"
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
-    # As for a script: what lies beside the file can be imported, and pickle finds the module.
+    # As for a script: modules beside the file can be imported, and pickle finds the module.
     sys.path.insert(0, str(path.parent.resolve()))
     sys.modules[path.stem] = module
     found.loader.exec_module(module)

@@ -1,7 +1,7 @@
-"""`python -m kp_dynamo.cli.self_test`: start the device and compile a small function; each step is a line of JSON.
+"""`python -m kp_dynamo.cli.self_test`: start the device and compile a small model; each step prints a line of JSON.
 
-`doctor` runs it in a process of its own: a device that hangs or dies takes only that process along, and the lines
-written before say how far it came.
+`doctor` runs it in a separate process: a device that hangs or crashes affects only that process, and the lines printed
+before show how far it got.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 
 from kp_dynamo.compat.versions import earlier_version
 
-# Relative, with float32 products in full precision; two roundings apart is 1e-7.
+# Relative, with float32 matmuls in full precision; two roundings differ by 1e-7.
 MAX_DIFFERENCE = 1e-5
 
 
 def main() -> None:
-    """Write {"device", "kind"} once the device is there, then {"difference", "allowed"} of compiled from eager."""
+    """Print {"device", "kind"} once the device has started, then {"difference", "allowed"} of compiled from eager."""
     from kp_dynamo.compat import xla
 
     _tell(device=str(xla.device()), kind=xla.device_kind())
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def compiled_against_eager() -> float:
-    """Norm of the difference over the norm, of the result and gradients of a small model together."""
+    """Norm of the difference over the norm, over the result and gradients of a small model."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4)

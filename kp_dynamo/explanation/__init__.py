@@ -1,1 +1,1 @@
-"""`kp_dynamo.explain`: what the backend makes of a model, as values and as text."""
+"""`kp_dynamo.explain`: a report of how the backend compiles a model."""

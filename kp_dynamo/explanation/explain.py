@@ -1,4 +1,4 @@
-"""`explain`: what the backend makes of a model, from one run of it."""
+"""`explain`: reports how the backend compiles a model, from one run of it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["Explanation", "explain"]
 
 
 def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs: Any) -> Explanation:
-    """Run `model(*args, **kwargs)` once through the backend and say what that brought about.
+    """Run `model(*args, **kwargs)` once through the backend and report how it was compiled.
 
-    Where results require a gradient the backward of their sum runs too, without touching anyone's `.grad`.
+    If results require a gradient, the backward of their sum runs too; it does not touch any `.grad`.
 
-    It compiles with caches of its own, so that neither the entries nor the statistics of yours change; hits and
-    misses are what `torch.compile(model, backend="kp_tpu", options=options)` would find in yours now. As
-    `torch._dynamo.explain` does, it resets Dynamo before and after: functions compiled earlier are captured again
-    when called. Torch's random state is given back; buffers that the model updates are updated.
+    `explain` compiles with its own caches, so the process's cache entries and statistics do not change. The reported
+    hits and misses are what `torch.compile(model, backend="kp_tpu", options=options)` would find in the process's
+    caches now. Like `torch._dynamo.explain`, it resets Dynamo before and after: functions compiled earlier are captured
+    again when called. Torch's random state is restored; buffer updates of the model are not undone.
 
     Args:
         model: A module or function, compiled or not.
-        *args: What it is called with.
+        *args: Positional arguments of the model.
         options: As for `torch.compile`.
-        **kwargs: What it is called with.
+        **kwargs: Keyword arguments of the model.
 
     Raises:
         TPUConfigurationError: The options are not valid.
@@ -38,7 +38,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
     """
     chosen = CompileOptions.from_dict(options)
     xla.device()
-    # What needs torch_xla is imported once it is known to be there and to fit.
+    # These imports need torch_xla, so they come after the check that it is installed and compatible.
     from kp_dynamo.backend import compile_in
     from kp_dynamo.explanation.recorder import Recorder
     from kp_dynamo.runtime.event_log import log_event

@@ -1,4 +1,4 @@
-"""Turns what a session tells while it compiles into reports."""
+"""Turns the events of a session into reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kp_dynamo.runtime.events import CaptureReady, Event, GraphTransformed, Prog
 
 
 class Recorder:
-    """Listens to a session.
+    """Records the events of a session.
 
     Args:
         captures: Keys of captures that count as cached.
@@ -32,7 +32,7 @@ class Recorder:
         self.passes: list[PassOnGraph] = []
 
     def __call__(self, event: Event) -> None:
-        """Hear of one event."""
+        """Record one event."""
         match event:
             case CaptureReady():
                 self._capture(event)
@@ -42,11 +42,11 @@ class Recorder:
                 self._program(event)
 
     def graphs(self) -> list[GraphReport]:
-        """The graphs so far, with the times and programs of now: parts of a cut graph compile at their first run."""
+        """The graphs so far, with current times and programs: the parts of a split graph compile on their first run."""
         return [_graph_report(*ready) for ready in self._ready]
 
     def fallbacks(self) -> list[FallbackReport]:
-        """What ran on the CPU so far."""
+        """The CPU fallbacks so far."""
         made = [event for event, _, _ in self._ready if not event.is_hit]
         return [
             FallbackReport(event.label, op, line, event.executable.moved_bytes[op, line])
@@ -82,7 +82,7 @@ class Recorder:
 
 
 class _Known:
-    """Keys that count as cached; those looked up are from then on."""
+    """Keys that count as cached; a key that was looked up counts from then on."""
 
     def __init__(self, keys: Iterable[CompileKey]) -> None:
         self._keys = dict.fromkeys(keys)
@@ -116,7 +116,7 @@ def _graph_report(event: ProgramReady, is_hit: bool, why_missed: str) -> GraphRe
 
 
 def _casts(graph: fx.Graph) -> dict[str, int]:
-    """Conversions of dtype in a graph, by "float32 -> bfloat16"."""
+    """Number of dtype casts in a graph, by "float32 -> bfloat16"."""
     casts = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
     pairs = ((tensor_of(node.args[0]), tensor_of(node)) for node in calls(graph, *casts))
     return dict(

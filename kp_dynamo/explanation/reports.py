@@ -1,4 +1,4 @@
-"""What `explain` returns: plain frozen values, and how they read as text."""
+"""The result of `explain`: plain frozen values and their text form."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MAX_REFUSALS = 5  # of one pass in one graph; `to_dict` holds all
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Where Dynamo ended a graph.
+    """A graph break of Dynamo.
 
     Attributes:
-        line: "model.py:12 in forward"; "" where Dynamo names none.
+        line: Such as "model.py:12 in forward"; "" if Dynamo reports none.
         source: The text of that line.
         reason: Dynamo's own explanation, several lines.
     """
@@ -28,15 +28,15 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class CaptureReport:
-    """One graph of Dynamo's.
+    """One graph captured by Dynamo.
 
     Attributes:
-        number: The first part of the names of the graphs made of it; None where it shares those of an equal
-            capture before it.
-        key: Digest of its key; "" where only AOTAutograd's own graphs may be looked up.
-        is_hit: An equal capture is cached, and AOTAutograd is spared.
-        why_missed: The nearest cached key and what differs.
-        seconds: What it took, everything below included.
+        number: The first part of the names of its lowered graphs; None if it shares those of an earlier, equal
+            capture.
+        key: Digest of its key; "" if captures cannot be looked up and only AOTAutograd's graphs can.
+        is_hit: Whether an equal capture is cached, so that AOTAutograd does not run.
+        why_missed: The nearest cached key and the difference.
+        seconds: Compile time, including all later stages.
     """
 
     number: int | None
@@ -63,12 +63,12 @@ class GraphReport:
 
     Attributes:
         name: Number of its capture, and "forward", "backward" or "inference".
-        key: Digest of its key; "" where the graph has no stable text and is shared with no other.
-        is_hit: An equal graph is cached.
-        why_missed: The nearest cached key and what differs.
-        num_operators: Operators in the graph.
-        casts: Conversions of dtype among them, by "float32 -> bfloat16".
-        num_programs: XLA programs made for it, 0 where it shares those of an earlier graph.
+        key: Digest of its key; "" if the graph has no stable text, so that its program is not shared.
+        is_hit: Whether an equal graph is cached.
+        why_missed: The nearest cached key and the difference.
+        num_operators: Number of operators in the graph.
+        casts: Number of dtype casts among them, by "float32 -> bfloat16".
+        num_programs: XLA programs compiled for it, 0 if it shares those of an earlier graph.
         seconds: Time spent, by stage ("trace", "xla").
     """
 
@@ -84,9 +84,9 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class FallbackReport:
-    """An operator that runs on the CPU: the user's line, and the bytes that moved for it in this run.
+    """An operator that falls back to the CPU: the user's line, and the bytes copied for it in this run.
 
-    Neighbours run on the CPU together; what they move is counted at the first of them.
+    Adjacent operators run on the CPU together; their bytes are counted for the first of them.
     """
 
     graph: str
@@ -97,10 +97,10 @@ class FallbackReport:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What one run of a model brought about; `str()` is for people, `to_dict()` for JSON.
+    """The report of one run of a model; `str()` is for people, `to_dict()` for JSON.
 
     Attributes:
-        graph_breaks: Where Dynamo ended a graph, and why.
+        graph_breaks: Dynamo's graph breaks and their reasons.
         captures: Dynamo's graphs.
         passes: What each pass did to each graph.
         graphs: The graphs that were lowered.
@@ -117,21 +117,21 @@ class Explanation:
 
     @property
     def num_programs(self) -> int:
-        """XLA programs that were made."""
+        """Number of XLA programs compiled."""
         return sum(g.num_programs for g in self.graphs)
 
     @property
     def num_hits(self) -> int:
-        """Graphs for which a program is cached."""
+        """Number of graphs whose program is cached."""
         return sum(g.is_hit for g in self.graphs)
 
     @property
     def num_misses(self) -> int:
-        """Graphs for which none is."""
+        """Number of graphs whose program is not cached."""
         return len(self.graphs) - self.num_hits
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Plain, JSON-serializable values."""
         totals = {"programs": self.num_programs, "hits": self.num_hits, "misses": self.num_misses}
         return {**asdict(self), "totals": totals}
 
@@ -140,7 +140,7 @@ class Explanation:
 
 
 def text_of(explanation: Explanation) -> str:
-    """Graph breaks, captures, passes, graphs, operators on the CPU and seconds, a section each."""
+    """Sections: graph breaks, captures, passes, graphs, operators on the CPU, seconds."""
     e = explanation
     return "\n".join(
         [

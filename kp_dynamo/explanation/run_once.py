@@ -1,4 +1,4 @@
-"""One run of a model through a backend, for those who want to know what that brings about."""
+"""Helpers to run a model once through a backend and observe it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kp_dynamo.graph.source_lines import frame_line
 
 
 def uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The model inside a compiled one: the innermost `torch.compile` would decide about the backend."""
+    """The model inside a compiled one; otherwise the innermost `torch.compile` would select the backend."""
     if isinstance(model, torch._dynamo.OptimizedModule):
         return model._orig_mod
     return torch._dynamo.eval_frame.innermost_fn(model)
 
 
 def run_backward(results: object) -> None:
-    """Run the backward, which AOTAutograd compiles when it is first called for."""
+    """Run the backward, which AOTAutograd compiles on its first run."""
     tensors = [r for r in torch.utils._pytree.tree_leaves(results) if isinstance(r, torch.Tensor) and r.grad_fn]
     leaves = _leaves([t.grad_fn for t in tensors])
     if leaves:
@@ -28,7 +28,7 @@ def run_backward(results: object) -> None:
 
 
 def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
-    """The tensors to which the gradients of these autograd nodes would be added."""
+    """The leaf tensors that receive gradients from these autograd nodes."""
     seen = set(nodes)
     for node in nodes:
         new = {source for source, _ in node.next_functions if source is not None} - seen
@@ -38,13 +38,13 @@ def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
 
 
 def dynamo_seconds() -> float:
-    """Seconds that Dynamo took in this process, without its backends."""
+    """Seconds that Dynamo has taken in this process, excluding backends."""
     spent = torch._dynamo.utils.calculate_time_spent()
     return spent.get("entire_frame_compile", 0.0) - spent.get("backend_compile", 0.0)
 
 
 def graph_breaks() -> tuple[GraphBreak, ...]:
-    """Dynamo's own record since its last reset, which also knows of breaks before the first operator."""
+    """The graph breaks that Dynamo recorded since its last reset, including those before the first operator."""
     return tuple(_graph_break(r.reason, r.user_stack) for r in torch._dynamo.utils.graph_break_reasons)
 
 

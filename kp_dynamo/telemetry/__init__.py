@@ -1,4 +1,4 @@
-"""Logs, counters and time limits: what the backend says about itself while it works."""
+"""Logs, counters and time limits of the backend."""
 
 from kp_dynamo.telemetry.counters import TELEMETRY, snapshot
 

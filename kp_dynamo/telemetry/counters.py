@@ -1,4 +1,4 @@
-"""What the backend did in this process, as numbers a program can read."""
+"""Counters of what the backend did in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Telemetry:
             self.counts[name] += by
 
     def count_fallback(self, op: str, num_bytes: int) -> None:
-        """One run of `op` on the CPU, and the bytes that moved for it."""
+        """Count one run of `op` on the CPU, and the bytes copied for it."""
         with self._lock:
             self.fallbacks[op] += 1
             self.counts["fallback_bytes"] += num_bytes
@@ -35,12 +35,12 @@ class Telemetry:
             self.seconds[stage] += seconds
 
     def passed(self, graph: str, report: dict[str, Any]) -> None:
-        """Keep what a pass did to a graph, as `PassReport.to_dict` says it."""
+        """Record what a pass did to a graph, in the form of `PassReport.to_dict`."""
         with self._lock:
             self.passes.append({"graph": graph, **report})
 
     def reset(self) -> None:
-        """Back to zero."""
+        """Reset all counters."""
         with self._lock:
             for kept in (self.counts, self.fallbacks, self.seconds, self.passes):
                 kept.clear()
@@ -50,7 +50,7 @@ TELEMETRY = Telemetry()
 
 
 def snapshot() -> dict[str, Any]:
-    """Everything counted so far in this process, as plain values fit for JSON."""
+    """All counters of this process, as plain, JSON-serializable values."""
     with TELEMETRY._lock:
         return {
             "graphs": TELEMETRY.counts["graphs"],

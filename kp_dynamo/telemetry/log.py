@@ -1,9 +1,9 @@
-"""Logs: everything under `logging.getLogger("kp_dynamo")`; warnings only, unless asked for more.
+"""Logging under `logging.getLogger("kp_dynamo")`; only warnings by default.
 
-* `TORCH_LOGS="+kp_dynamo"` writes everything as text, as torch does for its own loggers; `TORCH_LOGS="kp_dynamo"`
-  leaves the details out.
-* `KP_TPU_LOG=json` writes one JSON object a line on stderr, at the level that TORCH_LOGS sets, else from INFO.
-* `TORCH_TRACE=folder` gets the graphs before and after the passes, where tlparse shows them.
+* `TORCH_LOGS="+kp_dynamo"` logs everything as text, as for torch's own loggers; `TORCH_LOGS="kp_dynamo"` omits debug
+  messages.
+* `KP_TPU_LOG=json` writes one JSON object per line to stderr, at the level of TORCH_LOGS, else INFO.
+* `TORCH_TRACE=folder` records the graphs before and after the passes, for tlparse.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kp_dynamo.exceptions import TPUConfigurationError
 
 ROOT = logging.getLogger("kp_dynamo")
 
-# Attributes of every record; what goes beyond them was given as `extra`.
+# Attributes of every record; any others come from `extra`.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -42,22 +42,22 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure() -> None:
-    """Set the loggers up as the environment says now. Called for every graph, as `torch._logging.set_logs` undoes it.
+    """Configure the loggers from the environment. Called for every graph, because `torch._logging.set_logs` undoes it.
 
     Raises:
         TPUConfigurationError: KP_TPU_LOG is neither empty nor "json".
     """
     wanted = os.environ.get("KP_TPU_LOG", "")
     if wanted not in ("", "json"):
-        raise TPUConfigurationError(f"KP_TPU_LOG={wanted!r} is not known; allowed: json; leave it unset for text")
+        raise TPUConfigurationError(f"KP_TPU_LOG={wanted!r} is invalid. Allowed: json. Try: unset it for text logs.")
     if wanted == "json":
-        _speak_json()
+        _use_json()
     if any(map(_is_ours, ROOT.handlers)):
-        # Python's root logger, which torch_xla gives a handler, would write every line a second time.
+        # torch_xla adds a handler to Python's root logger, which would log every line twice.
         ROOT.propagate = False
 
 
-def _speak_json() -> None:
+def _use_json() -> None:
     if not any(map(_is_ours, ROOT.handlers)):
         ROOT.addHandler(_stderr_handler())
     for handler in filter(_is_ours, ROOT.handlers):
@@ -73,12 +73,12 @@ def _stderr_handler() -> logging.Handler:
 
 
 def _is_ours(handler: logging.Handler) -> bool:
-    """Set by us, or by torch for TORCH_LOGS; all others are the user's and stay as they are."""
+    """Whether this package set the handler, or torch did for TORCH_LOGS; all others are the user's."""
     return isinstance(handler.formatter, JsonFormatter) or _is_torch_handler(handler)
 
 
 def trace_graph(gm: fx.GraphModule, name: str) -> None:
-    """Give a graph to torch's structured trace; costs nothing unless TORCH_TRACE is set."""
+    """Add a graph to torch's structured trace; free unless TORCH_TRACE is set."""
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": f"kp_tpu_{name}", "encoding": "string"},

@@ -1,7 +1,7 @@
-"""The soft time limit of a compilation, `compile_timeout_s`: foretold, watched, and an error once it is over.
+"""The soft time budget of a compilation, `compile_timeout_s`: estimate, warning, and error after the compilation.
 
-XLA cannot be interrupted inside a process, so nothing here stops anything. A limit that stops is a process that is
-killed: `aot_compile(timeout_s=...)` and `--timeout` of the command line.
+XLA cannot be interrupted within a process, so nothing here stops a compilation. Hard limits kill a process:
+`aot_compile(timeout_s=...)` and `--timeout` of the command line.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _active = threading.local()
 
 @contextlib.contextmanager
 def time_budget(seconds: float | None, what: str) -> Iterator[None]:
-    """Let the block take `seconds`; one inside another counts as part of it.
+    """Give the block a budget of `seconds`; nested blocks count towards the outer one.
 
-    When they are over, a warning says where the block is. When it has ended all the same, it raises.
+    When the budget is exceeded, a warning reports where the block is. When the block ends, it raises.
 
     Args:
-        seconds: The budget; None for none.
+        seconds: The budget; None for no budget.
         what: What is compiled, for messages.
 
     Raises:
-        XLACompilationTimeoutError: The block ended, too late.
+        XLACompilationTimeoutError: The block ended after its budget.
     """
     if seconds is None or getattr(_active, "is_on", False):
         yield
@@ -56,15 +56,15 @@ def time_budget(seconds: float | None, what: str) -> Iterator[None]:
     if taken > seconds:
         raise XLACompilationTimeoutError(
             f"compiling {what} took {taken:.1f} s, longer than compile_timeout_s={seconds:g} allows. XLA could not be "
-            "interrupted, so it was compiled to its end, and its programs are kept for the same call. Raise the "
-            "budget, give None for no budget, or compile less at once (fewer layers, torch.compiler.disable)."
+            "interrupted, so it finished, and its programs are cached for the same call. Try: raise the budget, set "
+            "it to None, or compile less at once (fewer layers, torch.compiler.disable)."
         )
 
 
 def estimate_compile_s(num_operators: int, what: str, seconds: float | None) -> float | None:
-    """Seconds that a graph will take by what this process has compiled so far; None before its first one.
+    """Estimate the compile time of a graph from this process's earlier compilations; None before the first one.
 
-    Warns where that is more than the budget: the wait can still be spared then.
+    Warns if the estimate exceeds the budget, while the compilation can still be cancelled.
     """
     done = TELEMETRY.counts["operators_compiled"]
     if not done:

@@ -55,8 +55,8 @@ def test_instructions_know_their_operands_and_attributes():
     assert (fusion.opcode, fusion.operands, fusion.cycles) == ("fusion", ("a", "copy-done"), 1500)
     assert (fusion.called("calls"), fusion.attribute("kind"), fusion.op_name) == ("fused", "kOutput", "mm_1|aten__mm")
     assert by_name["while.1"].trips == 3
-    assert module.has_product(fusion)
-    assert not module.has_product(by_name["copy.1"])
+    assert module.has_matmul(fusion)
+    assert not module.has_matmul(by_name["copy.1"])
 
 
 def test_cycles_count_loop_bodies_by_their_trips():

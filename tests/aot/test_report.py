@@ -90,7 +90,7 @@ def test_json_gives_the_same_report_back():
 
 @pytest.mark.parametrize("content", [{"schema": 0}, {}, [], {"schema": SCHEMA}])
 def test_other_json_is_refused(content):
-    with pytest.raises(TPUConfigurationError, match="anew"):
+    with pytest.raises(TPUConfigurationError, match="again"):
         AotReport.from_dict(content)
 
 
@@ -130,7 +130,7 @@ def test_growth_past_the_threshold_is_worse_and_other_options_are_remarked():
 
 @pytest.mark.parametrize("threshold", [float("nan"), float("inf"), 0, -1])
 def test_a_threshold_that_lets_all_or_nothing_pass_is_refused(threshold):
-    with pytest.raises(TPUConfigurationError, match=r"threshold is .*; allowed: a ratio above 0"):
+    with pytest.raises(TPUConfigurationError, match=r"threshold=.* is invalid\. Allowed: a ratio > 0"):
         compare(REPORT, REPORT, threshold=threshold)
 
 

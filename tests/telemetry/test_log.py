@@ -98,7 +98,7 @@ def test_a_handler_of_the_users_stays_as_it_is(root, monkeypatch):
 
 def test_another_format_is_refused_with_what_is_allowed(monkeypatch):
     monkeypatch.setenv("KP_TPU_LOG", "yaml")
-    with pytest.raises(TPUConfigurationError, match=r"KP_TPU_LOG='yaml'.*allowed: json"):
+    with pytest.raises(TPUConfigurationError, match=r"KP_TPU_LOG='yaml'.*Allowed: json"):
         log.configure()
 
 
