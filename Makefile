@@ -1,5 +1,5 @@
-# Every target sets itself up: the virtual environment is made once, and again when its inputs change.
-# One recipe at a time: each takes all cores.
+# Every target sets itself up: the virtual environment is created once, and again when its inputs change.
+# One recipe at a time, because each uses all cores.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -12,7 +12,7 @@ STEPS  ?= 200
 VERSION ?= 2.8.0
 MINUTES ?= 10
 TARGET ?= v5e
-# Two processes of tests, which share no state; each takes up to 4 GB. Neighbours stay together, for what they share.
+# Two test processes that share no state, of up to 4 GB each. Neighbouring tests stay together, because they share programs.
 WORKERS ?= 2
 PYTEST_ARGS ?=
 HUNT_ARGS ?=
@@ -54,7 +54,7 @@ aot: $(READY)
 	$(BIN)/python -m kp_dynamo aot demo/aot_gpt.py:make --target $(TARGET) --html out/aot.html
 	@echo "The same with pictures: out/aot.html"
 
-# v7 needs a newer libtpu than torch_xla 2.9 has; the two do not fit into one environment.
+# v7 needs a newer libtpu than that of torch_xla 2.9; the two cannot share an environment.
 aot-v7: $(V7)/.ready
 
 $(V7)/.ready:
@@ -68,7 +68,7 @@ test: $(READY)
 test-all: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow or not slow" --timeout=3600 $(PYTEST_ARGS)
 
-# Without dependencies: the package asks for torch 2.9, and its versions decide what works. 7 GB; remove it afterwards.
+# Installed without dependencies, because the package requires torch 2.9. The environment takes 7 GB; remove it afterwards.
 COMPAT := .venv-compat-$(VERSION)
 
 test-compat: $(COMPAT)/.ready

@@ -1,8 +1,8 @@
-"""The seven components of the object API, real work in each, beside the figures of an earlier report.
+"""Benchmarks of the seven components of the object API, compared with the figures of an earlier report.
 
-That report (a TPU v5e-1 under torch_xla 2.5 and 2.9) gives 0.00 ms for compiling: nothing was compiled. Here every
-figure is the median of repetitions on new objects, each waits until the device is done, and a compilation is counted as
-one only where the backend's counter of XLA programs has moved. The machines differ: compare what is done, not how fast.
+That report (a TPU v5e-1 under torch_xla 2.5 and 2.9) gives 0.00 ms for compiling, because nothing was compiled. Here
+every figure is the median of repetitions on new objects, each repetition waits for the device, and a compilation counts
+only if the backend's counter of XLA programs increased. The machines differ: compare the work done, not the speed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ BATCH, WIDTH = 32, 256
 
 @dataclass(frozen=True)
 class Case:
-    """Something that a component does.
+    """One operation of a component.
 
     Attributes:
         component: One of the seven.
-        what: In words.
-        reported_ms: The report's figure, None where it has none.
-        prepare: Makes new objects, untimed, and returns what is timed.
-        repetitions: How often.
-        compiles: Whether it must make XLA programs; where not, it must make none.
+        what: Description of the operation.
+        reported_ms: The report's figure, or None.
+        prepare: Creates new objects, untimed, and returns the function to time.
+        repetitions: Number of repetitions.
+        compiles: Whether it must compile XLA programs; otherwise it must compile none.
     """
 
     component: str
@@ -48,7 +48,7 @@ class Case:
 
 
 def model() -> nn.Module:
-    """An MLP of its own sizes each time, so that no program of an earlier one fits."""
+    """An MLP of new sizes at each call, so that no earlier program can be reused."""
     _sizes[0] += 8
     return nn.Sequential(nn.Linear(WIDTH, _sizes[0]), nn.GELU(), nn.Linear(_sizes[0], 10)).eval()
 
@@ -185,7 +185,7 @@ def measured(case: Case) -> dict[str, Any]:
     """One row: median milliseconds and the XLA programs of one repetition.
 
     Raises:
-        RuntimeError: What should compile did not, or the other way round: the figure would mean nothing.
+        RuntimeError: A case that should compile did not, or vice versa, so the figure would be meaningless.
     """
     torch._dynamo.reset()
     case.prepare()()  # imports, and programs that every later run shares

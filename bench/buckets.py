@@ -1,7 +1,7 @@
 """`python -m bench.buckets`: a hundred lengths, padded to buckets, against one program for each of them.
 
-openxla compiles for each length, so its time grows with their number and that of the buckets does not: a run of fewer
-lengths, `--lengths 25`, is to the buckets' disadvantage.
+openxla compiles every length, so its time grows with the number of lengths, while that of the buckets does not. A run
+with fewer lengths, such as `--lengths 25`, therefore favors openxla.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def lengths(count: int) -> list[int]:
 def measure(model: str, variant: str, count: int) -> dict[str, float]:
     """Wall seconds of a step at each length, compiles included, and how many programs XLA compiled for them.
 
-    openxla captures each length by itself: with symbolic sizes it fails on layer norms, and compiles as often.
+    openxla captures each length separately: with symbolic sizes it fails on layer norms, and compiles just as often.
     """
     import torch_xla.debug.metrics as metrics
 
@@ -58,7 +58,7 @@ def measure(model: str, variant: str, count: int) -> dict[str, float]:
             placed = [t.to(chosen.device()) for t in tensors]
             run(
                 *(mark_sequence(t, 1) if is_ours else t for t in placed)
-            ).cpu()  # whole: to fetch a part would be a program for each length
+            ).cpu()  # the whole result: slicing would compile a program per length
     taken = time.perf_counter() - start
     return {"total_s": taken, "programs": (metrics.counter_value("UncachedCompile") or 0) - before}
 

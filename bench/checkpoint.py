@@ -1,8 +1,8 @@
-"""`make bench-checkpoint`: what a training step takes on a v5e, by what of it is computed again in the backward.
+"""`make bench-checkpoint`: the cost of a training step on a v5e, by what the backward recomputes.
 
 A GPT of 12 blocks, width 768, 12 heads, 8192 tokens, B 4, S 1024, with its loss, at level balanced, by the v5e's own
-compiler: estimates, no chip ran this. Ratios are to "off", the min-cut partition, at the same number of blocks. openxla
-traces with memory on XLA:CPU, gigabytes of what it saves: its row is of fewer blocks.
+compiler: estimates, no chip ran this. Ratios are to "off", the min-cut partitioner, at the same number of blocks.
+openxla traces with real tensors on XLA:CPU and saves gigabytes of activations, so its row has fewer blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MIB = 2**20
 OFF, OPENXLA = "off", "openxla"
 BUDGET = 0.6  # of what "off" takes, for "auto"
 MODES = ("attention", "blocks", 0.3, 0.6, "auto")
-# With the operator of `rewrite_attention` there are no scores to save or to compute again.
+# With the operator of `rewrite_attention` there are no scores to save or recompute.
 WITH_SCORES: dict[str, Any] = {"disable_passes": ["rewrite_attention"]}
 REWRITTEN = {"off": "off, attention rewritten", "blocks": "blocks, attention rewritten"}
 COMPARED = ("peak MiB", "TFLOP", "Mcycles", "modelled ms")
@@ -49,7 +49,7 @@ LIMITS = {
 
 
 class Trained(nn.Module):
-    """Tokens [B, S] int64 -> the mean loss of the tokens behind them."""
+    """Tokens [B, S] int64 -> the mean loss of the next tokens."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def with_ratios(found: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 
 
 def targets(rows: list[dict[str, Any]]) -> tuple[report.Target, ...]:
-    """What was to be reached, of the modes that were measured."""
+    """The targets of the modes that were measured."""
     by_mode = {r["checkpoint"]: r for r in rows}
     return tuple(
         report.Target(f"{mode}: {name} over off's", by_mode[mode][f"{name} ratio"], limit)
@@ -106,7 +106,7 @@ def targets(rows: list[dict[str, Any]]) -> tuple[report.Target, ...]:
 
 
 def options_of(mode: str | float, off_peak_bytes: float) -> dict[str, Any]:
-    """ "auto" has to fit into a budget, and to nothing else: the optimizer's state is none of these programs'."""
+    """Give "auto" a memory budget, without optimizer state, which these programs do not hold."""
     if mode != "auto":
         return WITH_SCORES | {"checkpoint": mode}
     return WITH_SCORES | {
@@ -117,7 +117,7 @@ def options_of(mode: str | float, off_peak_bytes: float) -> dict[str, Any]:
 
 
 def add_estimates() -> None:
-    """What the estimate says of the rows of the last run, which takes no compiler."""
+    """Add our memory estimate to the rows of the last run, which needs no compiler."""
     rows = _last_rows()
     every = {(c.name, c.num_blocks): c for c in cases(NUM_BLOCKS, OPENXLA_BLOCKS)}
     for found in tqdm([r for r in rows if r["checkpoint"] != OPENXLA], unit="row"):
@@ -129,7 +129,7 @@ def add_estimates() -> None:
 
 
 def estimated_mib(num_blocks: int, options: dict[str, Any]) -> float:
-    """Of the larger program, from the graphs alone."""
+    """The estimate for the larger program, from the graphs alone."""
     made, programs = workload(num_blocks), list[ExportedProgram]()
     torch._dynamo.reset()
     call_on_fakes(plan_of(made.model, made.inputs, "v5e", options, "kp_tpu", True), programs.append, ignore)
@@ -147,7 +147,7 @@ class Case:
 
 
 def cases(num_blocks: int, openxla_blocks: int) -> list[Case]:
-    """All rows, each behind the "off" that it is compared with."""
+    """All rows, each after the "off" row that it is compared with."""
     found = [Case(f"{mode}", num_blocks, partial(_with_mode, mode)) for mode in (OFF, *MODES)]
     found += [Case(name, num_blocks, partial(_rewritten, mode)) for mode, name in REWRITTEN.items()]
     if openxla_blocks:
@@ -168,7 +168,7 @@ def _by_openxla(_: float) -> dict[str, Any]:
 
 
 def run(chosen: list[Case], wanted: list[str] | None, num_blocks: int) -> report.Report:
-    """Measure the wanted cases, all by default; of others the last run's row is kept. Written after every row."""
+    """Measure the wanted cases, all by default, and keep the last run's rows of the others. Written after every row."""
     last = {} if wanted is None else {(r["checkpoint"], r["blocks"]): _measured(r) for r in _last_rows()}
     rows: list[dict[str, Any]] = []
     offs: dict[int, dict[str, Any]] = {}

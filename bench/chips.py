@@ -1,4 +1,4 @@
-"""`python -m bench.chips`: what rewriting attention and folding views are worth, by the compiler of each chip.
+"""`python -m bench.chips`: the gain of rewriting attention and folding views, by the compiler of each chip.
 
 No time here is measured on a chip, see `bench.v5e`. Level balanced, B x S = 2048; a row is a case on a chip with no
 such pass, with `rewrite_attention` alone, and with both.
@@ -52,7 +52,7 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep(rows: list[dict[str, Any]]) -> None:
-    """Write the rows, after those of other cases that are there."""
+    """Write the rows, and keep the existing rows of other cases."""
     file = report.RESULTS / "chips.json"
     before = json.loads(file.read_text())["rows"] if file.is_file() else []
     done = {_case(row) for row in rows}

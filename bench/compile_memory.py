@@ -1,7 +1,7 @@
-"""Peak memory of a compile and first call of a model of 1 GiB, over what was there before.
+"""Peak memory of compiling and first calling a model of 1 GiB, above the memory in use before.
 
-The first call runs the program as well. In bfloat16 XLA:CPU converts weights there, and keeps the conversions of many
-layers at once: temporaries of the program, not of the compile, which the float32 rows show alone.
+The first call also runs the program. In bfloat16, XLA:CPU then converts weights and keeps those of many layers
+at once. These are temporaries of the program, not of the compilation; the float32 rows show the compilation alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 class TableMlp(nn.Module):
-    """Takes rows of a large argument, so that an argument's copy would show as a parameter's would."""
+    """Gathers rows of a large argument, so that a copy of the argument would show, as one of a parameter would."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def measure(variant: str, width: int) -> dict[str, float]:
 
 
 def _filled(width: int, device: torch.device) -> tuple[nn.Module, Tensor]:
-    """The model and its table made on the device itself: no copy of them is left on the CPU."""
+    """The model and its table, created on the device, so that no copy is left on the CPU."""
     with torch.device("meta"):
         model = TableMlp(width)
     model = model.to_empty(device=device)

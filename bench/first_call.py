@@ -1,7 +1,7 @@
 """The first call of a 32-block Llama: CPU-seconds of the whole process, and the share of our own passes in it.
 
-openxla compiles it in float32; kp_tpu by default in bfloat16, which XLA:CPU emulates with conversions that it has to
-compile as well. So ours is measured in float32 too, like beside like.
+openxla compiles it in float32; kp_tpu by default in bfloat16, which XLA:CPU emulates with conversions that it also has
+to compile. kp_tpu is therefore measured in float32 too, for a fair comparison.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIMIT_OF_PASSES = 0.05
 
 
 def run_once(step: Any, workload: Workload, mode: str) -> None:
-    """One call, with its backward in training; returns when the results are there."""
+    """One call, with its backward in training; returns when the results are ready."""
     if mode == "inference":
         with torch.no_grad():
             timing.finish(step(*workload.inputs))

@@ -1,9 +1,9 @@
-"""`python -m bench.memory_estimate`: how near the estimate of a program's memory is to what a v5e's compiler takes.
+"""`python -m bench.memory_estimate`: the error of our memory estimate against a v5e's compiler.
 
 Training steps of the models of `bench/workloads.py`, two blocks each. A step's peak is that of its larger program,
-which is what `checkpoint="auto"` decides by. The compiler's figure is arguments, results, temporaries and the
-program's own code, which is given beside it. Without `rewrite_attention`: what its operators hold inside is not in a
-graph. No chip ran this.
+which `checkpoint="auto"` uses too. The compiler's figure is arguments, results, temporaries and the program's own code,
+which is also listed separately. `rewrite_attention` is disabled, because a graph does not show the memory inside its
+operators. No chip ran this.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def measure(model: str, size: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def estimated_again(row: dict[str, Any], case: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
-    """A row of the last run, with what is estimated now beside what the compiler took then."""
+    """A row of the last run with a new estimate and the compiler's old figure."""
     programs: list[ExportedProgram] = []
     _export(*case, programs.append)
     estimate = max(_estimates(programs, case[-1])) / MIB
@@ -84,7 +84,7 @@ def estimated_again(row: dict[str, Any], case: tuple[str, str, dict[str, Any]]) 
 def _export(model: str, size: str, options: dict[str, Any], receive: Callable[[ExportedProgram], None]) -> None:
     width, batch, length = SIZES[size]
     made = MODELS[model](num_blocks=2, width=width, batch=batch, length=length)
-    torch._dynamo.reset()  # another size of a model that it has seen would be a dynamic one
+    torch._dynamo.reset()  # otherwise a second size of a model would become dynamic
     call_on_fakes(plan_of(made.model, made.inputs, "v5e", WITH_SCORES | options, "kp_tpu", True), receive, ignore)
 
 

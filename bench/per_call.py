@@ -1,7 +1,7 @@
-"""What a call costs the host, on tensors that are on the XLA device already.
+"""Host time of a call on tensors that are already on the XLA device.
 
-XLA runs asynchronously: the time of a call is the time until it returns, not until its result is there. Timed is the
-main thread's CPU time, which other processes on the machine do not lengthen; wall time is printed beside it.
+XLA runs asynchronously: the time of a call is the time until it returns, not until its result is ready. The main figure
+is the main thread's CPU time, which other processes do not affect; wall time is printed too.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Report:
         name: Stem of its JSON file.
         title: What is measured, with the unit and the number of repetitions.
         rows: Column name -> cell, the same columns in each row.
-        targets: What was to be reached.
+        targets: The targets of its figures.
     """
 
     name: str
@@ -90,7 +90,7 @@ def _text(cell: object) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The environment that the figures depend on."""
     packages = ("torch", "torch_xla", "kp_dynamo")
     return {
         "seed": SEED,

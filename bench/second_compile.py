@@ -1,4 +1,4 @@
-"""Compiling an equal model again in one process: Dynamo has to capture it, and nothing else should happen."""
+"""Compiling an equal model a second time in one process: only Dynamo's capture should run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LIMIT_OF_DYNAMO = 1.15
 
 
 def measure(variant: str) -> dict[str, float]:
-    """CPU-seconds of compiling the first and the second of two equal models, and what the second one set off.
+    """CPU-seconds of compiling the first and the second of two equal models, and the work that the second one causes.
 
-    The time is that of the first call less that of a later one, so that running the model does not count.
-    `torch._dynamo.reset()` between them: otherwise Dynamo finds its own code again and no backend is asked.
+    The time is the first call minus a later one, so that running the model does not count. `torch._dynamo.reset()`
+    runs in between; otherwise Dynamo reuses its own code and does not call the backend.
     """
     chosen = VARIANTS[variant]
     first_s = _compile_s(chosen)
@@ -45,7 +45,7 @@ def _call_s(step: Any, inputs: tuple[torch.Tensor, ...]) -> float:
 
 
 def _work_done() -> dict[str, float]:
-    """Counters that are not ours: traces of AOTAutograd, and programs that XLA was given to compile."""
+    """Counters of torch and torch_xla: AOTAutograd traces, and programs that XLA compiled."""
     import torch_xla.debug.metrics as metrics
 
     compiled = metrics.counter_value("UncachedCompile") or 0

@@ -1,4 +1,4 @@
-"""How times are taken: in turns, so that a busy machine hits every variant alike, and medians of them."""
+"""Timing: variants take turns, so that a busy machine affects all of them alike, and medians are reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def medians_of_turns(cases: dict[str, Callable[[], float]], num_rounds: int) -> 
 
 
 def finish(*results: torch.Tensor) -> None:
-    """Wait until results on the XLA device are there: fetching one element of each waits for its program."""
+    """Wait for results on the XLA device; fetching one element of each waits for its program."""
     for result in results:
         if result.device.type == "xla":
             result.detach().flatten()[:1].cpu()

@@ -1,7 +1,7 @@
-"""`make bench-v5e`: what a v5e's compiler makes of the models, through each level and through stock openxla.
+"""`make bench-v5e`: the models compiled by a v5e's compiler, at each level and through stock openxla.
 
-No time here is measured on a chip: cycles are the compiler's; modelled milliseconds keep those of matmul fusions and
-take bytes for the rest (docs/aot.md). A figure and its ratio come from the same run.
+No time here is measured on a chip: cycles are the compiler's; modelled milliseconds use the cycles of matmul fusions
+and the bytes of everything else (docs/aot.md). A figure and its ratio come from the same run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LENGTHS = (512, 2048)
 OPENXLA = "openxla"
 LEVELS = ("conservative", "balanced", "aggressive")
 PALLAS = "balanced + Pallas"
-"""For models whose attention the kernel takes; its cycles are those of all but the kernel, which has a roofline."""
+"""For models whose attention the kernel supports; its cycles exclude the kernel, which has a roofline instead."""
 OPTIONS: dict[str, dict[str, Any]] = {
     **{level: {"level": level} for level in LEVELS},
     PALLAS: {"level": "balanced", "extra_passes": [kp_dynamo.FlashAttention()]},
@@ -35,7 +35,7 @@ FIGURES = (
 
 
 def cases(models: list[str], lengths: tuple[int, ...] = LENGTHS) -> Iterator[tuple[str, int, bool]]:
-    """(model, length, whether it trains); models without a length come once."""
+    """(model, length, whether it trains); models without a length appear once."""
     for length in lengths:
         for model in models:
             if length == lengths[0] or model in WITH_LENGTHS:
@@ -133,7 +133,7 @@ TITLE = "What a v5e's compiler makes of one block (gpt4: four) and head of width
 
 
 def _keep(rows: list[dict[str, Any]]) -> None:
-    """Write the rows, after those of other cases that are there: a run takes long, and may be of some models only."""
+    """Write the rows, and keep the existing rows of other cases: a run takes long and may cover only some models."""
     file = report.RESULTS / "v5e.json"
     before = json.loads(file.read_text())["rows"] if file.is_file() else []
     done = {_case(row) for row in rows}

@@ -1,4 +1,4 @@
-"""The models whose programs a v5e's compiler is asked about: width 1024, one block (`gpt4` four) and a head, no memory.
+"""The models that a v5e's compiler compiles: width 1024, one block (`gpt4`: four) and a head, on the meta device.
 
 Shapes: B batch, S length, D width.
 """

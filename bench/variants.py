@@ -1,4 +1,4 @@
-"""What is compared: eager, stock openxla, and kp_tpu with the options of a user."""
+"""The compared variants: eager, stock openxla, and kp_tpu with various options."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Variant:
 
 
 def settle() -> None:
-    """Run what torch_xla has put off, so that no later measurement pays for it."""
+    """Run torch_xla's pending operations, so that no later measurement includes them."""
     torch_xla.sync(wait=True)
 
 

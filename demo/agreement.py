@@ -16,8 +16,8 @@ EAGER_BF16 = Way("eager autocast", is_autocast=True)
 OURS_FLOAT32 = Way("kp_tpu float32", "kp_tpu", {"precision": "float32"})
 OURS = Way("kp_tpu", "kp_tpu")
 
-# Two programs that round alike differ from exact arithmetic alike, up to luck and to the order of their sums.
-# The factor is for the luck: Adam divides by the size of a gradient, so that a rounding can grow from step to step.
+# Two programs with the same rounding have similar errors, up to randomness and the order of their sums. The factor
+# covers the randomness: Adam divides by the size of a gradient, so a rounding error can grow from step to step.
 SAFETY = 8.0
 
 
@@ -62,7 +62,7 @@ def verdicts(losses: dict[str, list[float]]) -> list[Verdict]:
 
 
 def largest_difference(left: list[float], right: list[float]) -> float:
-    """Over the steps; NaN where one of them is."""
+    """The largest absolute difference over the steps; NaN if any loss is NaN."""
     return torch.tensor(left, dtype=torch.float64).sub(torch.tensor(right, dtype=torch.float64)).abs().max().item()
 
 

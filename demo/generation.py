@@ -16,14 +16,14 @@ TEMPERATURE = 0.6
 
 
 class Reader:
-    """The compiled model without gradients, always on one row of `CONTEXT` bytes: one program, whatever is asked."""
+    """The compiled model without gradients, always on one row of `CONTEXT` bytes, so that one program suffices."""
 
     def __init__(self, training: Training) -> None:
         self._model, self._device = training.way.compiled(training.model.eval()), training.way.device
 
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> Tensor:
-        """Bytes [T] with T <= CONTEXT -> logits [T, 256] on the CPU; what is padded on the right, nothing sees."""
+        """Bytes [T] with T <= CONTEXT -> logits [T, 256] on the CPU; attention is causal, so padding has no effect."""
         padded = F.pad(tokens, (0, CONTEXT - len(tokens)))
         return self._model(padded[None].to(self._device))[0].cpu()[: len(tokens)]
 
@@ -47,6 +47,6 @@ def generate(reader: Reader, prompt: str, num_bytes: int) -> str:
 
 
 def printable(text: bytes) -> str:
-    """As UTF-8; what is not, and what a terminal would obey, becomes a dot."""
+    """Decode UTF-8; invalid bytes and control characters become dots."""
     decoded = text.decode(errors="replace")
     return "".join(c if c == "\n" or (c.isprintable() and c != "\N{REPLACEMENT CHARACTER}") else "." for c in decoded)

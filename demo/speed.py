@@ -26,13 +26,13 @@ class Speed:
 
 
 def measure(corpus: Corpus) -> dict[str, Speed]:
-    """Fresh trainings of each kind. Dynamo starts anew, so kp_tpu shows what its cache is worth to an equal model."""
+    """Measure new trainings of each kind. Dynamo is reset, so kp_tpu shows its cache hits on an equal model."""
     torch._dynamo.reset()
     trainings = {way.name: Training(way, corpus, num_steps=NUM_ROUNDS + 2) for way in (EAGER, OPENXLA, OURS)}
     first = {name: _seconds(training) for name, training in trainings.items()}
     taken: dict[str, list[float]] = {name: [] for name in trainings}
     for number in tqdm(range(NUM_ROUNDS), desc="timing", unit="round", leave=False):
-        # Every other round backwards, so that none always runs after the same one.
+        # Reverse every other round, so that none always runs after the same one.
         for name in list(trainings)[:: 1 if number % 2 == 0 else -1]:
             taken[name].append(_seconds(trainings[name]) * 1e3)
     return {name: Speed(first[name], median(taken[name])) for name in trainings}

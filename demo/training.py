@@ -21,7 +21,7 @@ PEAK_RATE, NUM_WARM_UP = 1e-3, 20
 
 @dataclass(frozen=True)
 class Way:
-    """How a run computes: eager on the CPU where `backend` is None, else compiled, on the XLA device."""
+    """How a run computes: eager on the CPU if `backend` is None, else compiled on the XLA device."""
 
     name: str
     backend: str | None = None
@@ -50,7 +50,7 @@ class Training:
         torch.manual_seed(SEED)
         self.way, self.corpus, self.num_steps, self.losses = way, corpus, num_steps, list[float]()
         self.model = Gpt().to(way.dtype).to(way.device)
-        # On the device and in a tensor: a learning rate that is a number would be compiled into the program.
+        # A tensor on the device: a Python number would be compiled into the program as a constant.
         self.rate = torch.tensor(PEAK_RATE, device=way.device)
         is_compiled = way.backend is not None
         self.optimizer = torch.optim.AdamW(
@@ -73,12 +73,12 @@ class Training:
         return self.losses[-1]
 
     def finish(self) -> None:
-        """Wait for the last update: XLA works on while Python goes on."""
+        """Wait for the last update, because XLA runs asynchronously."""
         next(self.model.parameters()).detach().flatten()[:1].cpu()
 
 
 def learning_rate(step: int, num_steps: int) -> float:
-    """Up over the first steps, level, and down to nothing over the last two thirds."""
+    """Linear warm-up, then constant, then linear decay to zero over the last two thirds."""
     warm_up = (step + 1) / NUM_WARM_UP
     decay = (num_steps - step) / (num_steps * 2 / 3)
     return PEAK_RATE * max(0.0, min(1.0, warm_up, decay))

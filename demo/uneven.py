@@ -27,7 +27,7 @@ def paragraphs(text: Tensor, num: int) -> list[Tensor]:
 
 
 def fine_tune(training: Training, corpus: Corpus, num_steps: int) -> str:
-    """Train on one paragraph after the other; returns what came of it, as text."""
+    """Train on one paragraph after the other and return a summary as text."""
     pieces = paragraphs(corpus.held_out, num_steps)
     lengths = [len(p) - 1 for p in pieces]
     plan = kp_dynamo.plan_buckets(lengths, NUM_PROGRAMS)
@@ -36,7 +36,7 @@ def fine_tune(training: Training, corpus: Corpus, num_steps: int) -> str:
     optimizer = torch.optim.SGD(training.model.parameters(), RATE)
     before, losses = telemetry.snapshot(), list[float]()
     for piece in tqdm(pieces, desc="fine-tuning", leave=False):
-        # Cut on the host: on the device that would be a program for each length.
+        # Slice on the host: on the device this would compile a program per length.
         rows = (part.unsqueeze(0).to(training.way.device) for part in (piece[:-1], piece[1:]))
         tokens, targets = (kp_dynamo.mark_sequence(row, 1) for row in rows)
         loss = loss_of(tokens, targets)
@@ -44,10 +44,10 @@ def fine_tune(training: Training, corpus: Corpus, num_steps: int) -> str:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return _told(plan, lengths, losses, before)
+    return _summary(plan, lengths, losses, before)
 
 
-def _told(plan: kp_dynamo.BucketPlan, lengths: list[int], losses: list[float], before: dict[str, int]) -> str:
+def _summary(plan: kp_dynamo.BucketPlan, lengths: list[int], losses: list[float], before: dict[str, int]) -> str:
     done = telemetry.snapshot()
     counted = {name: done[name] - before[name] for name in ("programs", "bucket_refusals", "aot_traces")}
     return "\n".join(
