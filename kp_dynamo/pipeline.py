@@ -42,7 +42,7 @@ from kp_dynamo.telemetry.counters import TELEMETRY
 
 Pipeline = tuple[GraphPass, ...]
 
-_OUR_NAMES = tuple(p.name for p in PASSES)
+_OUR_NAMES: tuple[str, ...] = tuple(str(p.name) for p in PASSES)
 
 # Chips whose two cores are one device. For a GPT in inference a v5p takes 0.502 ms with x as the first operand of the
 # matmuls that produce heads, and 0.456 ms with the weight first; a v4 1.868 and 1.774. On v5e and v6e it makes no
