@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -230,6 +231,7 @@ _NAMES = (
 )  # fmt: skip
 
 
+@functools.cache
 def may_call_operator_with_rule(name: str) -> bool:
     """Whether a function of this name may call an operator with a rule."""
     return any(part in name for part in _NAMES)

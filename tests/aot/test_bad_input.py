@@ -116,7 +116,7 @@ def test_no_room_is_known_before_the_compile():
     with torch.device("meta"):
         big = nn.Linear(50_000, 50_000)
     start = time.perf_counter()
-    match = r"at least 10\.0. GB.*allowed are 7\.20 GB.*v5p"
+    match = r"at least 10\.0. GB.*Allowed: 7\.20 GB.*v5p"
     args = (torch.ones(1, 50_000, device="meta"),)
     refused(TPUOutOfMemoryError, match, big, args, options={"memory_fraction": 0.45})
     assert time.perf_counter() - start < 60

@@ -99,7 +99,7 @@ def test_a_payload_is_made_once_and_differs_with_the_precision():
 
 
 def test_what_a_kernel_does_not_take_is_an_error_that_names_it():
-    with pytest.raises(XLACompilationError, match=r"cannot lower .*width=192.*Take FlashAttention"):
+    with pytest.raises(XLACompilationError, match=r"cannot lower .*width=192.*remove FlashAttention"):
         flash_payloads.payload_of(kernel(width=192))
 
 

@@ -122,7 +122,8 @@ def test_writers_at_once_each_write_a_whole_file(tmp_path):
 KILLING = """
 import json, os, random, signal, time
 import torch
-from kp_dynamo.runtime import atomic_file, checkpoint, checkpoint_file
+from kp_dynamo.api.checkpoint import atomic_file, checkpoint
+from kp_dynamo.api.checkpoint import file as checkpoint_file
 path, found, left = os.path.join(FOLDER, "model.pth"), [], []
 torch.set_num_threads(1)  # the threads of others do not come along into a forked child
 

@@ -469,7 +469,7 @@ def test_the_gradient_of_a_value_that_is_filled_in_is_refused():
     run, value = compiled(lambda x, index, value: x.index_fill(1, index, value)), torch.tensor(2.0)
     x, index = torch.ones(2, 5), torch.tensor([4, 3, 3])
     assert run(x, index, value).tolist() == [[1, 1, 1, 2, 2]] * 2
-    with pytest.raises(BackendCompilerFailed, match=r"how many different indices.*Allowed: torch\.where"):
+    with pytest.raises(BackendCompilerFailed, match=r"distinct indices.*Allowed: torch\.where"):
         run(x, index, value.requires_grad_())
 
 
