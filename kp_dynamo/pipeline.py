@@ -240,10 +240,10 @@ def _dump(gm: fx.GraphModule, options: CompileOptions, stem: str) -> None:
 
 def _dump_reports(reports: list[PassReport], options: CompileOptions, graph_name: str) -> None:
     if options.dump_dir is not None:
-        rows = [
-            {"pass": r.name, "rewritten": r.rewritten, "refused": [list(x) for x in r.refused], "notes": list(r.notes)}
-            for r in reports
-        ]
+        rows = []
+        for report in reports:
+            fields = report.to_dict()
+            rows.append({"pass": fields.pop("name"), **fields})
         _write(options.dump_dir, f"{graph_name}.report.json", json.dumps(rows, indent=1))
 
 

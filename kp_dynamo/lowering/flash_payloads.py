@@ -1,8 +1,8 @@
 """Payloads of flash attention custom calls for the TPU's compiler: JAX's Pallas kernels, lowered without a TPU.
 
-JAX lowers a kernel (to Mosaic, MLIR bytecode) for a named platform. It runs nothing, and needs no TPU client. It must
-not start one either: a TPU has only one client, and torch_xla's is already running. If JAX has not started in this
-process, it starts here on the CPU, and stays there.
+JAX lowers a kernel (to Mosaic, MLIR bytecode) for a named platform. It runs nothing and needs no TPU client. It must
+not start one: a TPU accepts one client, and torch_xla holds it. If JAX has not started in this process, it starts here
+on the CPU, and stays there.
 """
 
 from __future__ import annotations
