@@ -45,6 +45,8 @@ class LRUCache(Generic[K, V]):
         # Reentrant: a finalizer of a value may run at any allocation inside the lock and use the cache.
         self._lock = threading.RLock()
         self._hits = self._misses = self._evictions = 0
+        # The last key that was used, unless `clear` removed it. The bound is at least 1 and never evicts it.
+        self._newest: K | None = None
 
     def get(self, key: K, default: D | None = None) -> V | D | None:
         """The value of `key`, which becomes the most recently used, or `default`; counts a hit or a miss."""
@@ -54,15 +56,19 @@ class LRUCache(Generic[K, V]):
                 return default
             self._hits += 1
             self._entries.move_to_end(key)
+            self._newest = key
             return self._entries[key]
 
     def touch(self, key: K) -> bool:
         """Mark `key` as recently used without counting; False if it is missing. For hot paths."""
+        if key is self._newest:
+            return True
         with self._lock:
             try:
                 self._entries.move_to_end(key)
             except KeyError:
                 return False
+            self._newest = key
             return True
 
     def set(self, key: K, value: V) -> None:
@@ -70,6 +76,7 @@ class LRUCache(Generic[K, V]):
         with self._lock:
             replaced = self._entries.pop(key, None)
             self._entries[key] = value
+            self._newest = key
             gone = self._shrink()
         del replaced  # its finalizer runs here, outside the lock
         self._notify(gone)
@@ -87,6 +94,7 @@ class LRUCache(Generic[K, V]):
         with self._lock:
             gone = list(self._entries.items())
             self._entries.clear()
+            self._newest = None
         self._notify(gone)
 
     def keys(self) -> list[K]:

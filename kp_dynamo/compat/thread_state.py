@@ -11,7 +11,11 @@ from typing import Any
 from torch._dynamo.backends import registry
 from torch.fx import _symbolic_trace
 
-_here = threading.local()
+class _Here(threading.local):
+    traces = 0
+
+
+_here = _Here()
 
 
 @functools.cache
@@ -33,7 +37,7 @@ def install() -> None:
 def _noted(trace: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(trace)
     def noted(*args: Any, **kwargs: Any) -> Any:
-        _here.traces = _traces_here() + 1
+        _here.traces += 1
         try:
             return trace(*args, **kwargs)
         finally:
@@ -42,22 +46,19 @@ def _noted(trace: Callable[..., Any]) -> Callable[..., Any]:
     return noted
 
 
-def _traces_here() -> int:
-    return getattr(_here, "traces", 0)
-
-
 def _only_here(asked: Any) -> None:
     """Make `asked` return False while only other threads trace.
 
     This changes it in place, because compiled functions hold it and Dynamo compares its identity.
     """
     original = FunctionType(asked.__code__, asked.__globals__)
-    asked.__kwdefaults__ = {"original": original, "traces_here": _traces_here}
+    asked.__kwdefaults__ = {"original": original, "here": _here}
     asked.__code__ = _asked_here.__code__
 
 
-def _asked_here(*, original: Callable[[], bool], traces_here: Callable[[], int]) -> bool:
-    return traces_here() > 0 and original()
+def _asked_here(*, original: Callable[[], bool], here: _Here) -> bool:
+    # Every call of a compiled function asks this.
+    return here.traces > 0 and original()
 
 
 def _once_each(register: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ The functions here add one more result, a hash of the lazy graph's text, which m
 from __future__ import annotations
 
 import hashlib
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,20 +49,21 @@ class OwnBuffers:
     """
 
     def __init__(self) -> None:
-        self._parameters: slice | list[int] | None = None
-        self._last: tuple[int, ...] = ()
+        self._parameters: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
+        self._last: list[int] = []
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def ensure(self, values: Sequence[torch.Tensor]) -> None:
         """Check the parameters that are new to the program; at its first call, check every value."""
         if self._parameters is None:
-            self._parameters = _positions(values)
+            self._parameters = _parameters_getter(values)
             _separate(values)
-        places = self._parameters
-        given = values[places] if isinstance(places, slice) else [values[i] for i in places]
-        ids = tuple(map(id, given))
-        if ids == self._last:
-            return
+        given = self._parameters(values)
+        ids = [*map(id, given)]
+        if ids != self._last:
+            self._check_new(ids, given)
+
+    def _check_new(self, ids: list[int], given: Sequence[torch.Tensor]) -> None:
         new = {number: tensor for number, tensor in zip(ids, given, strict=True) if number not in self._known}
         self._known |= {number: weakref.ref(tensor, self._forgetting(number)) for number, tensor in new.items()}
         self._last = ids
@@ -72,16 +74,19 @@ class OwnBuffers:
 
         def forget(_: Any) -> None:
             self._known.pop(number, None)
-            self._last = ()
+            self._last = []
 
         return forget
 
 
-def _positions(values: Sequence[torch.Tensor]) -> slice | list[int]:
-    """The positions of parameters; a slice, which is faster, if they are contiguous."""
+def _parameters_getter(values: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+    """A function that picks the parameters from the arguments of a call; it runs at every call and must be fast."""
     found = [i for i, v in enumerate(values) if isinstance(v, torch.nn.Parameter)]
-    is_together = found == list(range(found[0], found[-1] + 1)) if found else False
-    return slice(found[0], found[-1] + 1) if is_together else found
+    if not found:
+        return lambda values: ()
+    if found == list(range(found[0], found[-1] + 1)):
+        return operator.itemgetter(slice(found[0], found[-1] + 1))
+    return operator.itemgetter(*found)
 
 
 def _separate(tensors: Sequence[torch.Tensor]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -159,6 +160,7 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
             if True in pending:
                 compute([v for v, is_pending in zip(values, pending, strict=True) if is_pending])
             if donation.inputs:
+                values = list(values)
                 DONORS.give(values, donation.inputs)
             results: list[Any] = run_cached(key, values)
         for argument, root in donation.renewed:
@@ -170,12 +172,13 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
     return run
 
 
-def _gather(inputs: list[Slot]) -> Callable[[Sequence[Any]], list[Any]]:
+def _gather(inputs: list[Slot]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     if all(s.kind == "argument" for s in inputs):
         order = [s.value for s in inputs]
         if order == list(range(len(order))):
-            return lambda args: list(args[: len(order)])
-        return lambda args: [args[i] for i in order]
+            return lambda args: args[: len(order)]
+        # Four times as fast as a list comprehension, but it returns no tuple for one position.
+        return operator.itemgetter(*order) if len(order) > 1 else lambda args: [args[order[0]]]
 
     def gather(args: Sequence[Any]) -> list[Any]:
         return [args[s.value] if s.kind == "argument" else next_seed() if s.kind == "seed" else s.value for s in inputs]
@@ -183,7 +186,7 @@ def _gather(inputs: list[Slot]) -> Callable[[Sequence[Any]], list[Any]]:
     return gather
 
 
-def _on_device(gather: Callable[[Sequence[Any]], list[Any]]) -> Callable[[Sequence[Any]], list[Any]]:
+def _on_device(gather: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """`gather` for the virtual SPMD device, whose programs take no CPU tensors."""
     return lambda args: [v if v.device.type == "xla" else v.to(xla.device()) for v in gather(args)]
 
