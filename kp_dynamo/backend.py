@@ -6,13 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx
 
 from kp_dynamo.compat import thread_state, xla
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.telemetry import log
 
@@ -53,19 +51,11 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
 
     if "cache_size" in chosen.given:
         SESSION.resize(chosen.cache_size)
-    return compile_in(SESSION, gm, example_inputs, chosen)
+    return SESSION.as_backend(chosen)(gm, example_inputs)
 
 
 def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions) -> Any:
-    """Like `kp_tpu`, with the caches of `session`; the device must have been started."""
-    from kp_dynamo.capture.capture import read_capture
-
-    log.configure()
-    with translate_errors(gm, breaks_graphs=session.may_run_eagerly(options)):
-        options = options.on(xla.chip_name())
-        by_module = bool(options.keep_float32 or options.extra_passes)
-        compiled = session.compiled(read_capture(gm, example_inputs, with_modules=by_module), options)
-    return torch._dynamo.disable(compiled, reason="a compiled graph")
+    return session.as_backend(options)(gm, example_inputs)
 
 
 def cache_stats() -> dict[str, Any]:

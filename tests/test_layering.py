@@ -45,26 +45,26 @@ MAY_IMPORT = {
         "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.lowering", "kp_dynamo.passes", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.session": (
-        "torch", "kp_dynamo.autograd", "kp_dynamo.buckets", "kp_dynamo.cache", "kp_dynamo.capture", "kp_dynamo.config",
-        "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.hardware", "kp_dynamo.lowering", "kp_dynamo.pipeline",
-        "kp_dynamo.runtime", "kp_dynamo.telemetry",
+        "torch", "kp_dynamo.autograd", "kp_dynamo.buckets", "kp_dynamo.cache", "kp_dynamo.capture", "kp_dynamo.compat",
+        "kp_dynamo.config", "kp_dynamo.error_boundary", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.hardware",
+        "kp_dynamo.lowering", "kp_dynamo.pipeline", "kp_dynamo.runtime", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.legacy_backend": (
         "torch", "kp_dynamo.capture", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.error_boundary",
         "kp_dynamo.exceptions",
     ),
     "kp_dynamo.backend": (
-        "torch", "kp_dynamo.capture", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.error_boundary",
-        "kp_dynamo.exceptions", "kp_dynamo.legacy_backend", "kp_dynamo.session", "kp_dynamo.telemetry",
+        "torch", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions", "kp_dynamo.legacy_backend",
+        "kp_dynamo.session", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.explanation": (
-        "torch", "kp_dynamo.backend", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.graph",
-        "kp_dynamo.runtime", "kp_dynamo.session",
+        "torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.graph", "kp_dynamo.runtime",
+        "kp_dynamo.session",
     ),
     "kp_dynamo.aot": (
-        "torch", "jax", "jaxlib", "matplotlib", "kp_dynamo.backend", "kp_dynamo.compat", "kp_dynamo.config",
-        "kp_dynamo.exceptions", "kp_dynamo.explanation", "kp_dynamo.graph", "kp_dynamo.hardware", "kp_dynamo.lowering",
-        "kp_dynamo.runtime", "kp_dynamo.session",
+        "torch", "jax", "jaxlib", "matplotlib", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions",
+        "kp_dynamo.explanation", "kp_dynamo.graph", "kp_dynamo.hardware", "kp_dynamo.lowering", "kp_dynamo.runtime",
+        "kp_dynamo.session",
     ),
     "kp_dynamo.api": (
         "torch", "safetensors", "xxhash", "kp_dynamo.aot", "kp_dynamo.backend", "kp_dynamo.cache", "kp_dynamo.compat",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from kp_dynamo.aot.fakes import Fakes
 from kp_dynamo.aot.plan import Plan
-from kp_dynamo.backend import compile_in
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUBackendError, TPUModelPreparationError, XLACompilationError
 from kp_dynamo.explanation.run_once import run_backward, uncompiled
@@ -29,7 +28,7 @@ def call_on_fakes(plan: Plan, receive: Receive, observe: Observe) -> None:
     model, args = fakes.model(uncompiled(plan.model)), fakes.arguments(plan.args)
     session = Session(plan.options.cache_size, observe, Export(receive))
     with fakes.mode:
-        results = _call(_in_mode(model, plan.train), args, _backend(session, plan))
+        results = _call(_in_mode(model, plan.train), args, session.as_backend(plan.options))
         if plan.train:
             run_backward(results)
 
@@ -40,17 +39,10 @@ def call_on_zeros(plan: Plan, receive: Receive, observe: Observe) -> None:
     model, args = _on_device(uncompiled(plan.model), device), _arguments_on_device(plan.args, device)
     session = Session(plan.options.cache_size, observe)
     with watch_programs(receive):
-        backend = "openxla" if plan.backend == "openxla" else _backend(session, plan)
+        backend = "openxla" if plan.backend == "openxla" else session.as_backend(plan.options)
         results = _call(_in_mode(model, plan.train), args, backend)
         if plan.train:
             run_backward(results)
-
-
-def _backend(session: Session, plan: Plan) -> Callable[..., Any]:
-    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return compile_in(session, gm, example_inputs, plan.options)
-
-    return backend
 
 
 def _call(model: Callable[..., Any], args: tuple[Any, ...], backend: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from torch._dynamo.backends import registry
 from torch.fx import _symbolic_trace
 
+
 class _Here(threading.local):
     traces = 0
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
 
 from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
@@ -39,7 +38,6 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
     chosen = CompileOptions.from_dict(options)
     xla.device()
     # These imports need torch_xla, so they come after the check that it is installed and compatible.
-    from kp_dynamo.backend import compile_in
     from kp_dynamo.explanation.recorder import Recorder
     from kp_dynamo.runtime.event_log import log_event
     from kp_dynamo.runtime.events import Event
@@ -53,14 +51,11 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
 
     session = Session(chosen.cache_size, observe=observe)
 
-    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        return compile_in(session, gm, example_inputs, chosen)
-
     torch._dynamo.reset()
     dynamo_before = dynamo_seconds()
     try:
         with torch.random.fork_rng(devices=[]):
-            run_backward(torch.compile(uncompiled(model), backend=backend)(*args, **kwargs))
+            run_backward(torch.compile(uncompiled(model), backend=session.as_backend(chosen))(*args, **kwargs))
         return Explanation(
             graph_breaks=graph_breaks(),
             captures=tuple(recorder.captures),

@@ -1,0 +1,123 @@
+"""Compile one capture: AOTAutograd traces it, the passes edit its graphs, and each graph gets its programs."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from kp_dynamo.autograd.eager_strides import eager_results
+from kp_dynamo.autograd.result_aliases import ResultAliases
+from kp_dynamo.autograd.stages import GraphStages, trace_and_compile
+from kp_dynamo.cache.graph_key import graph_text
+from kp_dynamo.cache.identity import Uncacheable
+from kp_dynamo.capture.capture import with_dynamo_signature
+from kp_dynamo.capture.cpu_view import surrounding_autocast
+from kp_dynamo.graph.least_memory import require_room
+from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec
+from kp_dynamo.pipeline import check_captured, prepare_graph, required_precision, run_pipeline
+from kp_dynamo.runtime.compiled_graph import CompiledGraph, GraphContract, Runtime
+from kp_dynamo.runtime.events import GraphTransformed
+from kp_dynamo.runtime.result_memory import ResultMemory
+from kp_dynamo.session.plan import Plan, matmul_precision
+from kp_dynamo.telemetry.counters import TELEMETRY
+
+_unnamed = itertools.count()
+
+
+class CaptureCompiler:
+    """Compiles the capture of a plan.
+
+    Args:
+        plan: The capture, and how it is compiled.
+        number: The number of the capture; its graphs are named "<number>.forward" and so on.
+        runtime: State that the compiled graphs share.
+        lowering: Compiles a graph.
+        salt: Part of the identity of every graph.
+    """
+
+    def __init__(self, plan: Plan, number: int, runtime: Runtime, lowering: Lowering, salt: str) -> None:
+        self._plan, self._number, self._runtime, self._lowering = plan, number, runtime, lowering
+        self._salt = salt
+        # Both belong to the time at which Dynamo calls the backend, not to that of a later backward.
+        self._precision, self._budget = matmul_precision(plan.options), plan.memory_budget
+
+    def compile(self) -> Callable[..., Any]:
+        """A callable with Dynamo's calling convention that runs the capture."""
+        capture, bucketing = self._plan.capture, self._plan.bucketing
+        if capture.mode == "xla":
+            check_captured(capture.gm.graph)
+        with surrounding_autocast(capture.mode):
+            eager = eager_results(capture.gm)
+            stages = GraphStages(self._transform, self._compile_graph, eager)
+            run = trace_and_compile(capture.gm, capture.inputs, stages)
+        if self._plan.options.donate == "mutated" and capture.mode == "xla":
+            run = _recording_donated(run)
+        run = run if bucketing is None else bucketing.wrap(run)
+        if capture.mode == "cpu":
+            run = ResultMemory(capture.gm, eager, lays_out_all=bucketing is not None).around(run)
+        return with_dynamo_signature(run, capture)
+
+    def _transform(self, gm: fx.GraphModule, name: str, aliases: ResultAliases | None) -> None:
+        """Run the passes on a graph; `aliases` is None for a backward, which is a part of a joint graph."""
+        plan, start, label = self._plan, time.perf_counter(), f"{self._number}.{name}"
+        chosen = plan.backward_pipeline if name == "backward" else plan.pipeline
+        if aliases is not None:
+            is_on_device = plan.capture.mode == "xla"
+            prepare_graph(gm.graph, writes_to_inputs=aliases.has_written_inputs, on_device=is_on_device)
+        bucketing = plan.bucketing if aliases is not None else None
+        if bucketing is not None and aliases is not None:
+            chosen = bucketing.allowed(chosen, plan.options.strict, aliases)
+        reports = run_pipeline(gm, chosen, plan.options, label)
+        if bucketing is not None:
+            bucketing.decide(reports, gm)
+        self._runtime.observe(GraphTransformed(label, tuple(reports), time.perf_counter() - start))
+
+    def _compile_graph(
+        self, gm: fx.GraphModule, num_returned: int, name: str, overwritten: tuple[int | None, ...]
+    ) -> CompiledGraph:
+        TELEMETRY.count("graphs")
+        if self._budget is not None:
+            require_room(gm.graph, name, self._budget)
+        options, conditions, text = self._plan.options, self._plan.conditions, _graph_text(gm)
+        spec = LoweringSpec(
+            name=name,
+            num_returned=num_returned,
+            matmul_precision=required_precision(gm.graph, self._precision),
+            strict=options.strict,
+            identity=self._salt + _identity(text),
+            overwritten=overwritten,
+            donate=options.donate == "mutated",
+        )
+        interface = (("graph", text), ("returned", num_returned), ("overwritten", overwritten))
+        key = None if text is None or conditions is None else (*interface, *conditions)
+        is_placed = self._plan.capture.mode == "cpu"
+        contract = GraphContract(key, is_placed, f"{self._number}.{name}", options.compile_timeout_s)
+        return CompiledGraph(gm, contract, self._lowering, spec, self._runtime)
+
+
+def _recording_donated(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, which then records its arguments, after AOTAutograd has copied their new values over them."""
+
+    def recording(*args: Any) -> Any:
+        results = run(*args)
+        DONORS.record_donated(args)
+        return results
+
+    return recording
+
+
+def _graph_text(gm: fx.GraphModule) -> Any | None:
+    """The canonical text of a graph; None if it has no stable one."""
+    try:
+        return graph_text(gm)
+    except Uncacheable:
+        return None
+
+
+def _identity(text: Any | None) -> str:
+    return f"number {next(_unnamed)}" if text is None else hashlib.blake2b(repr(text).encode()).hexdigest()

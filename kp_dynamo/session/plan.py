@@ -1,0 +1,105 @@
+"""How a capture is compiled: its options, passes and buckets, and what of them belongs to the cache key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kp_dynamo.buckets.bucketing import Bucketing, bucketed
+from kp_dynamo.buckets.resizing import is_poisoned
+from kp_dynamo.buckets.sizes import Buckets
+from kp_dynamo.cache.graph_key import environment_parts
+from kp_dynamo.cache.identity import Uncacheable, identity_of
+from kp_dynamo.cache.key_diff import CompileKey, Parts
+from kp_dynamo.capture.capture import Capture
+from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
+from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.graph.least_memory import MemoryBudget
+from kp_dynamo.hardware import memory_budget_bytes
+from kp_dynamo.pipeline import Pipeline, build_backward_pipeline, build_pipeline
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a capture is compiled.
+
+    Attributes:
+        capture: The capture; with buckets, it takes the true lengths as extra inputs.
+        options: The options of the user.
+        pipeline: The passes on joint graphs and inference graphs.
+        backward_pipeline: The passes on backward graphs.
+        conditions: What the programs depend on besides the graph; None if a pass of the user has no stable identity.
+        bucketing: How inputs are padded, or None.
+    """
+
+    capture: Capture
+    options: CompileOptions
+    pipeline: Pipeline
+    backward_pipeline: Pipeline
+    conditions: Parts | None
+    bucketing: Bucketing | None
+
+    @property
+    def key(self) -> CompileKey | None:
+        """The identity of the capture and of all its compile settings; None if it has no stable identity."""
+        if self.capture.key is None or self.conditions is None:
+            return None
+        return CompileKey((*self.capture.key, *self.conditions))
+
+    @property
+    def memory_budget(self) -> MemoryBudget | None:
+        """The memory that a graph must fit into, or None if the user set no bound."""
+        options = self.options
+        if not options.is_memory_bounded:
+            return None
+        room = memory_budget_bytes(options.chip, options.memory_fraction, options.memory_budget_gb)
+        return MemoryBudget(options.chip, room)
+
+
+def plan_for(capture: Capture, options: CompileOptions) -> Plan:
+    """Decide how to compile `capture`.
+
+    Raises:
+        TPUConfigurationError: The options contradict each other, or name an unknown pass or op.
+    """
+    if options.donate == "mutated" and options.lowering == "stock":
+        raise TPUConfigurationError(
+            "donate='mutated' is invalid with lowering='stock': torch_xla's own bridge does not report which "
+            "buffers it shares. Allowed: lowering='openxla', or donate='off'."
+        )
+    capture, bucketing = _bucketing(capture, options)
+    pipeline = build_pipeline(options, bucketing.symbols if bucketing is not None else ())
+    backward_pipeline = build_backward_pipeline(options)
+    device = "cpu" if capture.mode == "fake" else capture.mode
+    conditions = _conditions(options, (*pipeline, *backward_pipeline), device)
+    return Plan(capture, options, pipeline, backward_pipeline, conditions, bucketing)
+
+
+def matmul_precision(options: CompileOptions) -> str:
+    """The matmul precision that the user asked for, in the options or through torch."""
+    return resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
+
+
+def _bucketing(capture: Capture, options: CompileOptions) -> tuple[Capture, Bucketing | None]:
+    if options.buckets is None:
+        return capture, None
+    buckets = Buckets(options.buckets, options.over_bucket)
+    poisons = is_poisoned() or (options.strict and options.dump_dir is not None)
+    return bucketed(capture, buckets, poisons=poisons, strict=options.strict)
+
+
+def _conditions(options: CompileOptions, pipeline: Pipeline, device: str) -> Parts | None:
+    try:
+        # A redefined class has the same repr.
+        passes = identity_of(options.extra_passes)
+    except Uncacheable:
+        return None
+    return (
+        ("options", options.key()),
+        ("matmul precision", matmul_precision(options)),
+        ("pipeline", repr(pipeline)),
+        ("passes of the user's own", passes),
+        ("tensors on", device),
+        *environment_parts(),
+    )

@@ -1,0 +1,132 @@
+"""A session caches programs by the graph they compute, and whole captures by what Dynamo captured."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.exc import exceptions_allowed_to_be_fallback
+
+from kp_dynamo.cache.key_diff import CompileKey, explain_miss
+from kp_dynamo.cache.lru import LRUCache
+from kp_dynamo.capture.capture import Capture, read_capture
+from kp_dynamo.compat import xla
+from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.error_boundary import translate_errors
+from kp_dynamo.exceptions import TPUDeviceError
+from kp_dynamo.lowering import Lowering, get_lowering
+from kp_dynamo.runtime.compiled_graph import Program, Runtime
+from kp_dynamo.runtime.event_log import log_event
+from kp_dynamo.runtime.events import CaptureReady, Observe, ignore
+from kp_dynamo.runtime.placement import Placement
+from kp_dynamo.session.compile_capture import CaptureCompiler
+from kp_dynamo.session.plan import Plan, plan_for
+from kp_dynamo.telemetry import log
+from kp_dynamo.telemetry.counters import TELEMETRY
+from kp_dynamo.telemetry.time_budget import time_budget
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """The caches of the backend, and what compiles with them.
+
+    Args:
+        cache_size: Maximum number of programs, and of captures.
+        observe: Called with an event for every capture, transformed graph and program.
+        export: A lowering that runs nothing and replaces the one in the options; graphs may then be called with fake
+            tensors.
+        salt: Part of the identity of every graph. A unique salt makes XLA recompile programs that torch_xla has in its
+            own cache.
+    """
+
+    def __init__(
+        self, cache_size: int = 100, observe: Observe = ignore, export: Lowering | None = None, salt: str = ""
+    ) -> None:
+        self._export, self._salt = export, salt
+        self._numbers = itertools.count(1)
+        self._free: list[int] = []
+        self.runtime = Runtime(LRUCache(cache_size, on_evict=_forget), Placement(), observe)
+        self.captures: LRUCache[CompileKey, Callable[..., Any]] = LRUCache(cache_size)
+
+    def resize(self, cache_size: int) -> None:
+        """Keep at most `cache_size` programs, and as many captures."""
+        self.runtime.cache.resize(cache_size)
+        self.captures.resize(cache_size)
+
+    def clear(self) -> None:
+        """Drop programs, captures and copies on the device; compiled functions in use recompile when called."""
+        self.captures.clear()
+        self.runtime.cache.clear()
+        self.runtime.placement.clear()
+
+    def as_backend(self, options: CompileOptions) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
+        """A `torch.compile` backend that compiles with these caches; the device must have been started."""
+        log.configure()
+
+        def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+            # Ahead of time there is no device on which Dynamo could run the graph eagerly.
+            may_run_eagerly = self._export is None and not options.strict
+            with translate_errors(gm, breaks_graphs=may_run_eagerly):
+                chosen = options.on(xla.chip_name())
+                by_module = bool(chosen.keep_float32 or chosen.extra_passes)
+                compiled = self._compiled(read_capture(gm, example_inputs, with_modules=by_module), chosen)
+            return torch._dynamo.disable(compiled, reason="a compiled graph")
+
+        return backend
+
+    def _compiled(self, capture: Capture, options: CompileOptions) -> Callable[..., Any]:
+        """A callable that runs `capture`: cached from an equal capture, or compiled through AOTAutograd."""
+        if capture.mode == "fake" and self._export is None:
+            raise TPUDeviceError(
+                "the inputs are fake tensors, which have no values. Allowed: tensors on the CPU or on the XLA device. "
+                "Try: kp_dynamo.aot_compile, which compiles a model for a TPU without running it."
+            )
+        plan = plan_for(capture, options)
+        key = plan.key
+        run = self._look_up(key)
+        if run is not None:
+            self.runtime.observe(CaptureReady(None, key, 0.0))
+            return run
+        start = time.perf_counter()
+        number, run = self._compile(plan)
+        TELEMETRY.count("aot_traces")
+        if key is not None:
+            self.captures.set(key, run)
+        seconds = time.perf_counter() - start
+        TELEMETRY.spent("aot_and_below", seconds)
+        self.runtime.observe(CaptureReady(number, key, seconds))
+        return run
+
+    def _look_up(self, key: CompileKey | None) -> Callable[..., Any] | None:
+        if key is None:
+            return None
+        others = self.captures.keys() if logger.isEnabledFor(logging.DEBUG) else []
+        run = self.captures.get(key)
+        if run is None and others:
+            logger.debug("a new capture; nearest entry: %s", explain_miss(key, others))
+        return run
+
+    def _compile(self, plan: Plan) -> tuple[int, Callable[..., Any]]:
+        """A number and a callable for the capture; the number is reused if Dynamo breaks the graph."""
+        number = self._free.pop() if self._free else next(self._numbers)
+        lowering = self._export or get_lowering(plan.options.lowering)
+        try:
+            with time_budget(plan.options.compile_timeout_s, f"capture {number}"):
+                return number, CaptureCompiler(plan, number, self.runtime, lowering, self._salt).compile()
+        except (AssertionError, *exceptions_allowed_to_be_fallback):
+            # Dynamo breaks the graph here, and continues as if it had not been captured.
+            self._free.append(number)
+            raise
+
+
+def _forget(_: CompileKey, program: Program) -> None:
+    program.executable = None
+
+
+SESSION = Session(observe=log_event)
