@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kp_dynamo.api.xla_optimizations import XLAOptimizations
     from kp_dynamo.api.xla_utilities import XLAUtilities
     from kp_dynamo.backend import cache_stats, clear_cache, kp_tpu
-    from kp_dynamo.buckets.bucketing import mark_sequence
+    from kp_dynamo.buckets.marking import mark_sequence
     from kp_dynamo.buckets.plan import BucketPlan, plan_buckets
     from kp_dynamo.cache.lru import LRUCache
     from kp_dynamo.config.options import CompileOptions
@@ -137,7 +137,7 @@ _HOME_OF = {
     "explain": "kp_dynamo.explanation.explain",
     "kp_tpu": "kp_dynamo.backend",
     "load_checkpoint": "kp_dynamo.api.checkpoint.checkpoint",
-    "mark_sequence": "kp_dynamo.buckets.bucketing",
+    "mark_sequence": "kp_dynamo.buckets.marking",
     "plan_buckets": "kp_dynamo.buckets.plan",
     "save_checkpoint": "kp_dynamo.api.checkpoint.checkpoint",
     "validate_tpu_configuration": "kp_dynamo.api.validation",

@@ -16,7 +16,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from kp_dynamo.autograd.argument_overlap import OverlapCheck
 from kp_dynamo.autograd.calls import allow_views
 from kp_dynamo.autograd.result_aliases import ResultAliases
-from kp_dynamo.buckets.resizing import Shape
+from kp_dynamo.buckets.symbolic_sizes import Shape
 
 _OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 _OF_INPUT = (OutputType.alias_of_input, OutputType.is_input)

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.buckets.symbolic_sizes import Shape
 from kp_dynamo.lowering.host_layout import to_host
-
-Shape = tuple[int, ...]
 
 
 def is_poisoned() -> bool:

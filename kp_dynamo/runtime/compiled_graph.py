@@ -23,6 +23,7 @@ from kp_dynamo.runtime.events import Observe, ProgramReady, ignore
 from kp_dynamo.runtime.placement import Placement
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.time_budget import estimate_compile_s, time_budget
+from kp_dynamo.telemetry.warn_once import warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +168,10 @@ class CompiledGraph:
         for stage, seconds in executable.seconds.items():
             TELEMETRY.spent(stage, seconds)
         for op, line in executable.fallbacks:
-            _warn_once(op, line)
+            where = f" at {line}" if line else ""
+            warn_once(
+                logger, "%s%s has no XLA lowering and runs on the CPU, with a transfer each way per call", op, where
+            )
         for position, reason in executable.kept:
             logger.info("%s: argument %d is not donated: %s", self._contract.label, position, reason)
         return executable
@@ -204,13 +208,3 @@ def _result_values(gm: fx.GraphModule) -> list[Any]:
     results = gm.graph.output_node().args[0]
     flat = results if isinstance(results, (list, tuple)) else [results]
     return [r.meta.get("val") if isinstance(r, fx.Node) else None for r in flat]
-
-
-_warned: set[tuple[str, str]] = set()
-
-
-def _warn_once(op: str, line: str) -> None:
-    if (op, line) not in _warned:
-        _warned.add((op, line))
-        where = f" at {line}" if line else ""
-        logger.warning("%s%s has no XLA lowering and runs on the CPU, with a transfer each way per call", op, where)

@@ -71,7 +71,7 @@ class CaptureCompiler:
             prepare_graph(gm.graph, writes_to_inputs=aliases.has_written_inputs, on_device=is_on_device)
         bucketing = plan.bucketing if aliases is not None else None
         if bucketing is not None and aliases is not None:
-            chosen = bucketing.allowed(chosen, plan.options.strict, aliases)
+            chosen = bucketing.allowed(chosen, aliases)
         reports = run_pipeline(gm, chosen, plan.options, label)
         if bucketing is not None:
             bucketing.decide(reports, gm)

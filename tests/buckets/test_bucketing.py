@@ -24,7 +24,7 @@ BUCKETS = [8, 16]
 @pytest.fixture(autouse=True)
 def poison(monkeypatch):
     monkeypatch.setenv("KP_TPU_POISON", "1")
-    monkeypatch.setattr("kp_dynamo.buckets.bucketing._warned", set())  # an earlier test may have warned the same
+    monkeypatch.setattr("kp_dynamo.telemetry.warn_once._logged", set())  # an earlier test may have warned the same
     torch._dynamo.reset()
 
 
@@ -385,7 +385,7 @@ def prefill(x, cache, start):
 
 
 def test_a_number_that_varies_is_named_as_the_user_does(caplog, monkeypatch):
-    monkeypatch.setattr("kp_dynamo.buckets.bucketing._warned", set())  # a reason is warned about once per process
+    monkeypatch.setattr("kp_dynamo.telemetry.warn_once._logged", set())  # a reason is warned about once per process
     run = compiled(decode, buckets=BUCKETS)
     # torch_xla sets it to False where a test imports it first.
     varies = torch._dynamo.config.patch(automatic_dynamic_shapes=True)

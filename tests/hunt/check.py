@@ -250,11 +250,11 @@ def _line(error: BaseException) -> str:
 @contextlib.contextmanager
 def _refusals_noted(into: list[str]) -> Iterator[None]:
     """Collect the reasons that the backend gives for what it does not pad."""
-    from kp_dynamo.buckets import bucketing
+    from kp_dynamo.buckets import refusals
 
-    original = bucketing._warn_once
-    bucketing._warn_once = lambda text: (into.append(text), original(text))[1]
+    original = refusals.warn
+    refusals.warn = lambda text: (into.append(text), original(text))[1]
     try:
         yield
     finally:
-        bucketing._warn_once = original
+        refusals.warn = original

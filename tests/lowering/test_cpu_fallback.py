@@ -52,7 +52,7 @@ def test_each_run_is_counted_with_the_bytes_that_move():
 
 
 def test_one_warning_names_the_operator_and_the_line(caplog, monkeypatch):
-    monkeypatch.setattr("kp_dynamo.runtime.compiled_graph._warned", set())
+    monkeypatch.setattr("kp_dynamo.telemetry.warn_once._logged", set())
     clear_cache()
     with caplog.at_level("WARNING", "kp_dynamo"):
         for _ in range(2):
@@ -68,7 +68,7 @@ def through_functional(x):
 
 
 def test_the_line_is_the_user_s_and_not_torch_s(caplog, monkeypatch):
-    monkeypatch.setattr("kp_dynamo.runtime.compiled_graph._warned", set())
+    monkeypatch.setattr("kp_dynamo.telemetry.warn_once._logged", set())
     compiled(through_functional)(MATRIX)
     assert f"{__file__}:{through_functional.__code__.co_firstlineno + 1} in through_functional" in caplog.text
 
