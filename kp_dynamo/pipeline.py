@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.exceptions import TPUConfigurationError, TPUOptimizationError, TPUOutOfMemoryError
 from kp_dynamo.graph.editing import check_values
 from kp_dynamo.graph.least_memory import REMEDIES
+from kp_dynamo.graph.places import Place, place_of
 from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.passes import PASSES
 from kp_dynamo.passes.base import GraphPass, PassReport
@@ -168,7 +170,7 @@ def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions
     log.trace_graph(gm, f"{graph_name}.before_passes")
     seen = result_values(gm.graph)
     for number, graph_pass in enumerate(pipeline, start=1):
-        reports.append(_run_pass(gm, graph_pass, [r.name for r in reports]))
+        reports.append(_with_places(_run_pass(gm, graph_pass, [r.name for r in reports]), gm.graph))
         _dump(gm, options, f"{graph_name}.{number}.{graph_pass.name}")
         TELEMETRY.passed(graph_name, reports[-1].to_dict())
     keep_strides(gm.graph, seen)
@@ -201,6 +203,15 @@ def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> P
             f'Disable it with options={{"disable_passes": ["{graph_pass.name}"]}}.'
         ) from cause
     return report
+
+
+def _with_places(report: PassReport, graph: fx.Graph) -> PassReport:
+    """The report with the places of its refused nodes, looked up before a later pass replaces them."""
+    if not report.refused:
+        return report
+    nodes = {node.name: node for node in graph.nodes}
+    places = (place_of(nodes[name]) if name in nodes else Place("") for name, _ in report.refused)
+    return replace(report, places=tuple(places))
 
 
 def _check_edited(graph: fx.Graph, signature: tuple[list[str], int]) -> None:

@@ -18,13 +18,14 @@ def module_paths(node: fx.Node) -> Iterator[str]:
         yield from _paths(source)
 
 
-def innermost_module(node: fx.Node) -> tuple[str, str] | None:
-    """Path and class of the innermost module, such as ("layers.0", "Linear"); the path of the model itself is ""."""
+def module_of(node: fx.Node) -> str:
+    """ "layers.0 (Linear)" for the innermost module, "Gpt" for the model itself, "" if no module was traced."""
     stack = _stack(node)
     if not stack:
-        return None
+        return ""
     source, kind = stack[-1]
-    return _paths(source)[0], kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
+    path, name = _paths(source)[0], kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
+    return f"{path} ({name})" if path else name
 
 
 def _stack(node: fx.Node) -> list[tuple[str, object]]:

@@ -8,7 +8,7 @@ import re
 import torch
 from torch import fx
 
-from kp_dynamo.graph.module_paths import innermost_module
+from kp_dynamo.graph.module_paths import module_of
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -25,15 +25,8 @@ def source_line(node: fx.Node) -> str:
     of_user = [frame for frame in frames if not frame[0].startswith(_TORCH)]
     if of_user:
         return frame_line(*of_user[-1])
-    return _module(node) or (frame_line(*frames[-1]) if frames else "")
-
-
-def _module(node: fx.Node) -> str:
-    found = innermost_module(node)
-    if found is None:
-        return ""
-    path, kind = found
-    return f"module {path} ({kind})" if path else f"module {kind}"
+    module = module_of(node)
+    return f"module {module}" if module else (frame_line(*frames[-1]) if frames else "")
 
 
 def frame_line(filename: str, line: object, function: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import fx
+
+from kp_dynamo.graph.places import Place
 
 
 @dataclass(frozen=True)
@@ -17,12 +19,14 @@ class PassReport:
         rewritten: Number of matches rewritten; 0 means that the graph is unchanged.
         refused: Pairs (node name, reason) for matches that the pass left alone.
         notes: Further facts for the user: decisions, and the figures behind them.
+        places: The place in the model of each of `refused`; `run_pipeline` fills them in.
     """
 
     name: str
     rewritten: int
     refused: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values for JSON."""
@@ -31,6 +35,7 @@ class PassReport:
             "rewritten": self.rewritten,
             "refused": [list(pair) for pair in self.refused],
             "notes": list(self.notes),
+            "places": [asdict(place) for place in self.places],
         }
 
 
