@@ -162,6 +162,8 @@ class _Run:
             fallbacks=tuple(f"{f.graph} {f.op} at {f.line}" for f in self.recorder.fallbacks()),
             num_tokens=_num_tokens(plan.args),
             versions=versions,
+            pass_reports=tuple(self.recorder.passes),
+            fallback_reports=tuple(self.recorder.fallbacks()),
         )
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kp_dynamo.aot.program_report import ProgramReport
+from kp_dynamo.explanation.graph_reports import FallbackReport, PassOnGraph
 from kp_dynamo.hardware import CHIPS
 
-DISCLAIMER = (
-    "All times are estimates of the TPU compiler, or modelled on them: no chip ran this program, and none was timed."
-)
+DISCLAIMER = "All times are estimates of the TPU compiler, or modelled on them: no chip ran this program or was timed."
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,8 @@ class AotFigures:
         fallbacks: One line per operator that would fall back to the CPU; their time is in no figure.
         num_tokens: Elements of the first argument if it is an integer tensor, else 0.
         versions: Versions of torch, torch_xla, libtpu, jax and this package.
+        pass_reports: What each pass did to each graph; () in a report of an earlier version, which has only `passes`.
+        fallback_reports: The same for `fallbacks`.
     """
 
     target: str
@@ -49,6 +50,8 @@ class AotFigures:
     fallbacks: tuple[str, ...]
     num_tokens: int
     versions: dict[str, str]
+    pass_reports: tuple[PassOnGraph, ...] = ()
+    fallback_reports: tuple[FallbackReport, ...] = ()
 
     @property
     def cycles(self) -> int:

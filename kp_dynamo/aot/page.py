@@ -20,7 +20,7 @@ _LABELS = {"custom call": "custom call (roofline)"}
 _COLORS = ("#3366aa", "#dd8833", "#55aa77", "#aa4455", "#8866aa", "#999999")
 
 
-def page_of(report: AotFigures) -> str:
+def page_of(report: AotFigures, verbose: bool = False) -> str:
     """The page: pictures first, then the whole text."""
     title = f"{'Training step' if report.train else 'Inference'} on one {report.target}"
     pictures = [
@@ -35,7 +35,7 @@ def page_of(report: AotFigures) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1><p>{escape(DISCLAIMER)}</p>"
-        f"{figures}<h2>The report</h2><pre>{escape(text_of(report))}</pre></body></html>\n"
+        f"{figures}<h2>The report</h2><pre>{escape(text_of(report, verbose))}</pre></body></html>\n"
     )
 
 

@@ -11,10 +11,11 @@ from kp_dynamo.hardware import CHIPS
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of an operation: the ATen operator, and the user's line ("" if unknown)."""
+    """The origin of an operation: the ATen operator, the user's line and the module ("" if unknown)."""
 
     op: str
     line: str
+    module: str = ""
 
 
 @dataclass(frozen=True)

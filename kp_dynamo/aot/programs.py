@@ -9,6 +9,7 @@ from kp_dynamo.aot.cost import OpCost, cost_of
 from kp_dynamo.aot.hlo import Module
 from kp_dynamo.aot.program_report import CustomCallReport, FusionReport, Origin, ProgramReport
 from kp_dynamo.graph.flops import model_flops
+from kp_dynamo.graph.module_paths import module_of
 from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering.export import ExportedProgram, node_of
 
@@ -71,6 +72,8 @@ def _fusion(op: OpCost, program: ExportedProgram) -> FusionReport:
 
 
 def _origins(op: OpCost, program: ExportedProgram) -> tuple[Origin, ...]:
-    nodes = dict.fromkeys(node_of(name) for name in op.op_names)
-    found = dict.fromkeys(Origin(*program.origins[node]) for node in nodes if node in program.origins)
+    names = dict.fromkeys(node_of(name) for name in op.op_names)
+    modules = {node.name: module_of(node) for node in program.gm.graph.nodes if node.name in names}
+    known = (name for name in names if name in program.origins)
+    found = dict.fromkeys(Origin(*program.origins[name], modules.get(name, "")) for name in known)
     return tuple(found)[:_MAX_ORIGINS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
@@ -11,6 +11,7 @@ from kp_dynamo.aot.page import page_of
 from kp_dynamo.aot.program_report import program_from_dict
 from kp_dynamo.aot.report_text import text_of
 from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.explanation.graph_reports import fallback_from_dict, pass_from_dict
 
 SCHEMA = 3
 """Version of the JSON form; `from_dict` accepts only this version."""
@@ -18,7 +19,7 @@ SCHEMA = 3
 
 @dataclass(frozen=True)
 class AotReport(AotFigures):
-    """The report of a model compiled for a TPU; `str()` is for people, `to_dict()` for JSON, `to_html()` for a page.
+    """The report of a model compiled for a TPU; `text()` is for people, `to_dict()` for JSON, `to_html()` for a page.
 
     Its attributes and figures are those of `AotFigures`.
     """
@@ -44,22 +45,33 @@ class AotReport(AotFigures):
                 "python -m kp_dynamo aot SPEC --json FILE."
             )
         try:
-            known = {f.name: content[f.name] for f in fields(cls)}
+            known = {f.name: content[f.name] for f in fields(cls) if f.default is MISSING}
             programs = tuple(program_from_dict(p) for p in content["programs"])
+            passes = tuple(pass_from_dict(p) for p in content.get("pass_reports", ()))
+            fallbacks = tuple(fallback_from_dict(f) for f in content.get("fallback_reports", ()))
         except (KeyError, TypeError) as cause:
             raise TPUConfigurationError(
                 f"the report of version {SCHEMA} is incomplete: {cause}. Try: write the report again."
             ) from cause
         lists = {name: tuple(known[name]) for name in ("passes", "graph_breaks", "fallbacks")}
-        return cls(**{**known, **lists, "programs": programs})
+        return cls(**{**known, **lists, "programs": programs}, pass_reports=passes, fallback_reports=fallbacks)
 
-    def to_html(self) -> str:
-        """One page that needs no network: the figures, a roofline, where the time goes, and the memory.
+    def to_html(self, verbose: bool = False) -> str:
+        """One page that needs no network: a roofline, where the time goes, the memory, and `text(verbose)`.
 
         Raises:
             TPUNotAvailableError: matplotlib is not installed.
         """
-        return page_of(self)
+        return page_of(self, verbose)
+
+    def text(self, verbose: bool = False) -> str:
+        """The report for people; `str()` gives the short form.
+
+        Args:
+            verbose: Show every pass on every graph, every refusal, every origin of an operation, and the files of
+                libraries beside their modules.
+        """
+        return text_of(self, verbose)
 
     def __str__(self) -> str:
-        return text_of(self)
+        return self.text()

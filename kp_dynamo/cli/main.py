@@ -19,6 +19,7 @@ from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
 
 OK, FAILED, BAD_USAGE = 0, 1, 2
 REPOSITORY = Path(__file__).resolve().parents[2]
+_VERBOSE = "every pass on every graph, every refusal, and the files of libraries beside their modules"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +65,9 @@ def _add_explain(commands: Any) -> None:
     explain = commands.add_parser("explain", help="what the backend makes of a model, from one run of it")
     explain.add_argument("spec", metavar="SPEC", help="module_or_file:callable, which returns (model, args)")
     explain.add_argument("--options", type=_options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
-    explain.add_argument("--json", action="store_true", help="print JSON")
+    form = explain.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON, which has everything")
+    form.add_argument("--verbose", action="store_true", help=_VERBOSE)
     _add_limit(explain)
     explain.add_argument("--train", action="store_true", help="in training mode with a backward (default: inference)")
     explain.set_defaults(run=_explain)
@@ -78,6 +81,7 @@ def _add_aot(commands: Any) -> None:
     aot.add_argument("--backend", default="kp_tpu", help="kp_tpu, or openxla to compare with (default: kp_tpu)")
     aot.add_argument("--options", type=_options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
     _add_limit(aot)
+    aot.add_argument("--verbose", action="store_true", help=_VERBOSE)
     aot.add_argument("--json", metavar="FILE", help="write the report as JSON")
     aot.add_argument("--html", metavar="FILE", help="write the report as a page with pictures")
     aot.add_argument("--diff", nargs=2, metavar=("A", "B"), help="compare two JSON reports; exit code 1 if B is worse")
@@ -132,7 +136,7 @@ def _doctor(args: argparse.Namespace) -> int:
     from kp_dynamo.cli.doctor import diagnose
 
     diagnosis = diagnose(args.timeout)
-    _show(diagnosis, args.json)
+    print(json.dumps(diagnosis.to_dict(), indent=1) if args.json else diagnosis)
     return OK if diagnosis.is_healthy else FAILED
 
 
@@ -148,13 +152,15 @@ def _explain(args: argparse.Namespace) -> int:
         if isinstance(model, torch.nn.Module):
             model.train(args.train)
         explanation = explain(model, *inputs, options=args.options)
-    _show(explanation, args.json)
+    print(json.dumps(explanation.to_dict(), indent=1) if args.json else explanation.text(args.verbose))
     return OK
 
 
 def _aot(args: argparse.Namespace) -> int:
     if (args.diff is None) == (args.spec is None):
         raise TPUConfigurationError("give either SPEC, to compile a model, or --diff A B, to compare two reports")
+    if args.diff and args.verbose:
+        raise TPUConfigurationError("--verbose is invalid with --diff: a comparison has one form. Try: leave it out.")
     return _aot_diff(args) if args.diff else _aot_compile(args)
 
 
@@ -167,11 +173,11 @@ def _aot_compile(args: argparse.Namespace) -> int:
         report = aot_compile(
             model, inputs, target=args.target, options=args.options, train=args.train, backend=args.backend
         )  # fmt: skip
-    print(report)
+    print(report.text(args.verbose))
     if args.json:
         _write(args.json, json.dumps(report.to_dict(), indent=1) + "\n")
     if args.html:
-        _write(args.html, report.to_html())
+        _write(args.html, report.to_html(args.verbose))
     return OK
 
 
@@ -189,10 +195,6 @@ def _write(path: str, text: str) -> None:
         Path(path).write_text(text)
     except OSError as cause:
         raise TPUConfigurationError(f"{path} cannot be written: {cause.strerror}; name a file in a folder") from cause
-
-
-def _show(found: Any, as_json: bool) -> None:
-    print(json.dumps(found.to_dict(), indent=1) if as_json else found)
 
 
 def _bench(args: argparse.Namespace) -> int:

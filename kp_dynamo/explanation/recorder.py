@@ -10,8 +10,9 @@ import torch
 from torch import fx
 
 from kp_dynamo.cache.key_diff import CompileKey, explain_miss
-from kp_dynamo.explanation.reports import CaptureReport, FallbackReport, GraphReport, PassOnGraph
+from kp_dynamo.explanation.graph_reports import CaptureReport, FallbackReport, GraphReport, PassOnGraph
 from kp_dynamo.graph.nodes import calls, tensor_of
+from kp_dynamo.graph.places import modules_at
 from kp_dynamo.runtime.events import CaptureReady, Event, GraphTransformed, ProgramReady
 
 
@@ -49,7 +50,9 @@ class Recorder:
         """The CPU fallbacks so far."""
         made = [event for event, _, _ in self._ready if not event.is_hit]
         return [
-            FallbackReport(event.label, op, line, event.executable.moved_bytes[op, line])
+            FallbackReport(
+                event.label, op, line, event.executable.moved_bytes[op, line], modules_at(event.gm.graph, op, line)
+            )
             for event in made
             for op, line in dict.fromkeys(event.executable.fallbacks)
         ]
@@ -68,7 +71,9 @@ class Recorder:
         self._seconds["aot"] += event.seconds - self._spent[str(event.number)]
 
     def _transformed(self, event: GraphTransformed) -> None:
-        self.passes += [PassOnGraph(event.label, r.name, r.rewritten, r.refused, r.notes) for r in event.reports]
+        self.passes += [
+            PassOnGraph(event.label, r.name, r.rewritten, r.refused, r.notes, r.places) for r in event.reports
+        ]
         self._seconds["passes"] += event.seconds
         self._spend(event.label, event.seconds)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.explanation.reports import GraphBreak
+from kp_dynamo.explanation.graph_reports import GraphBreak
 from kp_dynamo.graph.source_lines import frame_line
 
 

@@ -10,6 +10,7 @@ from torch import fx
 
 from kp_dynamo.graph.module_paths import module_of
 from kp_dynamo.graph.source_lines import source_line
+from kp_dynamo.ops.at_true_sizes import name_of
 
 _LIBRARY = re.compile(r"[^:]*/(?:(?:site|dist)-packages|lib(?:64)?/python3(?:\.\d+)?)/")
 _IS_IN_FILE = re.compile(r":\d+ in ")
@@ -41,12 +42,23 @@ class Place:
             return at_line
         if verbose:
             return f"in {self.module}, {at_line}"
-        return f"in {self.module}" if _LIBRARY.match(self.line) else at_line
+        return f"in {self.module}" if self.is_in_library else at_line
+
+    @property
+    def is_in_library(self) -> bool:
+        """Whether the line is in an installed package, in the standard library, or unknown outside of torch."""
+        return not _IS_IN_FILE.search(self.line) or _LIBRARY.match(self.line) is not None
 
 
 def place_of(node: fx.Node) -> Place:
     """The place that a node was traced from."""
     return Place(source_line(node), module_of(node))
+
+
+def modules_at(graph: fx.Graph, op: str, line: str) -> tuple[str, ...]:
+    """The modules that run the operator `op` at a line, in the order of the graph."""
+    nodes = (n for n in graph.nodes if n.op == "call_function" and name_of(n) == op and source_line(n) == line)
+    return tuple(dict.fromkeys(module for node in nodes if (module := module_of(node))))
 
 
 def short_line(line: str) -> str:

@@ -61,6 +61,7 @@ def test_two_reports_are_compared(models, tmp_path, capsys):
         ([], "give either SPEC", BAD_USAGE),
         (["models.py:make", "--diff", "a", "b"], "give either SPEC", BAD_USAGE),
         (["--diff", "none.json", "none.json"], "none.json cannot be read as JSON", BAD_USAGE),
+        (["--diff", "a", "b", "--verbose"], "--verbose is invalid with --diff", BAD_USAGE),
         (["none.py:make"], "there is no file 'none.py'", BAD_USAGE),
         (["{models}:none"], "has no callable 'none'", BAD_USAGE),
         (["{models}:broken"], "raised RuntimeError: cannot be made", FAILED),

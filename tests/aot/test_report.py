@@ -9,11 +9,14 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from expecttest import assert_expected_inline
 
 from kp_dynamo.aot.difference import compare, read_report
 from kp_dynamo.aot.program_report import CustomCallReport, FusionReport, Origin, ProgramReport
 from kp_dynamo.aot.report import SCHEMA, AotReport
 from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError
+from kp_dynamo.explanation.graph_reports import FallbackReport, PassOnGraph
+from kp_dynamo.graph.places import Place
 
 FUSION = FusionReport("fusion.1", "matmul", 1, 1500, 0.001, 4096, (Origin("aten.mm.default", "model.py:3 in forward"),))
 PROGRAM = ProgramReport(
@@ -63,6 +66,87 @@ def test_a_custom_call_that_declares_nothing_says_so():
     silent = replace(PROGRAM, custom_calls=(replace(CALL, flops=None),))
     assert "0.0102 ms  declares no FLOPs, 1.0 MiB" in str(replace(REPORT, programs=(silent,)))
     assert "custom calls  " not in str(REPORT)
+
+
+LIBRARY = "/env/lib/python3.11/site-packages/transformers/models/llama/modeling_llama.py:67 in forward"
+NORMS = tuple(Origin(f"aten.{op}.Tensor", LIBRARY, "model.norm (LlamaRMSNorm)") for op in ("mul", "add"))
+DETAILED = replace(
+    REPORT,
+    programs=(replace(PROGRAM, dearest=(replace(FUSION, origins=(*FUSION.origins, *NORMS)),)),),
+    passes=("as earlier versions say it",),
+    pass_reports=(
+        PassOnGraph("1.joint", "cast_bf16", 3, (("mm", "it is sensitive"),), (), (Place(LIBRARY, "head (Linear)"),)),
+        PassOnGraph("2.joint", "cast_bf16", 2, ()),
+        PassOnGraph("2.joint", "fold_views", 0, ()),
+    ),
+    graph_breaks=(f"{LIBRARY}: builtin print",),
+    fallbacks=(f"1.joint aten.sort at {LIBRARY}",),
+    fallback_reports=(FallbackReport("1.joint", "aten.sort", LIBRARY, 0, ("model.norm (LlamaRMSNorm)",)),),
+)
+
+
+def from_dearest_to_passes(text):
+    lines = text.splitlines()
+    return "\n".join(lines[lines.index("dearest operations") : lines.index("", lines.index("dearest operations"))])
+
+
+def test_a_pass_is_one_row_and_a_library_is_shown_by_its_modules():
+    assert_expected_inline(from_dearest_to_passes(str(DETAILED)), """\
+dearest operations
+  0.0010 ms  2%  1500 cycles  matmul, 1.inference fusion.1
+      aten.mm.default at model.py:3 in forward
+      aten.mul.Tensor, aten.add.Tensor in model.norm (LlamaRMSNorm)
+no estimate from the compiler, counted as no cycles: 1
+  1.inference custom-call.1
+graph breaks: 1
+  transformers/models/llama/modeling_llama.py:67 in forward: builtin print
+on the CPU in between, in no figure here: 1
+  1.joint aten.sort in model.norm (LlamaRMSNorm)
+passes: 1, and 1 that found nothing to do
+  pass       graphs  rewrote  refused
+  cast_bf16       2        5        1
+    refused 1: it is sensitive
+      in head (Linear)""")
+
+
+def test_verbose_shows_every_pass_and_the_files_of_libraries():
+    assert_expected_inline(from_dearest_to_passes(DETAILED.text(verbose=True)), """\
+dearest operations
+  0.0010 ms  2%  1500 cycles  matmul, 1.inference fusion.1
+      aten.mm.default at model.py:3 in forward
+      aten.mul.Tensor, aten.add.Tensor in model.norm (LlamaRMSNorm), at
+          transformers/models/llama/modeling_llama.py:67 in forward
+no estimate from the compiler, counted as no cycles: 1
+  1.inference custom-call.1
+graph breaks: 1
+  transformers/models/llama/modeling_llama.py:67 in forward: builtin print
+on the CPU in between, in no figure here: 1
+  1.joint aten.sort in model.norm (LlamaRMSNorm), at transformers/models/llama/modeling_llama.py:67 in forward
+passes: 3
+  graph    pass        rewrote  refused
+  1.joint  cast_bf16         3        1
+    refused mm: it is sensitive
+      in head (Linear), at transformers/models/llama/modeling_llama.py:67 in forward
+  2.joint  cast_bf16         2        0
+  2.joint  fold_views        0        0""")
+
+
+def test_no_form_for_people_shows_the_folder_of_libraries_or_long_lines():
+    for verbose in (False, True):
+        text = DETAILED.text(verbose)
+        assert "site-packages" not in text + DETAILED.to_html(verbose)
+        assert max(map(len, text.splitlines())) <= 110
+    assert "transformers/models/llama/modeling_llama.py:67" in DETAILED.to_html(verbose=True)
+
+
+def test_details_survive_json_and_an_earlier_report_has_none():
+    content = json.loads(json.dumps(DETAILED.to_dict()))
+    assert AotReport.from_dict(content) == DETAILED
+    del content["pass_reports"], content["fallback_reports"]
+    del content["programs"][0]["dearest"][0]["origins"][0]["module"]
+    earlier = AotReport.from_dict(content)
+    assert "passes: 1\n  as earlier versions say it" in str(earlier)
+    assert "aten.mm.default at model.py:3 in forward" in str(earlier)
 
 
 def test_totals_count_every_run_of_a_program():

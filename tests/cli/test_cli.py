@@ -1,6 +1,7 @@
 """The command line: what it prints, and what it exits with."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,8 +67,18 @@ def bad_usage(capsys, *argv):
 def test_explain_prints_text(models, capsys):
     assert main(["explain", f"{models}:make"]) == OK
     printed = capsys.readouterr().out
-    assert ".inference: " in printed
+    assert re.search(r"^  \d+\.inference +\d+ +1 ", printed, re.MULTILINE)
     assert "operators on the CPU: none" in printed
+    assert "that found nothing to do" in printed
+
+
+def test_explain_prints_every_pass_on_request(models, capsys):
+    assert main(["explain", f"{models}:make", "--verbose"]) == OK
+    assert re.search(r"^  \d+\.inference +rewrite_attention +0 +0$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_explain_prints_one_form(capsys):
+    assert "not allowed with argument --json" in bad_usage(capsys, "explain", "a:b", "--json", "--verbose")
 
 
 def test_explain_trains_on_request_and_prints_json(models, capsys):

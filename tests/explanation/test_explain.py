@@ -9,15 +9,8 @@ import torch
 
 import kp_dynamo
 from kp_dynamo import TPUConfigurationError, cache_stats, clear_cache, explain
-from kp_dynamo.explanation.reports import (
-    CaptureReport,
-    Explanation,
-    FallbackReport,
-    GraphBreak,
-    GraphReport,
-    PassOnGraph,
-    text_of,
-)
+from kp_dynamo.explanation.graph_reports import PassOnGraph
+from kp_dynamo.explanation.reports import Explanation
 from kp_dynamo.passes.base import PassReport
 
 FLOAT32 = {"precision": "float32"}
@@ -170,8 +163,10 @@ class RefuseSines:
 def test_passes_say_what_they_rewrote_and_refused():
     explanation = explain(torch.sin, torch.ones(3), options={**FLOAT32, "extra_passes": [RefuseSines()]})
     (capture,) = explanation.captures
-    refused = PassOnGraph(f"{capture.number}.inference", "refuse_sines", 0, (("sin", "sines stay"),))
-    assert explanation.passes[-1] == refused
+    done = explanation.passes[-1]
+    refused = PassOnGraph(f"{capture.number}.inference", "refuse_sines", 0, (("sin", "sines stay"),), (), done.places)
+    assert done == refused
+    assert [place.module for place in done.places] == [""]
 
 
 def test_seconds_are_those_of_this_run_by_stage():
@@ -209,40 +204,6 @@ def test_after_a_model_that_raises_the_next_is_explained():
     with pytest.raises(ValueError, match="not today"):
         explain(raising, torch.ones(3))
     assert explain(torch.sin, torch.ones(3)).num_programs == 1
-
-
-def test_the_text_says_it_all():
-    explanation = Explanation(
-        graph_breaks=(GraphBreak("model.py:3 in forward", "print(x)", "builtin print\n  Hint: do not"),),
-        captures=(CaptureReport(1, "a1", False, "the cache is empty", 1.5), CaptureReport(None, "a1", True, "", 0.0)),
-        passes=(PassOnGraph("1.inference", "cast_bf16", 2, (("exp", "it is sensitive"),)),),
-        graphs=(
-            GraphReport("1.inference", "b2", False, "the cache is empty", 9, {"int64 -> bool": 1}, 1, {"xla": 0.25}),
-        ),
-        fallbacks=(FallbackReport("1.inference", "aten.sort", "model.py:4 in forward", 64),),
-        seconds={"dynamo": 0.5, "aot": 1.0},
-    )
-    assert text_of(explanation) == str(explanation)
-    assert str(explanation).splitlines() == [
-        "graph breaks: 1",
-        "  model.py:3 in forward: builtin print",
-        "    print(x)",
-        "graphs captured by Dynamo: 2",
-        "  1: key a1, not in the cache: the cache is empty, 1.50 s",
-        "  equal to an earlier one: key a1, in the cache, 0.00 s",
-        "passes: 1",
-        "  1.inference cast_bf16: rewrote 2, refused 1",
-        "    refused exp: it is sensitive",
-        "graphs lowered: 1",
-        "  1.inference: 9 operators, 1 program, xla 0.25",
-        "    key b2, not in the cache: the cache is empty",
-        "    casts: 1 x int64 -> bool",
-        "XLA programs: 1",
-        "compile cache: 0 hits, 1 misses",
-        "operators on the CPU: 1",
-        "  1.inference aten.sort at model.py:4 in forward: 64 bytes moved",
-        "seconds: dynamo 0.50, aot 1.00",
-    ]
 
 
 def test_the_index_names_the_function_and_not_a_module():

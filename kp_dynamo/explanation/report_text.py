@@ -1,0 +1,71 @@
+"""The sections of an explanation's text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from kp_dynamo.explanation.graph_reports import CaptureReport, FallbackReport, GraphBreak, GraphReport
+from kp_dynamo.explanation.pass_text import first_places
+from kp_dynamo.explanation.text_layout import rows_with_details
+from kp_dynamo.graph.places import Place, short_line
+
+T = TypeVar("T")
+
+
+def section(title: str, items: Sequence[T], lines: Callable[[Sequence[T]], Iterable[str]]) -> Iterator[str]:
+    """The number of items, and their lines if there are any."""
+    yield f"{title}: {len(items) or 'none'}"
+    if items:
+        yield from (f"  {line}" for line in lines(items))
+
+
+def break_lines(breaks: Sequence[GraphBreak]) -> Iterator[str]:
+    """The line and the reason of each break, and the text of its line."""
+    for found in breaks:
+        yield f"{short_line(found.line) or 'at an unknown line'}: {found.reason.splitlines()[0]}"
+        if found.source:
+            yield f"  {found.source}"
+
+
+def capture_lines(captures: Sequence[CaptureReport]) -> Iterator[str]:
+    """Number, seconds and key of each capture."""
+    for capture in captures:
+        name = "equal to an earlier one" if capture.number is None else str(capture.number)
+        yield f"{name}: {capture.seconds:.2f} s, {_looked_up(capture.key, capture.is_hit, capture.why_missed)}"
+
+
+def graph_lines(graphs: Sequence[GraphReport]) -> Iterator[str]:
+    """A row for each graph, with its key and its casts below."""
+    stages = list(dict.fromkeys(stage for graph in graphs for stage in graph.seconds))
+    rows = [("graph", "operators", "programs", *(f"{stage} s" for stage in stages))]
+    for graph in graphs:
+        spent = (f"{graph.seconds[stage]:.2f}" if stage in graph.seconds else "-" for stage in stages)
+        rows.append((graph.name, str(graph.num_operators), str(graph.num_programs), *spent))
+    return rows_with_details(rows, [tuple(_details(graph)) for graph in graphs])
+
+
+def _details(graph: GraphReport) -> Iterator[str]:
+    yield _looked_up(graph.key, graph.is_hit, graph.why_missed)
+    if graph.casts:
+        yield f"casts: {', '.join(f'{count} x {pair}' for pair, count in graph.casts.items())}"
+
+
+def fallback_lines(fallbacks: Sequence[FallbackReport], verbose: bool = False) -> Iterator[str]:
+    """A row for each operator, with its place in the model below."""
+    rows = [("graph", "operator", "bytes moved"), *((f.graph, f.op, str(f.moved_bytes)) for f in fallbacks)]
+    places = [fallback_place(f, verbose) for f in fallbacks]
+    return rows_with_details(rows, [(place,) if place else () for place in places], num_left=2)
+
+
+def fallback_place(fallback: FallbackReport, verbose: bool = False) -> str:
+    """The user's line, or the modules that run a library's line; both if `verbose`."""
+    places = [Place(fallback.line, module) for module in fallback.modules or ("",)]
+    if verbose and fallback.modules:
+        return ", ".join((first_places(places, most=None), Place(fallback.line).text()))
+    return first_places(places) if places[0].is_in_library else places[0].text()
+
+
+def _looked_up(key: str, is_hit: bool, why_missed: str) -> str:
+    found = "in the cache" if is_hit else f"not in the cache: {why_missed}"
+    return f"key {key}, {found}" if key else found
