@@ -8,13 +8,19 @@ from typing import Any
 import matplotlib as mpl
 
 from demo.speed import Speed
+from kp_dynamo.explanation.graph_reports import pass_from_dict
+from kp_dynamo.explanation.pass_text import pass_lines
+from kp_dynamo.explanation.text_layout import wrapped
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 
-def what_was_done(counted: dict[str, Any], cache: dict[str, Any]) -> str:
-    """From `kp_dynamo.telemetry.counters.snapshot()` and `kp_dynamo.cache_stats()`."""
+def what_was_done(counted: dict[str, Any], cache: dict[str, Any], verbose: bool = False) -> str:
+    """From `kp_dynamo.telemetry.counters.snapshot()` and `kp_dynamo.cache_stats()`.
+
+    `verbose` shows every pass on every graph.
+    """
     fallbacks = ", ".join(f"{op} x{count}" for op, count in counted["fallbacks"].items())
     seconds = ", ".join(f"{stage} {value:.1f} s" for stage, value in counted["seconds"].items())
     captures = cache["captures"]
@@ -25,16 +31,9 @@ def what_was_done(counted: dict[str, Any], cache: dict[str, Any]) -> str:
         f"{cache['size']} of {cache['max_size']} entries used, {cache['evictions']} evicted",
         f"CPU fallbacks    {fallbacks or 'none'}",
         f"seconds          {seconds}",
-        "passes",
-        *(_pass_line(done) for done in counted["passes"]),
+        *pass_lines([pass_from_dict(done) for done in counted["passes"]], verbose),
     ]
-    return "\n".join(lines)
-
-
-def _pass_line(done: dict[str, Any]) -> str:
-    reasons = sorted({reason for _, reason in done["refused"]})
-    refused = f", refused {len(done['refused'])}: {'; '.join(reasons)}" if reasons else ""
-    return f"  {done['graph']:<14} {done['name']:<24} rewrote {done['rewritten']}{refused}"
+    return wrapped(lines)
 
 
 def speed_table(speeds: dict[str, Speed], ours: str) -> str:

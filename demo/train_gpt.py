@@ -22,7 +22,8 @@ PICTURE = Path("out/loss.png")
 
 
 def main() -> int:
-    num_steps = _arguments().steps
+    arguments = _arguments()
+    num_steps = arguments.steps
     # Dynamo warns that it leaves out the profiler mark in every optimizer's step, once for each training.
     logging.getLogger("torch._dynamo.variables.torch").setLevel(logging.ERROR)
     start = time.perf_counter()
@@ -39,7 +40,7 @@ def main() -> int:
     _write_text(training)
     print("Fine-tuning on texts of uneven length, with buckets and checkpoint='auto'\n")
     print(uneven.fine_tune(training, corpus, min(NUM_UNEVEN, num_steps)), end="\n\n")
-    _report(training, losses[EAGER.name])
+    _report(training, losses[EAGER.name], arguments.verbose)
     print(f"All of it took {time.perf_counter() - start:.0f} s.")
     return 0
 
@@ -47,6 +48,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="demo", description=__doc__)
     parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="training steps (default %(default)s)")
+    parser.add_argument("--verbose", action="store_true", help="show what every pass did to every graph")
     arguments = parser.parse_args()
     if arguments.steps < 1:
         parser.error(f"--steps is {arguments.steps}; it must be at least 1")
@@ -57,8 +59,8 @@ def _introduce(corpus: Corpus, training: Training) -> None:
     num_parameters = sum(p.numel() for p in training.model.parameters())
     print(
         f"A GPT of {num_parameters / 1e6:.1f} million parameters learns {len(corpus.train) / 1e6:.1f} MB of Python's "
-        f"standard library ({corpus.num_files} files), {NUM_ROWS} x {CONTEXT} bytes a step, on {training.way.device}.\n"
-        'Model and batches are moved there by .to("xla"). Left on the CPU they would work too: the backend then '
+        f"standard library ({corpus.num_files} files),\n{NUM_ROWS} x {CONTEXT} bytes a step, on {training.way.device}. "
+        'Model and batches are moved there by .to("xla").\nLeft on the CPU they would work too: the backend then '
         "copies inputs, results and changed weights in every call.\n"
     )
 
@@ -90,10 +92,10 @@ def _write_text(training: Training) -> None:
     print(generation.generate(reader, generation.PROMPT, NUM_WRITTEN), end="\n\n")
 
 
-def _report(training: Training, eager_losses: list[float]) -> None:
+def _report(training: Training, eager_losses: list[float], verbose: bool) -> None:
     speeds = speed.measure(training.corpus)
     print("What the backend did\n")
-    print(summary.what_was_done(telemetry.snapshot(), kp_dynamo.cache_stats()))
+    print(summary.what_was_done(telemetry.snapshot(), kp_dynamo.cache_stats(), verbose))
     print(f"\nA training step, medians of {speed.NUM_ROUNDS} in turns\n")
     print(summary.speed_table(speeds, OURS.name))
     summary.draw_losses(training.losses, eager_losses, PICTURE)

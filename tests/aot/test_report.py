@@ -91,7 +91,9 @@ def from_dearest_to_passes(text):
 
 
 def test_a_pass_is_one_row_and_a_library_is_shown_by_its_modules():
-    assert_expected_inline(from_dearest_to_passes(str(DETAILED)), """\
+    assert_expected_inline(
+        from_dearest_to_passes(str(DETAILED)),
+        """\
 dearest operations
   0.0010 ms  2%  1500 cycles  matmul, 1.inference fusion.1
       aten.mm.default at model.py:3 in forward
@@ -106,11 +108,14 @@ passes: 1, and 1 that found nothing to do
   pass       graphs  rewrote  refused
   cast_bf16       2        5        1
     refused 1: it is sensitive
-      in head (Linear)""")
+      in head (Linear)""",
+    )
 
 
 def test_verbose_shows_every_pass_and_the_files_of_libraries():
-    assert_expected_inline(from_dearest_to_passes(DETAILED.text(verbose=True)), """\
+    assert_expected_inline(
+        from_dearest_to_passes(DETAILED.text(verbose=True)),
+        """\
 dearest operations
   0.0010 ms  2%  1500 cycles  matmul, 1.inference fusion.1
       aten.mm.default at model.py:3 in forward
@@ -128,7 +133,8 @@ passes: 3
     refused mm: it is sensitive
       in head (Linear), at transformers/models/llama/modeling_llama.py:67 in forward
   2.joint  cast_bf16         2        0
-  2.joint  fold_views        0        0""")
+  2.joint  fold_views        0        0""",
+    )
 
 
 def test_no_form_for_people_shows_the_folder_of_libraries_or_long_lines():

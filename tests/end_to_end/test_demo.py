@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 
 import torch
+from expecttest import assert_expected_inline
 
 from demo import agreement, training
 from demo.generation import Reader, printable
 from demo.model import Gpt
+from demo.summary import what_was_done
 from demo.text import Corpus, batch_at, read_corpus
+from kp_dynamo.graph.places import Place
+from kp_dynamo.passes.base import PassReport
+from kp_dynamo.telemetry.counters import Telemetry
 
 EAGER_LOSSES = [5.5, 5.0, 4.5]
 
@@ -84,3 +89,50 @@ def test_the_model_does_not_look_ahead():
     changed[0, 8:] = 0
     with torch.no_grad():
         torch.testing.assert_close(model(tokens)[0, :8], model(changed)[0, :8])
+
+
+CACHE = {"captures": {"hits": 1}, "hits": 1, "size": 2, "max_size": 100, "evictions": 0}
+
+
+def counters():
+    telemetry = Telemetry()
+    for graph, rewritten in (("1.joint", 83), ("2.joint", 4)):
+        refused = (("mm", "it is sensitive"),)
+        place = Place("/x/site-packages/a/b.py:1 in f", "head (Linear)")
+        telemetry.passed(graph, PassReport("cast_bf16", rewritten, refused, (), (place,)).to_dict())
+        telemetry.passed(graph, PassReport("fold_views", 0).to_dict())
+    return {"graphs": 2, "aot_traces": 1, "programs": 2, "fallbacks": {}, "seconds": {}, "passes": telemetry.passes}
+
+
+def test_a_pass_is_one_row_of_the_summary():
+    assert_expected_inline(
+        what_was_done(counters(), CACHE),
+        """\
+graphs           2, from 1 runs of AOTAutograd
+programs         2 compiled by XLA
+cache            1 whole captures found again, 1 programs; 2 of 100 entries used, 0 evicted
+CPU fallbacks    none
+seconds
+passes: 1, and 1 that found nothing to do
+  pass       graphs  rewrote  refused
+  cast_bf16       2       87        2
+    refused 2: it is sensitive
+      in head (Linear)""",
+    )
+
+
+def test_every_run_of_a_pass_is_shown_on_request():
+    assert_expected_inline(
+        what_was_done(counters(), CACHE, verbose=True).partition("passes")[2],
+        """\
+: 4
+  graph    pass        rewrote  refused
+  1.joint  cast_bf16        83        1
+    refused mm: it is sensitive
+      in head (Linear), at a/b.py:1 in f
+  1.joint  fold_views        0        0
+  2.joint  cast_bf16         4        1
+    refused mm: it is sensitive
+      in head (Linear), at a/b.py:1 in f
+  2.joint  fold_views        0        0""",
+    )
