@@ -20,7 +20,7 @@ def pass_lines(passes: Sequence[PassOnGraph], verbose: bool = False) -> Iterator
 
 def _every_pass(passes: Sequence[PassOnGraph]) -> Iterator[str]:
     """A pass is left out if it rewrote nothing, refused nothing and has no note."""
-    names = dict.fromkeys(done.name for done in passes)  # in running order
+    names = dict.fromkeys(done.name for done in passes)  # in the order of their first runs
     by_name = {name: runs for name in names if (runs := _effective_runs(name, passes))}
     num_idle = len(names) - len(by_name)
     yield f"passes: {len(by_name) or 'none'}{f', and {num_idle} that found nothing to do' if num_idle else ''}"
