@@ -61,7 +61,7 @@ def _introduce(corpus: Corpus, training: Training) -> None:
         f"A GPT of {num_parameters / 1e6:.1f} million parameters learns {len(corpus.train) / 1e6:.1f} MB of Python's "
         f"standard library ({corpus.num_files} files),\n{NUM_ROWS} x {CONTEXT} bytes a step, on {training.way.device}. "
         'Model and batches are moved there by .to("xla").\nLeft on the CPU they would work too: the backend then '
-        "copies inputs, results and changed weights in every call.\n"
+        "copies inputs,\nresults and changed weights in every call.\n"
     )
 
 
