@@ -23,16 +23,34 @@ def insert_call(
     *,
     like: fx.Node | None,
     runs: FakeRuns | None = None,
+    value: Any = None,
 ) -> fx.Node:
     """Add a call at the graph's insertion point.
 
-    The node takes its origin (stack trace, module stack, partitioner tag) from `like`. Its `meta["val"]` is the result
-    of running `target` on the fake tensors of its arguments; `runs` caches the results of equal calls. A call without
-    tensor arguments has no fake mode to run in: its caller sets the value.
+    The node takes its origin (stack trace, module stack, partitioner tag) from `like`. Its `meta["val"]` is `value`, or
+    else the result of running `target` on the fake tensors of its arguments; `runs` caches the results of equal calls.
+    A call without tensor arguments has no fake mode to run in: it needs a `value`.
     """
-    node = insert_untyped(graph, target, args, kwargs, like=like)
-    if node.all_input_nodes:
+    node = graph.call_function(target, args, dict(kwargs))
+    node.meta = _origin(like)
+    if value is not None:
+        set_value(node, value)
+    else:
         (runs or FakeRuns()).set_value(node)
+    return node
+
+
+def insert_attribute(gm: fx.GraphModule, name: str, value: torch.Tensor, *, like: fx.Node) -> fx.Node:
+    """Store a constant under an unused name like `name`, and read it at the graph's insertion point.
+
+    The node takes its origin and its fake value from `like`.
+    """
+    while hasattr(gm, name):
+        name += "_"
+    gm.register_buffer(name, value)
+    node = gm.graph.get_attr(name)
+    node.meta = _origin(like)
+    set_value(node, like.meta["val"])
     return node
 
 
@@ -43,14 +61,8 @@ def cast_to(node: fx.Node, dtype: torch.dtype, *, like: fx.Node | None, runs: Fa
     return insert_call(node.graph, torch.ops.aten._to_copy.default, (node,), {"dtype": dtype}, like=like, runs=runs)
 
 
-def insert_untyped(
-    graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, like: fx.Node | None
-) -> fx.Node:
-    """Like `insert_call`, but the caller sets the value."""
-    node = graph.call_function(target, args, dict(kwargs))
-    if like is not None:
-        node.meta = {key: value for key, value in like.meta.items() if key not in _PER_NODE_META}
-    return node
+def _origin(like: fx.Node | None) -> dict[str, Any]:
+    return {} if like is None else {key: value for key, value in like.meta.items() if key not in _PER_NODE_META}
 
 
 def run_on_fakes(node: fx.Node) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx, nn
 
-from kp_dynamo.graph.editing import insert_call, replace_node, set_value
+from kp_dynamo.graph.editing import insert_attribute, insert_call, replace_node
 from kp_dynamo.graph.nodes import calls
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.constants.scalar_forms import use_scalars
@@ -147,19 +147,11 @@ class _Folding:
     def _generated(self, node: fx.Node, value: torch.Tensor, target: Any, args: tuple[Any, ...]) -> fx.Node:
         options = {"dtype": value.dtype, "device": torch.device("cpu"), "pin_memory": False}
         with self.gm.graph.inserting_before(node):
-            made = insert_call(self.gm.graph, target, args, options, like=node)
-        set_value(made, node.meta["val"])
-        return made
+            return insert_call(self.gm.graph, target, args, options, like=node, value=node.meta["val"])
 
     def _attribute(self, node: fx.Node, value: torch.Tensor) -> fx.Node:
-        name = f"{node.name}_constant"
-        while hasattr(self.gm, name):
-            name += "_"
-        self.gm.register_buffer(name, value)
         with self.gm.graph.inserting_before(node):
-            made = self.gm.graph.get_attr(name)
-        made.meta = dict(node.meta)
-        return made
+            return insert_attribute(self.gm, f"{node.name}_constant", value, like=node)
 
 
 def _has_one_element(node: fx.Node) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import extract_tensor_metadata
 
+from kp_dynamo.graph.editing import insert_call
 from kp_dynamo.graph.nodes import calls, forward_nodes
 from kp_dynamo.ops.linear_act import fits
 from kp_dynamo.passes.base import PassReport
@@ -160,17 +161,18 @@ def _rewrite(graph: fx.Graph, match: Match) -> set[fx.Node]:
     options = {"multiplier": match.multiplier, "out_dtype": dtype if dtype != linear.dtype else None}
     options = {key: value for key, value in options.items() if value is not None}
     arguments = (linear.input, linear.weight, linear.bias, match.activation)
-    add = _Adder(graph, match)
-    if is_saved:
-        both = add(kp.linear_act_train.default, *arguments, **options)
-        result, pre = add(operator.getitem, both, 0), add(operator.getitem, both, 1)
-        pre = add.viewed(pre, linear.chain[: linear.chain.index(linear.biased) + 1])
-        linear.biased.replace_all_uses_with(pre)
-        made = {both, result}
-    else:
-        result = pre = add(kp.linear_act.default, *arguments, **options)
-        made = {result}
-    viewed = add.viewed(result, linear.chain)
+    insert = partial(insert_call, graph, like=linear.chain[0])
+    with graph.inserting_before(match.root):
+        if is_saved:
+            both = insert(kp.linear_act_train.default, arguments, options)
+            result, pre = insert(operator.getitem, (both, 0), {}), insert(operator.getitem, (both, 1), {})
+            pre = _viewed(insert, pre, linear.chain[: linear.chain.index(linear.biased) + 1])
+            linear.biased.replace_all_uses_with(pre)
+            made = {both, result}
+        else:
+            result = pre = insert(kp.linear_act.default, arguments, options)
+            made = {result}
+        viewed = _viewed(insert, result, linear.chain)
     match.root.replace_all_uses_with(viewed)
     last = match.root.prev
     _erase_unused(graph, match)
@@ -199,26 +201,7 @@ def _move_readers(node: fx.Node, pre: fx.Node, last: fx.Node) -> None:
         node = following
 
 
-@dataclass(frozen=True)
-class _Adder:
-    """Adds nodes before the root of a match, with their fake values and the metadata of the matmul."""
-
-    graph: fx.Graph
-    match: Match
-
-    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        with self.graph.inserting_before(self.match.root):
-            node = self.graph.create_node("call_function", target, args, kwargs, name=target.__name__.split(".")[0])
-        node.meta = {k: v for k, v in self.match.linear.chain[0].meta.items() if k not in ("val", "tensor_meta")}
-        values = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
-        with torch.no_grad():
-            node.meta["val"] = target(*values[0], **values[1])
-        if isinstance(node.meta["val"], torch.Tensor):
-            # without it, torch's default partitioner treats the node as a tuple
-            node.meta["tensor_meta"] = extract_tensor_metadata(node.meta["val"])
-        return node
-
-    def viewed(self, node: fx.Node, chain: tuple[fx.Node, ...]) -> fx.Node:
-        """`node`, [M, N], in the shape of the last view of `chain`."""
-        views = [view for view in chain if view.target in VIEWS]
-        return self(aten.view.default, node, views[-1].args[1]) if views else node
+def _viewed(insert: Callable[..., fx.Node], node: fx.Node, chain: tuple[fx.Node, ...]) -> fx.Node:
+    """`node`, [M, N], in the shape of the last view of `chain`."""
+    views = [view for view in chain if view.target in VIEWS]
+    return insert(aten.view.default, (node, views[-1].args[1]), {}) if views else node

@@ -9,10 +9,13 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from kp_dynamo.graph.editing import insert_call
 from kp_dynamo.graph.nodes import backward_nodes, tensor_of
 from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.recompute.segments import recomputed_segments
+
+_BARRIER = torch.ops.kp.optimization_barrier.default
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,15 @@ class _Gate:
         return {s for n in self.segment for s in n.all_input_nodes} - set(self.segment)
 
     def insert(self, graph: fx.Graph) -> None:
+        passed = (*self.inputs, self.gradient)
+        values = [n.meta["val"] for n in passed]
         with graph.inserting_before(self.reader):
-            gate = graph.call_function(torch.ops.kp.optimization_barrier.default, (list(self.inputs), self.gradient))
-            passed = (*self.inputs, self.gradient)
-            gate.meta = {"val": [n.meta["val"] for n in passed]}
-            gated = [graph.call_function(operator.getitem, (gate, i)) for i in range(len(passed))]
+            gate = insert_call(graph, _BARRIER, (list(self.inputs), self.gradient), {}, like=None, value=values)
+            gated = [
+                insert_call(graph, operator.getitem, (gate, i), {}, like=n, value=n.meta["val"])
+                for i, n in enumerate(passed)
+            ]
         for source, waiting in zip(passed, gated, strict=True):
-            waiting.meta = {**source.meta}
             for user in [u for u in source.users if u in self.segment]:
                 user.replace_input_with(source, waiting)
         self.reader.replace_input_with(self.gradient, gated[-1])

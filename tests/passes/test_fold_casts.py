@@ -64,9 +64,9 @@ primals_3: f32[4, 2] = input
 tangents_1: f32[8, 2] = input
 _to_copy_default: bf16[8, 6] = aten._to_copy.default(primals_1, dtype=torch.bfloat16)
 _to_copy_default_1: bf16[6, 4] = aten._to_copy.default(primals_2, dtype=torch.bfloat16)
-linear_act_train_default = kp.linear_act_train.default(primals_1, primals_2, None, gelu, out_dtype=torch.float32)
-getitem_2: f32[8, 4] = <built-in function getitem>(linear_act_train_default, 0)
-getitem_3: f32[8, 4] = <built-in function getitem>(linear_act_train_default, 1)
+linear_act_train_default_1 = kp.linear_act_train.default(primals_1, primals_2, None, gelu, out_dtype=torch.float32)
+getitem_2: f32[8, 4] = <built-in function getitem>(linear_act_train_default_1, 0)
+getitem_3: f32[8, 4] = <built-in function getitem>(linear_act_train_default_1, 1)
 _to_copy_default_15: bf16[8, 4] = aten._to_copy.default(getitem_3, dtype=torch.bfloat16)
 _to_copy_default_2: f32[8, 4] = aten._to_copy.default(_to_copy_default_15, dtype=torch.float32)
 _to_copy_default_3: bf16[8, 4] = aten._to_copy.default(getitem_2, dtype=torch.bfloat16)

@@ -118,9 +118,9 @@ arg1_1: f32[8, 4] = input
 arg2_1: f32[8] = input
 view: f32[6, 4] = aten.view.default(arg0_1, [6, 4])
 t: f32[4, 8] = aten.t.default(arg1_1)
-linear_act: f32[6, 8] = kp.linear_act.default(view, t, arg2_1, gelu)
-view_2: f32[2, 3, 8] = aten.view.default(linear_act, [2, 3, 8])
-return (view_2,)""",
+linear_act_default: f32[6, 8] = kp.linear_act.default(view, t, arg2_1, gelu)
+view_default: f32[2, 3, 8] = aten.view.default(linear_act_default, [2, 3, 8])
+return (view_default,)""",
     )
 
 
@@ -155,9 +155,9 @@ arg1_1: f32[8, 4] = input
 arg2_1: f32[8] = input
 view: f32[6, 4] = aten.view.default(arg0_1, [6, 4])
 t: f32[4, 8] = aten.t.default(arg1_1)
-linear_act: f32[6, 8] = kp.linear_act.default(view, t, arg2_1, gelu_tanh)
-view_2: f32[2, 3, 8] = aten.view.default(linear_act, [2, 3, 8])
-return (view_2,)""",
+linear_act_default: f32[6, 8] = kp.linear_act.default(view, t, arg2_1, gelu_tanh)
+view_default: f32[2, 3, 8] = aten.view.default(linear_act_default, [2, 3, 8])
+return (view_default,)""",
     )
 
 
@@ -172,9 +172,9 @@ arg1_1: f32[8, 4] = input
 arg2_1: f32[8] = input
 t: f32[4, 8] = aten.t.default(arg1_1)
 view: f32[6, 4] = aten.view.default(arg0_1, [6, 4])
-linear_act: f32[6, 8] = kp.linear_act.default(view, t, arg2_1, relu)
-view_1: f32[2, 3, 8] = aten.view.default(linear_act, [2, 3, 8])
-return (view_1,)""",
+linear_act_default: f32[6, 8] = kp.linear_act.default(view, t, arg2_1, relu)
+view_default: f32[2, 3, 8] = aten.view.default(linear_act_default, [2, 3, 8])
+return (view_default,)""",
     )
 
 
@@ -192,9 +192,9 @@ view: f32[6, 4] = aten.view.default(arg0_1, [6, 4])
 mm: f32[6, 8] = aten.mm.default(view, t)
 t_1: f32[4, 8] = aten.t.default(arg1_1)
 view_1: f32[6, 4] = aten.view.default(arg0_1, [6, 4])
-linear_act: f32[6, 8] = kp.linear_act.default(view_1, t_1, None, silu, multiplier=mm)
-view_2: f32[2, 3, 8] = aten.view.default(linear_act, [2, 3, 8])
-return (view_2,)""",
+linear_act_default: f32[6, 8] = kp.linear_act.default(view_1, t_1, None, silu, multiplier=mm)
+view_default: f32[2, 3, 8] = aten.view.default(linear_act_default, [2, 3, 8])
+return (view_default,)""",
     )
 
 
@@ -213,9 +213,9 @@ _to_copy: bf16[2, 3, 4] = aten._to_copy.default(arg0_1, dtype=torch.bfloat16)
 _to_copy_1: bf16[8, 4] = aten._to_copy.default(arg1_1, dtype=torch.bfloat16)
 t: bf16[4, 8] = aten.t.default(_to_copy_1)
 view: bf16[6, 4] = aten.view.default(_to_copy, [6, 4])
-linear_act: f16[6, 8] = kp.linear_act.default(view, t, None, gelu, out_dtype=torch.float16)
-view_1: f16[2, 3, 8] = aten.view.default(linear_act, [2, 3, 8])
-return (view_1,)""",
+linear_act_default: f16[6, 8] = kp.linear_act.default(view, t, None, gelu, out_dtype=torch.float16)
+view_default: f16[2, 3, 8] = aten.view.default(linear_act_default, [2, 3, 8])
+return (view_default,)""",
     )
 
 
@@ -231,9 +231,9 @@ primals_2: f32[8, 4] = input
 primals_3: f32[8] = input
 tangents_1: f32[6, 8] = input
 t: f32[4, 8] = aten.t.default(primals_2)
-linear_act_train = kp.linear_act_train.default(primals_1, t, primals_3, gelu)
-getitem: f32[6, 8] = <built-in function getitem>(linear_act_train, 0)
-getitem_1: f32[6, 8] = <built-in function getitem>(linear_act_train, 1)
+linear_act_train_default = kp.linear_act_train.default(primals_1, t, primals_3, gelu)
+getitem: f32[6, 8] = <built-in function getitem>(linear_act_train_default, 0)
+getitem_1: f32[6, 8] = <built-in function getitem>(linear_act_train_default, 1)
 gelu_backward: f32[6, 8] = aten.gelu_backward.default(tangents_1, getitem_1)
 t_1: f32[8, 6] = aten.t.default(gelu_backward)
 mm: f32[8, 4] = aten.mm.default(t_1, primals_1)
@@ -257,8 +257,8 @@ primals_2: f32[8, 4] = input
 primals_3: f32[8] = input
 tangents_1: f32[6, 8] = input
 t: f32[4, 8] = aten.t.default(primals_2)
-linear_act: f32[6, 8] = kp.linear_act.default(primals_1, t, primals_3, relu)
-detach: f32[6, 8] = aten.detach.default(linear_act)
+linear_act_default: f32[6, 8] = kp.linear_act.default(primals_1, t, primals_3, relu)
+detach: f32[6, 8] = aten.detach.default(linear_act_default)
 detach_1: f32[6, 8] = aten.detach.default(detach)
 detach_2: f32[6, 8] = aten.detach.default(detach_1)
 detach_3: f32[6, 8] = aten.detach.default(detach_2)
@@ -269,7 +269,7 @@ t_2: f32[4, 8] = aten.t.default(mm)
 sum_1: f32[1, 8] = aten.sum.dim_IntList(threshold_backward, [0], True)
 view: f32[8] = aten.view.default(sum_1, [8])
 t_3: f32[8, 4] = aten.t.default(t_2)
-return [linear_act, None, t_3, view]""",
+return [linear_act_default, None, t_3, view]""",
     )
 
 
@@ -287,9 +287,9 @@ tangents_1: f32[6, 8] = input
 t: f32[4, 8] = aten.t.default(primals_2)
 t_1: f32[4, 8] = aten.t.default(primals_3)
 mm_1: f32[6, 8] = aten.mm.default(primals_1, t_1)
-linear_act_train = kp.linear_act_train.default(primals_1, t, None, silu, multiplier=mm_1)
-getitem: f32[6, 8] = <built-in function getitem>(linear_act_train, 0)
-getitem_1: f32[6, 8] = <built-in function getitem>(linear_act_train, 1)
+linear_act_train_default = kp.linear_act_train.default(primals_1, t, None, silu, multiplier=mm_1)
+getitem: f32[6, 8] = <built-in function getitem>(linear_act_train_default, 0)
+getitem_1: f32[6, 8] = <built-in function getitem>(linear_act_train_default, 1)
 silu: f32[6, 8] = aten.silu.default(getitem_1)
 mul_1: f32[6, 8] = aten.mul.Tensor(tangents_1, silu)
 mul_2: f32[6, 8] = aten.mul.Tensor(tangents_1, mm_1)

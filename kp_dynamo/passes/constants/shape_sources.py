@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from kp_dynamo.graph.editing import replace_node
+from kp_dynamo.graph.editing import insert_call, replace_node
 from kp_dynamo.graph.nodes import calls, tensor_of
 from kp_dynamo.passes.constants.values import constant_of
 
@@ -26,8 +26,8 @@ def drop_shape_sources(graph: fx.Graph) -> int:
     for node, constant in found:
         result = node.meta["val"]
         with graph.inserting_before(node):
-            made = graph.call_function(aten.full.default, (list(result.shape), constant.value), _like(result))
-        made.meta = dict(node.meta)
+            arguments = (list(result.shape), constant.value)
+            made = insert_call(graph, aten.full.default, arguments, _like(result), like=node, value=result)
         replace_node(node, made)
     return len(found)
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch._prims_common import is_non_overlapping_and_dense
 
-from kp_dynamo.graph.editing import FakeRuns, insert_untyped
+from kp_dynamo.graph.editing import FakeRuns, insert_call
 from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.graph.op_tables import PARTS, VIEWS, users_through
 from kp_dynamo.passes.constants.values import factor_of
@@ -178,9 +178,7 @@ class Casts:
         return cast
 
     def _insert(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, like: fx.Node) -> fx.Node:
-        node = insert_untyped(self.graph, target, args, kwargs, like=like)
-        self._runs.set_value(node)
-        return node
+        return insert_call(self.graph, target, args, kwargs, like=like, runs=self._runs)
 
     def _record_upcast(self, narrow: fx.Node, wide: fx.Node) -> None:
         self._wide.setdefault(narrow, wide)
