@@ -45,6 +45,8 @@ VIEWS = (
     aten.permute.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
     aten.expand.default, aten.clone.default, aten.alias.default, aten.detach.default,
 )  # fmt: skip
+# The same elements in another shape or dtype.
+VIEWS_AND_CASTS = (*VIEWS, aten._to_copy.default)
 # Slices and concatenations: a cast commutes with them too, but before a slice it casts more elements.
 PARTS = (
     aten.slice.Tensor, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int,

@@ -35,38 +35,23 @@ _library.define(
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:
-    _check((q, k, v), scoring)
-    return forms.attention(q, k, v, _scoring(*scoring))
+    return forms.attention(q, k, v, _checked((q, k, v), scoring))
 
 
 def _attention_train(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tensor, Tensor]:
-    _check((q, k, v), scoring)
-    return forms.attention_train(q, k, v, _scoring(*scoring))
+    return forms.attention_train(q, k, v, _checked((q, k, v), scoring))
 
 
 def _attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     *scoring, q_factor, k_factor = rest
-    _check((q, k, v, grad, result), scoring)
     saved = Saved(q, k, v, result, statistics)
-    return forms.attention_backward(grad, saved, _scoring(*scoring), (q_factor, k_factor))
-
-
-def _scoring(
-    masks: Sequence[Tensor],
-    fills: Sequence[float],
-    batch_dims: Sequence[int],
-    scale: float,
-    is_causal: bool,
-    zero_rows: bool,
-    block: int,
-) -> Scoring:
-    return Scoring(scale, masks, fills, batch_dims, is_causal, zero_rows, block)
+    return forms.attention_backward(grad, saved, _checked((q, k, v, grad, result), scoring), (q_factor, k_factor))
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:
-    _check((q, k, v), scoring)
+    _checked((q, k, v), scoring)
     return v.new_empty((*q.shape[:2], v.shape[2]))
 
 
@@ -78,23 +63,24 @@ def _attention_train_fake(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tup
 def _attention_backward_fake(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check((q, k, v, grad, result), rest[:-2])
+    _checked((q, k, v, grad, result), rest[:-2])
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _check(operands: Sequence[Tensor], scoring: Sequence[Any]) -> None:
-    """Raise for invalid arguments. Sizes may be symbols, so the matmuls check them."""
+def _checked(operands: Sequence[Tensor], arguments: Sequence[Any]) -> Scoring:
+    """The arguments after the operands by name; raises for invalid ones. Sizes may be symbols: matmuls check them."""
     dtypes = {x.dtype for x in operands}
     if len(dtypes) != 1 or not operands[0].dtype.is_floating_point:
         names = ", ".join(str(x.dtype) for x in operands)
         raise TypeError(f"kp::attention: operands {names} must have the same floating-point dtype")
     if any(x.dim() != 3 for x in operands):
         raise ValueError(f"kp::attention: operands have {[x.dim() for x in operands]} dimensions, must have 3 each")
-    masks, fills, block = scoring[0], scoring[1], scoring[6]
-    if len(masks) != len(fills):
-        raise ValueError(f"kp::attention: {len(masks)} masks need as many fills, got {len(fills)}")
-    if block < 1:
-        raise ValueError(f"kp::attention: {block=} is invalid: it must be at least 1")
+    scoring = Scoring(*arguments)
+    if len(scoring.masks) != len(scoring.fills):
+        raise ValueError(f"kp::attention: {len(scoring.masks)} masks need as many fills, got {len(scoring.fills)}")
+    if scoring.block < 1:
+        raise ValueError(f"kp::attention: block={scoring.block} is invalid: it must be at least 1")
+    return scoring
 
 
 # torch_xla 2.9 lowers views to views during functionalization, but to gathers of elements below it. So the operators

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,25 +26,30 @@ from kp_dynamo.ops.optimization_barrier import held
 
 @dataclass(frozen=True)
 class Scoring:
-    """How scores are computed from q @ k, in this order.
+    """How scores are computed from q @ k: scaled, then masked. The fields are in the order of the operators' arguments.
 
     Attributes:
-        scale: Factor of q @ k.
         masks: A boolean mask selects a score or its fill, any other is added; [B|1, H|1, S|1, T|1] or fewer.
         fills: Replacements for the scores where a mask is False; one number per mask.
         batch_dims: Sizes (B, H), whose product is N; empty if no mask needs them.
+        scale: Factor of q @ k.
         is_causal: Whether query i reads keys 0 to i.
         zero_rows: Whether a row without keys is 0; otherwise it is NaN.
         block: Queries that are computed at a time: their scores should fit into the chip's vector memory.
     """
 
-    scale: float
     masks: Sequence[Tensor]
     fills: Sequence[float]
     batch_dims: Sequence[int]
+    scale: float
     is_causal: bool
     zero_rows: bool
     block: int
+
+    @property
+    def in_order(self) -> tuple[Any, ...]:
+        """The arguments as the operators take them."""
+        return tuple(getattr(self, field.name) for field in fields(self))
 
     def blocks(self, num_queries: int, num_keys: int) -> Iterator[tuple[int, int, int]]:
         """(first query, end of queries, end of keys); causal queries read no later keys."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from kp_dynamo.ops import attention as _attention  # noqa: F401  # registers what these are written with
+from kp_dynamo.ops.attention_forms import Scoring
 from kp_dynamo.ops.flash_kernels import FlashScoring, current_calls
 
 kp = torch.ops.kp
@@ -54,9 +55,9 @@ def _reference_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tenso
     return found
 
 
-def _without_masks(scoring: Sequence[Any]) -> tuple[Any, ...]:
-    scale, is_causal, block = scoring
-    return [], [], [], scale, is_causal, False, block
+def _without_masks(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    scoring = FlashScoring(*arguments)
+    return Scoring([], [], [], scoring.scale, scoring.is_causal, zero_rows=False, block=scoring.block).in_order
 
 
 def _on_xla(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import fx
 
@@ -52,3 +53,41 @@ class GraphPass(Protocol):
     def name(self) -> str: ...
 
     def __call__(self, gm: fx.GraphModule) -> PassReport: ...
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A match that a pass leaves alone.
+
+    A matcher returns `Match | Refusal | None`; None if the node is no match at all. A check within a matcher returns the
+    reason as text, or None.
+    """
+
+    node: fx.Node
+    reason: str
+
+
+def reported(refusals: Iterable[Refusal]) -> tuple[tuple[str, str], ...]:
+    """Refusals as `PassReport.refused` has them."""
+    return tuple((refusal.node.name, refusal.reason) for refusal in refusals)
+
+
+Match = TypeVar("Match")
+
+
+def rewrite_each(
+    name: str,
+    nodes: Iterable[fx.Node],
+    match: Callable[[fx.Node], Match | Refusal | None],
+    rewrite: Callable[[Match], None],
+) -> PassReport:
+    """Rewrite each match that begins at one of `nodes`, before the next node is matched; report the refusals."""
+    rewritten, refused = 0, []
+    for node in nodes:
+        found = match(node)
+        if isinstance(found, Refusal):
+            refused.append(found)
+        elif found is not None:
+            rewrite(found)
+            rewritten += 1
+    return PassReport(name, rewritten, reported(refused))

@@ -12,7 +12,8 @@ from torch import fx
 from kp_dynamo.graph.editing import insert_call, replace_node
 from kp_dynamo.graph.nodes import calls, tensor_of
 from kp_dynamo.ops import flash_attention as _ops  # noqa: F401  # registers the operators
-from kp_dynamo.passes.base import PassReport
+from kp_dynamo.ops.attention_args import AttentionArgs
+from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
 
 kp = torch.ops.kp
 
@@ -73,38 +74,25 @@ class FlashAttention:
     name: ClassVar[str] = "flash_attention"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
-        rewritten, refused = 0, []
-        for node in calls(gm.graph, kp.attention.default, kp.attention_train.default):
-            backwards = _backwards_of(node)
-            reason = _refusal(node)
-            if reason is not None:
-                refused.append((node.name, reason))
-                continue
-            for one in (*backwards, node):
-                self._put(gm.graph, one)
-            rewritten += 1
-        return PassReport(self.name, rewritten, tuple(refused))
+        attentions = calls(gm.graph, kp.attention.default, kp.attention_train.default)
+        return rewrite_each(self.name, attentions, _match, self._rewrite)
 
-    def _put(self, graph: fx.Graph, node: fx.Node) -> None:
-        operands, (scale, is_causal), factors = _unpack(node)
-        num_queries, num_keys = _sizes(node)[:2]
-        block = next(b for b in range(self.block, 0, -_LANES) if num_queries % b == 0 and num_keys % b == 0)
-        with graph.inserting_before(node):
-            made = insert_call(
-                graph, _FLASH[node.target], (*operands, scale, is_causal, block, *factors), {}, like=node
-            )
-        replace_node(node, made)
+    def _rewrite(self, found: list[fx.Node]) -> None:
+        for node in found:
+            args = AttentionArgs.of(node)
+            scale, is_causal = args.scoring.scale, args.scoring.is_causal
+            num_queries, num_keys = _tensor(args.q).shape[1], _tensor(args.v).shape[1]
+            block = next(b for b in range(self.block, 0, -_LANES) if num_queries % b == 0 and num_keys % b == 0)
+            with node.graph.inserting_before(node):
+                arguments = (*args.operands, scale, is_causal, block, *args.factors)
+                made = insert_call(node.graph, _FLASH[node.target], arguments, {}, like=node)
+            replace_node(node, made)
 
 
-def _unpack(node: fx.Node) -> tuple[tuple[Any, ...], tuple[float, bool], tuple[Any, ...]]:
-    """Operands, scale and causality of an attention, and the factors of a backward."""
-    first = _first_of_scoring(node)
-    _, _, _, scale, is_causal, _, _, *factors = node.args[first:]
-    return node.args[:first], (scale, is_causal), tuple(factors)  # type: ignore[return-value]
-
-
-def _first_of_scoring(node: fx.Node) -> int:
-    return 6 if node.target is kp.attention_backward.default else 3
+def _match(attention: fx.Node) -> list[fx.Node] | Refusal:
+    """The backward of an attention, if it has one, and the attention, if the kernel can compute them."""
+    problem = _problem(AttentionArgs.of(attention))
+    return [*_backwards_of(attention), attention] if problem is None else Refusal(attention, problem)
 
 
 def _backwards_of(node: fx.Node) -> list[fx.Node]:
@@ -116,34 +104,24 @@ def _backwards_of(node: fx.Node) -> list[fx.Node]:
     return [reader for reader in readers if reader.target is kp.attention_backward.default]
 
 
-def _sizes(node: fx.Node) -> tuple[Any, ...]:
-    """S, T, the width of queries and keys, and the width of values, of an attention or its backward."""
-    first = _first_of_scoring(node)
-    q, _, v = (tensor_of(x) for x in (node.args[:3] if first == 3 else node.args[1:4]))
-    assert q is not None, "queries are a tensor"
-    assert v is not None, "values are a tensor"
-    return q.shape[1], v.shape[1], q.shape[2], v.shape[2]
-
-
-def _refusal(node: fx.Node) -> str | None:
+def _problem(args: AttentionArgs) -> str | None:
     """The reason why the kernel cannot compute an attention, or None."""
-    masks, _, _, scale, _, zero_rows = node.args[3:9]
-    dtype = tensor_of(node.args[0]).dtype  # type: ignore[union-attr]
-    sizes = (*_sizes(node), tensor_of(node.args[0]).shape[0])  # type: ignore[union-attr]
-    if masks:
-        return f"{len(masks)} mask(s) among its operands. Allowed: no mask, or causal attention"  # type: ignore[arg-type]
-    if zero_rows:
+    q, v, scoring = _tensor(args.q), _tensor(args.v), args.scoring
+    sizes = (q.shape[1], v.shape[1], q.shape[2], v.shape[2])
+    if scoring.masks:
+        return f"{len(scoring.masks)} mask(s) among its operands. Allowed: no mask, or causal attention"
+    if scoring.zero_rows:
         return "rows that may have no key"
-    if any(isinstance(size, torch.SymInt) for size in sizes):
-        return f"symbolic sizes: {', '.join(map(str, sizes))}"
-    if dtype not in _DTYPES:
-        return f"operands of {dtype}. Allowed: bfloat16, float32"
-    if scale == 0:
+    if any(isinstance(size, torch.SymInt) for size in (*sizes, q.shape[0])):
+        return f"symbolic sizes: {', '.join(map(str, (*sizes, q.shape[0])))}"
+    if q.dtype not in _DTYPES:
+        return f"operands of {q.dtype}. Allowed: bfloat16, float32"
+    if scoring.scale == 0:
         return "a scale of 0"
-    return _refusal_of_sizes(*sizes[:4])
+    return _size_problem(*sizes)
 
 
-def _refusal_of_sizes(num_queries: int, num_keys: int, width: int, value_width: int) -> str | None:
+def _size_problem(num_queries: int, num_keys: int, width: int, value_width: int) -> str | None:
     if num_queries % _LANES or num_keys % _LANES:
         return f"{num_queries} queries and {num_keys} keys. Allowed: multiples of {_LANES}"
     if width != value_width:
@@ -151,3 +129,9 @@ def _refusal_of_sizes(num_queries: int, num_keys: int, width: int, value_width: 
     if width > _WIDEST or (width > _LANES and width % _LANES):
         return f"a head of width {width}. Allowed: up to {_LANES}, and {_WIDEST}"
     return None
+
+
+def _tensor(node: Any) -> torch.Tensor:
+    value = tensor_of(node)
+    assert value is not None, "an operand of an attention is a tensor"
+    return value

@@ -12,7 +12,7 @@ from torch import fx
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.graph.editing import FakeRuns, cast_to, erase_unused, insert_call
 from kp_dynamo.graph.nodes import tensor_of
-from kp_dynamo.graph.op_tables import VIEWS
+from kp_dynamo.graph.op_tables import VIEWS_AND_CASTS
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.layout.axes import Axes, Dim, Dims, merged
 from kp_dynamo.passes.layout.strides import Strides, is_seen
@@ -22,7 +22,6 @@ aten, kp = torch.ops.aten, torch.ops.kp
 
 _LANES = 128
 _MATRICES = (aten.mm.default, aten.addmm.default)
-_CASTS = (aten._to_copy.default,)
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ def _is_narrow(dims: list[Dim], axes: Axes) -> bool:
 
 
 def _is_tangent(node: Any) -> bool:
-    while node.target in VIEWS + _CASTS:
+    while node.target in VIEWS_AND_CASTS:
         node = node.args[0]
     return node.op == "placeholder" and str(node.target).startswith("tangents_")
 

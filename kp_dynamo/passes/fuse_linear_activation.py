@@ -14,7 +14,7 @@ from torch import fx
 from kp_dynamo.graph.editing import insert_call
 from kp_dynamo.graph.nodes import calls, forward_nodes
 from kp_dynamo.ops.linear_act import fits
-from kp_dynamo.passes.base import PassReport
+from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
 from kp_dynamo.passes.linear.activations import activations_of, is_cast
 from kp_dynamo.passes.linear.pattern import LINEAR_MATMULS, VIEWS, Linear, fake, has_shape, linear_at, only_user
 
@@ -69,15 +69,12 @@ class FuseLinearActivation:
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         forward = forward_nodes(gm.graph)
-        rewritten, refused = 0, []
-        for matmul in calls(gm.graph, *LINEAR_MATMULS):
-            found = _match(linear_at(matmul, forward), forward) if matmul in forward else None
-            if isinstance(found, Match):
-                forward |= _rewrite(gm.graph, found)
-                rewritten += 1
-            elif found is not None:
-                refused.append((matmul.name, found))
-        return PassReport(self.name, rewritten, tuple(refused))
+
+        def rewrite(found: Match) -> None:
+            forward.update(_rewrite(gm.graph, found))
+
+        matmuls = (node for node in calls(gm.graph, *LINEAR_MATMULS) if node in forward)
+        return rewrite_each(self.name, matmuls, lambda matmul: _match(linear_at(matmul, forward), forward), rewrite)
 
 
 @dataclass(frozen=True)
@@ -106,19 +103,20 @@ class Match:
         return Match(self.linear, self.activation, root, self.inside | {self.root}, multiplier)
 
 
-def _match(linear: Linear, forward: set[fx.Node]) -> Match | str | None:
-    """The match, or the reason for a refusal, or None if no activation follows."""
-    first_reason = None
+def _match(linear: Linear, forward: set[fx.Node]) -> Match | Refusal | None:
+    """The largest activation that can be fused; a refusal says what is wrong with the largest one."""
+    refusal = None
     for root, name, between in activations_of(linear.value, forward, fake(linear.input).dtype):
         match = Match(linear, name, root, frozenset(between) | set(linear.chain))
-        reason = linear.problem or _conflict(match, forward)
-        if reason is None:
+        problem = linear.problem or _conflict(match, forward)
+        if problem is None:
             return _extended(match, forward)
-        first_reason = first_reason or reason
-    return first_reason
+        refusal = refusal or Refusal(linear.chain[0], problem)
+    return refusal
 
 
 def _conflict(match: Match, forward: set[fx.Node]) -> str | None:
+    """What else reads a value that the op replaces, or None if the op saves what is read."""
     for node in sorted(match.inside):
         for user in sorted(set(node.users) - match.inside - {match.root}):
             if user.op == "output":

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from kp_dynamo.graph.editing import FakeRuns, cast_to, insert_call
 from kp_dynamo.graph.nodes import backward_nodes, calls
-from kp_dynamo.graph.op_tables import VIEWS
+from kp_dynamo.graph.op_tables import VIEWS, VIEWS_AND_CASTS
 from kp_dynamo.ops.linear_act import ACTIVATIONS, compute_dtype
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.recompute.tags import tag
@@ -79,7 +79,7 @@ def _read_by(value: fx.Node, backward: set[fx.Node]) -> Iterator[tuple[fx.Node, 
     for user in list(value.users):
         if user in backward:
             yield value, user
-        elif user.target in (*VIEWS, aten._to_copy.default):
+        elif user.target in VIEWS_AND_CASTS:
             yield from _read_by(user, backward)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import fx
@@ -14,12 +14,13 @@ from torch import fx
 from kp_dynamo.graph.editing import FakeRuns, cast_to, erase_unused, insert_call
 from kp_dynamo.graph.nodes import calls, forward_nodes, tensor_of
 from kp_dynamo.graph.op_tables import VIEWS
-from kp_dynamo.ops import attention as _ops  # noqa: F401  # registers the operators
-from kp_dynamo.ops.attention_forms import compute_dtype
+from kp_dynamo.ops.attention_args import AttentionArgs, BackwardArgs
+from kp_dynamo.ops.attention_forms import Scoring, compute_dtype
 from kp_dynamo.passes.attention.gradients import Gradients, gradients_of
 from kp_dynamo.passes.attention.known_masks import without_known
-from kp_dynamo.passes.attention.pattern import Attention, Mask, Refusal, attention_at
-from kp_dynamo.passes.base import PassReport
+from kp_dynamo.passes.attention.pattern import Attention, attention_at
+from kp_dynamo.passes.attention.score_chain import Mask
+from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
 from kp_dynamo.passes.constants.values import Constant, factor_of
 
 aten, kp = torch.ops.aten, torch.ops.kp
@@ -81,20 +82,31 @@ class RewriteAttention:
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         forward = {n for n in forward_nodes(gm.graph) if n.op == "call_function"}
         backward = {n for n in gm.graph.nodes if n.op == "call_function"} - forward
-        rewritten, refused, runs = 0, [], FakeRuns()
-        for softmax in calls(gm.graph, *_SOFTMAXES):
-            if softmax not in forward:
-                continue
-            try:
-                found = attention_at(softmax, forward)
-                gradients = gradients_of(found, backward) if found else None
-            except Refusal as reason:
-                refused.append((softmax.name, str(reason)))
-                continue
-            if found is not None:
-                _Rewriting(gm.graph, found, self.block, runs).run(gradients)
-                rewritten += 1
-        return PassReport(self.name, rewritten, tuple(refused))
+        runs = FakeRuns()
+
+        def match(softmax: fx.Node) -> _Match | Refusal | None:
+            return _match(softmax, forward, backward)
+
+        def rewrite(found: _Match) -> None:
+            _Rewriting(gm.graph, found.attention, self.block, runs).run(found.gradients)
+
+        softmaxes = (softmax for softmax in calls(gm.graph, *_SOFTMAXES) if softmax in forward)
+        return rewrite_each(self.name, softmaxes, match, rewrite)
+
+
+class _Match(NamedTuple):
+    """An attention, and its backward if the graph has one."""
+
+    attention: Attention
+    gradients: Gradients | None
+
+
+def _match(softmax: fx.Node, forward: set[fx.Node], backward: set[fx.Node]) -> _Match | Refusal | None:
+    found = attention_at(softmax, forward)
+    if found is None or isinstance(found, Refusal):
+        return found
+    gradients = gradients_of(found, backward)
+    return gradients if isinstance(gradients, Refusal) else _Match(found, gradients)
 
 
 class _Rewriting:
@@ -110,24 +122,23 @@ class _Rewriting:
             q, q_factor = self._unscaled(found.first.args[0])
             k, k_factor = self._unscaled(found.first.args[1])
             scale = _rounded(found.scale * q_factor * k_factor)
-            operands = (q, k, found.second.args[1])
-            scoring = self._scoring(scale)
+            args = AttentionArgs(q, k, found.second.args[1], self._scoring(scale))
             target = kp.attention.default if gradients is None else kp.attention_train.default
-            made = self.insert(target, (*operands, *scoring), {}, like=found.second)
+            made = self.insert(target, args.in_order, {}, like=found.second)
             result = made if gradients is None else self._part(made, 0)
             found.second.replace_all_uses_with(result)
             if gradients is not None:
-                saved = (*operands, result, self._part(made, 1))
                 factors = (scale / q_factor, scale / k_factor)
-                self._put_gradients(gradients, (gradients.grad, *saved, *scoring, *factors))
+                backward = BackwardArgs(gradients.grad, result, self._part(made, 1), factors)
+                self._put_gradients(gradients, replace(args, backward=backward))
         erase_unused(found.second)
 
-    def _put_gradients(self, gradients: Gradients, arguments: tuple[Any, ...]) -> None:
+    def _put_gradients(self, gradients: Gradients, args: AttentionArgs) -> None:
         replaced = [node for node in gradients.results if node is not None]
         # The first matmul that reads the gradient; this may be d_w if d_v is not needed.
         first = min(n for n in (*replaced, *gradients.inside) if gradients.grad in n.all_input_nodes)
         with self.graph.inserting_before(first):
-            all_three = self.insert(kp.attention_backward.default, arguments, {}, like=first)
+            all_three = self.insert(kp.attention_backward.default, args.in_order, {}, like=first)
             parts = [self._part(all_three, i) if node else None for i, node in enumerate(gradients.results)]
         for node, part in zip(gradients.results, parts, strict=True):
             if node is not None and part is not None:
@@ -151,12 +162,13 @@ class _Rewriting:
             made = self.insert(view.target, (made, *view.args[1:]), view.kwargs, like=view)
         return made, factor
 
-    def _scoring(self, scale: float) -> tuple[Any, ...]:
+    def _scoring(self, scale: float) -> Scoring:
         masks, causal = self._masks()
-        nodes = [self._as_kept(mask) for mask in masks]
+        nodes: Any = [self._as_kept(mask) for mask in masks]
         can_be_empty = self.found.zeroes_rows and bool(masks)
         batch_dims = self.found.batch_dims if masks else ()
-        return nodes, [self._fill(mask) for mask in masks], batch_dims, scale, causal, can_be_empty, self.block
+        fills = [self._fill(mask) for mask in masks]
+        return Scoring(nodes, fills, batch_dims, scale, causal, zero_rows=can_be_empty, block=self.block)
 
     def _masks(self) -> tuple[list[Mask], bool]:
         """The remaining masks, and whether the others amount to a causal one."""

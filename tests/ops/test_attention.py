@@ -61,7 +61,7 @@ def test_xla_agrees_with_the_cpu(scoring, dtype):
 @pytest.mark.parametrize("scale", [0.125, 0.3])
 def test_only_a_factor_that_rounds_nothing_goes_before_the_product(scale, dtype):
     q, k, _, _ = operands(dtype)
-    scoring = Scoring(scale, (), (), (), is_causal=False, zero_rows=False, block=512)
+    scoring = Scoring((), (), (), scale, is_causal=False, zero_rows=False, block=512)
     graph = make_fx(lambda q, k: scoring.scores(q, k, 0))(q, k).graph
     factors = next(n for n in graph.nodes if n.target is torch.ops.aten.mul.Tensor)
     product = next(n for n in graph.nodes if n.target is torch.ops.aten.bmm.default)

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from kp_dynamo.graph.op_tables import VIEWS
-from kp_dynamo.passes.attention.pattern import Attention, Refusal
+from kp_dynamo.graph.op_tables import VIEWS, VIEWS_AND_CASTS
+from kp_dynamo.passes.attention.pattern import Attention
+from kp_dynamo.passes.base import Refusal
 from kp_dynamo.passes.constants.values import constant_of, factor_of
 
 aten = torch.ops.aten
-
-_MOVES = (*VIEWS, aten._to_copy.default)
 
 # A boolean mask, without its views, and its value where a score stays.
 Choice = tuple[fx.Node, bool]
@@ -49,19 +48,25 @@ class Gradients:
         return self.d_q, self.d_k, self.d_v
 
 
-def gradients_of(found: Attention, backward: set[fx.Node]) -> Gradients | None:
+def gradients_of(found: Attention, backward: set[fx.Node]) -> Gradients | Refusal | None:
     """The backward of an attention, or None if the graph has none.
 
-    Raises:
-        Refusal: The backward differs from autograd's form, or reads values that the rewrite would remove.
+    Refused is a backward that differs from autograd's form, or that reads values that the rewrite would remove.
     """
     readers = [u for node in found.inside for u in node.users if u in backward]
     if not readers:
         return None
     search = _Search(found, backward)
-    gradients = search.run()
-    _check(found, gradients, search.steps)
-    return gradients
+    try:
+        gradients = search.run()
+    except _Differs as difference:
+        return Refusal(found.softmax, str(difference))
+    problem = _problem(found, gradients, search.steps)
+    return gradients if problem is None else Refusal(found.softmax, problem)
+
+
+class _Differs(Exception):
+    """The backward is not in autograd's form. Ends the search; `gradients_of` returns it as a `Refusal`."""
 
 
 @dataclass
@@ -87,21 +92,21 @@ class _Search:
         if softmax_backward is None:
             return self._of_values_alone(d_v)
         d_w = softmax_backward.args[0]
-        while isinstance(d_w, fx.Node) and d_w.target in _MOVES:
+        while isinstance(d_w, fx.Node) and d_w.target in VIEWS_AND_CASTS:
             self.inside.add(d_w)
             d_w = d_w.args[0]
         if not isinstance(d_w, fx.Node) or d_w.target is not aten.bmm.default or not _is_transposed(d_w.args[1], v):
-            raise Refusal("the gradient of its probabilities is not a matmul with its values")
+            raise _Differs("the gradient of its probabilities is not a matmul with its values")
         grad = d_w.args[0]
         if d_v is not None and d_v.args[1] is not grad:
-            raise Refusal("the backward reads two gradients of its result")
+            raise _Differs("the backward reads two gradients of its result")
         self.inside |= {softmax_backward, d_w}
         d_q, d_k = self._score_matmuls(softmax_backward)
         return Gradients(grad, d_q, d_k, d_v, frozenset(self.inside))  # type: ignore[arg-type]
 
     def _of_values_alone(self, d_v: fx.Node | None) -> Gradients:
         if d_v is None or not isinstance(d_v.args[1], fx.Node):
-            raise Refusal("its probabilities have no softmax backward")
+            raise _Differs("its probabilities have no softmax backward")
         self.steps = None
         return Gradients(d_v.args[1], None, None, d_v, frozenset(self.inside))
 
@@ -123,11 +128,11 @@ class _Search:
                 d_q = next((u for u in matmuls if u.args[0] is node and _is_transposed(u.args[1], k)), None)
                 d_k = next((u for u in matmuls if u.args[1] is node and _is_transposed(u.args[0], q)), None)
                 if len(matmuls) != len([d for d in (d_q, d_k) if d is not None]):
-                    raise Refusal("another matmul reads the gradient of its scores")
+                    raise _Differs("another matmul reads the gradient of its scores")
                 return d_q, d_k
             if len(users) != 1:
                 names = ", ".join(u.name for u in users)
-                raise Refusal(f"{names} also read the gradient of its scores: a learned mask?")
+                raise _Differs(f"{names} also read the gradient of its scores: a learned mask?")
             node = self._step(node, users[0])
 
     def _step(self, node: fx.Node, user: fx.Node) -> fx.Node:
@@ -138,8 +143,8 @@ class _Search:
             self.steps.scale *= factor
         elif choice is not None:
             self.steps.masks.append(choice)
-        elif user.target not in _MOVES:
-            raise Refusal(f"the gradient of its scores passes through {user.target}")
+        elif user.target not in VIEWS_AND_CASTS:
+            raise _Differs(f"the gradient of its scores passes through {user.target}")
         self.inside.add(user)
         return user
 
@@ -190,16 +195,18 @@ def _unviewed(node: object) -> fx.Node:
     return node
 
 
-def _check(found: Attention, gradients: Gradients, steps: _Steps | None) -> None:
+def _problem(found: Attention, gradients: Gradients, steps: _Steps | None) -> str | None:
+    """Why the operator cannot compute these gradients, or None."""
     choices = [(_unviewed(mask.node), mask.lets_through) for mask in found.masks if mask.fill is not None]
     # The backward of a custom autograd.Function may use another mask.
     is_alike = steps is None or (
         sorted(steps.masks) == sorted(choices) and math.isclose(steps.scale, found.scale, rel_tol=1e-5)
     )
     if not is_alike:
-        raise Refusal("the gradient of its scores has other masks or another scale than the scores")
+        return "the gradient of its scores has other masks or another scale than the scores"
     known = found.inside | gradients.inside | {found.second, *(r for r in gradients.results if r is not None)}
     for node in sorted(found.inside | gradients.inside):
         for user in node.users:
             if user not in known:
-                raise Refusal(f"{user.name} also reads {node.name}")
+                return f"{user.name} also reads {node.name}"
+    return None

@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kp_dynamo.graph.nodes import tensor_of
-from kp_dynamo.passes.attention.pattern import Mask
+from kp_dynamo.passes.attention.score_chain import Mask
 from kp_dynamo.passes.constants.values import Constant
 
 aten = torch.ops.aten

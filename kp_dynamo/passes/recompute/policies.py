@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.nodes import tensor_of
-from kp_dynamo.graph.op_tables import MATMULS, VIEWS
+from kp_dynamo.graph.op_tables import MATMULS, VIEWS_AND_CASTS
 from kp_dynamo.graph.random_results import is_random
 from kp_dynamo.graph.saved_values import ForwardPart, flops_of
 from kp_dynamo.graph.sizes import node_bytes
@@ -73,7 +73,7 @@ def _both_ways(add: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
 
 def _is_skip(x: fx.Node, made: fx.Node, forward: set[fx.Node], ends: dict[fx.Node, None]) -> bool:
     """Whether `made` is computed from `x` through a matmul within one block: not past the sums at its ends."""
-    while x.target in (*VIEWS, aten._to_copy.default) and isinstance(x.args[0], fx.Node) and x.args[0] in forward:
+    while x.target in VIEWS_AND_CASTS and isinstance(x.args[0], fx.Node) and x.args[0] in forward:
         x = x.args[0]
     seen, stack = {made}, [made]
     while stack:

@@ -27,7 +27,7 @@ from kp_dynamo.graph.sizes import node_bytes
 aten = torch.ops.aten
 
 _SMALL = 1 << 14
-_MOVES = (aten.clone.default, aten._unsafe_view.default, operator.getitem)
+_LIGHT_COPIES = (aten.clone.default, aten._unsafe_view.default, operator.getitem)
 
 
 def recomputed_segments(graph: fx.Graph, backward: set[fx.Node]) -> list[list[fx.Node]]:
@@ -125,5 +125,5 @@ def _is_activation(placeholder: fx.Node) -> bool:
 def _holds_memory(node: fx.Node) -> bool:
     """Whether a node's value is in memory: XLA fuses pointwise work, views and moves into their readers."""
     is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-    is_light = is_view or node.target in _MOVES or is_pointwise(node)
+    is_light = is_view or node.target in _LIGHT_COPIES or is_pointwise(node)
     return not is_light and bool(node.all_input_nodes) and node_bytes(node) >= _SMALL
