@@ -230,7 +230,7 @@ def required_precision(graph: fx.Graph, asked: str) -> str:
 
 def _signature(graph: fx.Graph) -> tuple[list[str], int]:
     """The names of the inputs and the number of results."""
-    results = next(n for n in graph.nodes if n.op == "output").args[0]
+    results = graph.output_node().args[0]
     inputs = [str(n.target) for n in graph.nodes if n.op == "placeholder"]
     return inputs, len(results) if isinstance(results, (list, tuple)) else 1
 

@@ -207,5 +207,5 @@ def _without_mkldnn() -> Iterator[None]:
 
 
 def _num_results(gm: fx.GraphModule) -> int:
-    results = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+    results = gm.graph.output_node().args[0]
     return len(results) if isinstance(results, (list, tuple)) else 1

@@ -14,6 +14,8 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType
 
+from kp_dynamo.graph.nodes import is_tangent, primal_inputs
+
 _WITH_TANGENT = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 _NODE = "CompiledFunctionBackward"  # the name of AOTAutograd's backward node in torch 2.9
 
@@ -29,14 +31,14 @@ class UndefinedGradients:
     """
 
     def __init__(self, joint: fx.GraphModule, metadata: Any, num_returned: int, captured: fx.Graph) -> None:
-        tangents = [n for n in joint.graph.find_nodes(op="placeholder") if str(n.target).startswith("tangents_")]
+        tangents = [n for n in joint.graph.find_nodes(op="placeholder") if is_tangent(n)]
         results = [] if metadata is None else _results_with_tangents(metadata)
         self._gradients: list[frozenset[int] | None] = []
         if len(results) == len(tangents) > 1:
             needed = _reaching_sources(joint.graph, dict(zip(tangents, results, strict=True)))
             output = joint.graph.output_node().args[0]
             assert isinstance(output, (list, tuple))
-            primals = [n for n in joint.graph.find_nodes(op="placeholder") if n not in tangents]
+            primals = primal_inputs(joint.graph)
             # Autograd only sees tensors, but the graph inputs include sizes.
             every_pair = zip(primals, output[num_returned:], strict=False)
             pairs = [(n, g) for n, g in every_pair if isinstance(n.meta.get("val"), torch.Tensor)]

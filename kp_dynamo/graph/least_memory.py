@@ -51,7 +51,7 @@ def held_by(graph: fx.Graph) -> list[IoTensor]:
     Padding to the chip's tiles and temporaries come on top. Tensors of symbolic sizes are left out.
     """
     arguments = [n for n in graph.nodes if n.op == "placeholder"]
-    returned = next(n for n in graph.nodes if n.op == "output").all_input_nodes
+    returned = graph.output_node().all_input_nodes
     held = [*_held("argument", arguments), *_held("result", (n for n in returned if n.op != "placeholder"))]
     return sorted(held, key=lambda h: -h.num_bytes)
 

@@ -19,12 +19,28 @@ def tensor_of(node: object) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def fake_of(node: fx.Node) -> torch.Tensor:
+    """The fake tensor of a node whose value is known to be a single tensor."""
+    value = tensor_of(node)
+    assert value is not None, f"{node} is a tensor"
+    return value
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Whether a node is an incoming gradient of a joint or backward graph: AOTAutograd names them `tangents_*`."""
+    return node.op == "placeholder" and str(node.target).startswith("tangents_")
+
+
+def primal_inputs(graph: fx.Graph) -> list[fx.Node]:
+    """The inputs of a joint or inference graph that are arguments of the function, not incoming gradients."""
+    return [node for node in graph.find_nodes(op="placeholder") if not is_tangent(node)]
+
+
 def backward_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes of a joint graph that depend on an incoming gradient (AOTAutograd's `tangents_*`)."""
+    """Nodes of a joint graph that depend on an incoming gradient."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
-        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents_")
-        if is_tangent or any(source in found for source in node.all_input_nodes):
+        if is_tangent(node) or any(source in found for source in node.all_input_nodes):
             found.add(node)
     return {node for node in found if node.op != "output"}
 

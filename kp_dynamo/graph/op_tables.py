@@ -39,10 +39,17 @@ UNBIASED = (aten.mm.default, aten.bmm.default)
 # Position of the addend, for ops that require it in the dtype of the operands.
 BIASES: dict[Any, int] = {aten.addmm.default: 0, aten.convolution.default: 2}
 
+# A number as a tensor, read from no other tensor.
+FILLS = (aten.full.default, aten.scalar_tensor.default)
+MULTIPLICATIONS = (aten.mul.Tensor, aten.mul.Scalar)
+DIVISIONS = (aten.div.Tensor, aten.div.Scalar)
+SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
+
+RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+PERMUTATIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
 # Views and copies of all elements: a cast commutes with them.
 VIEWS = (
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default, aten.transpose.int,
-    aten.permute.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
+    *RESHAPES, *PERMUTATIONS, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
     aten.expand.default, aten.clone.default, aten.alias.default, aten.detach.default,
 )  # fmt: skip
 # The same elements in another shape or dtype.

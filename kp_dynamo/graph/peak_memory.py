@@ -116,7 +116,7 @@ class _Buffers:
         for node in graph.nodes:
             self._owner[node] = self._owner_of(node)
         self._readers = self._all_readers(graph)
-        output = next(n for n in graph.nodes if n.op == "output")
+        output = graph.output_node()
         self._results = {self._owner[n] for n in output.all_input_nodes if n.op != "placeholder"}
         self.result_bytes = sum(node_bytes(n) for n in output.all_input_nodes if n.op != "placeholder")
         self._narrow = narrow_matmuls

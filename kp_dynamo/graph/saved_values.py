@@ -14,7 +14,7 @@ from torch import fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from kp_dynamo.graph.flops import node_flops
-from kp_dynamo.graph.nodes import backward_nodes
+from kp_dynamo.graph.nodes import backward_nodes, primal_inputs
 from kp_dynamo.graph.random_results import save_random_results
 from kp_dynamo.graph.sizes import node_bytes
 
@@ -30,10 +30,9 @@ def partitioned(joint: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
 
 def num_forward_results(joint: fx.Graph) -> int:
     """The number of forward results: a joint graph returns those, then a gradient for each input."""
-    results = next(n for n in joint.nodes if n.op == "output").args[0]
-    inputs = [n for n in joint.nodes if n.op == "placeholder" and not str(n.target).startswith("tangents_")]
+    results = joint.output_node().args[0]
     assert isinstance(results, (list, tuple))
-    return len(results) - len(inputs)
+    return len(results) - len(primal_inputs(joint))
 
 
 def saved_by_min_cut(joint: fx.GraphModule) -> list[fx.Node]:
@@ -58,7 +57,7 @@ def _viewed(node: fx.Node) -> fx.Node:
 
 def saved_names(forward: fx.GraphModule, num_returned: int) -> set[str]:
     """Names of the values that a forward graph returns for its backward."""
-    results = next(n for n in forward.graph.nodes if n.op == "output").args[0]
+    results = forward.graph.output_node().args[0]
     assert isinstance(results, (list, tuple))
     return {n.name for n in results[num_returned:] if isinstance(n, fx.Node)}
 

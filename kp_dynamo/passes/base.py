@@ -59,8 +59,8 @@ class GraphPass(Protocol):
 class Refusal:
     """A match that a pass leaves alone.
 
-    A matcher returns `Match | Refusal | None`; None if the node is no match at all. A check within a matcher returns the
-    reason as text, or None.
+    A matcher returns `Match | Refusal | None`; None if the node is no match at all. A check within a matcher returns
+    the reason as text, or None.
     """
 
     node: fx.Node

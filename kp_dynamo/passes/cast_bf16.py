@@ -12,15 +12,18 @@ from torch import fx
 from kp_dynamo.graph.editing import insert_call
 from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.graph.op_tables import BIASES, LINEAR_ACTS, MATMULS, MOVES, PARTS, UNBIASED, VIEWS, users_through
-from kp_dynamo.passes.base import PassReport
-from kp_dynamo.passes.precision.casts import Casts, is_downcast, is_float32, is_upcast
+from kp_dynamo.passes.base import PassReport, Refusal, reported
+from kp_dynamo.passes.precision.cast_nodes import is_downcast, is_float32, is_upcast
+from kp_dynamo.passes.precision.casts import Casts
 from kp_dynamo.passes.precision.keep_float32 import KeepFloat32
 from kp_dynamo.passes.precision.matmul_rules import PrecisionRules, float32_matmuls, keeps_result, linear_matmuls
 from kp_dynamo.passes.precision.sensitive_ops import may_follow
+from kp_dynamo.passes.precision.unscaling import Unscaling
 
 aten = torch.ops.aten
 
 Scope = Literal["linear", "matmul", "all"]
+Form = Literal["narrow", "wide"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class CastBf16:
         for node in reversed(gm.graph.nodes):
             if not (node.users or node in unused or node.is_impure()):
                 gm.graph.erase_node(node)
-        return PassReport(self.name, casting.num_cast + casting.casts.num_removed, tuple(casting.refused.items()))
+        return PassReport(self.name, casting.num_cast + casting.casts.num_removed, reported(casting.refused))
 
 
 class _Casting:
@@ -88,36 +91,41 @@ class _Casting:
     def __init__(self, graph: fx.Graph, scope: Scope, keep: KeepFloat32) -> None:
         self.scope, self.keep = scope, keep
         self.casts = Casts(graph)
+        self.unscaling = Unscaling(self.casts)
         self.num_cast = 0
-        self.refused: dict[str, str] = {}
-        self.is_wide: dict[fx.Node, bool] = {}
+        self.refused: list[Refusal] = []
+        self.forms: dict[fx.Node, Form] = {}
         self._plan(graph)
 
     def _plan(self, graph: fx.Graph) -> None:
         rules = PrecisionRules.of(graph)
         in_scope = linear_matmuls(graph) if self.scope == "linear" else None
         for matmul in float32_matmuls(graph):
-            if in_scope is not None and matmul not in in_scope:
-                continue
-            if problem := self.keep.reason(matmul) or rules.problem(matmul):
-                self.refused[matmul.name] = problem
-            else:
-                self.is_wide[matmul] = keeps_result(matmul)
+            found = self._form_of(matmul, rules) if in_scope is None or matmul in in_scope else None
+            if isinstance(found, Refusal):
+                self.refused.append(found)
+            elif found is not None:
+                self.forms[matmul] = found
+
+    def _form_of(self, matmul: fx.Node, rules: PrecisionRules) -> Form | Refusal:
+        if problem := self.keep.reason(matmul) or rules.problem(matmul):
+            return Refusal(matmul, problem)
+        return "wide" if keeps_result(matmul) else "narrow"
 
     def visit(self, node: fx.Node) -> None:
         if is_upcast(node) or is_downcast(node):
             self.casts.register_cast(node)
-        elif node in self.is_wide:
+        elif node in self.forms:
             self._cast_matmul(node)
         elif self.scope == "all" and _may_follow(node, self.casts):
             self._follow(node)
 
     def _cast_matmul(self, node: fx.Node) -> None:
-        is_wide, args, factor = self.is_wide[node], list(node.args), 1.0
+        is_wide, args, factor = self.forms[node] == "wide", list(node.args), 1.0
         for position in MATMULS[node.target]:
             operand: Any = args[position]
             if node.target in UNBIASED:
-                args[position], scale = self.casts.unscaled(operand, before=node)
+                args[position], scale = self.unscaling.unscaled(operand, before=node)
                 factor *= scale
             else:
                 args[position] = self.casts.narrow(operand, before=node)
@@ -142,7 +150,7 @@ class _Casting:
 
     def _follow(self, node: fx.Node) -> None:
         if kept := self.keep.reason(node):
-            self.refused[node.name] = kept
+            self.refused.append(Refusal(node, kept))
             return
         sources = {s: self.casts.narrow(s, before=node) for s in node.all_input_nodes if is_float32(s)}
         node.args, node.kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda s: sources.get(s, s))

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.editing import insert_call, replace_node
-from kp_dynamo.graph.nodes import calls, tensor_of
+from kp_dynamo.graph.nodes import calls, fake_of
 from kp_dynamo.ops import flash_attention as _ops  # noqa: F401  # registers the operators
 from kp_dynamo.ops.attention_args import AttentionArgs
 from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
@@ -81,7 +81,7 @@ class FlashAttention:
         for node in found:
             args = AttentionArgs.of(node)
             scale, is_causal = args.scoring.scale, args.scoring.is_causal
-            num_queries, num_keys = _tensor(args.q).shape[1], _tensor(args.v).shape[1]
+            num_queries, num_keys = fake_of(args.q).shape[1], fake_of(args.v).shape[1]
             block = next(b for b in range(self.block, 0, -_LANES) if num_queries % b == 0 and num_keys % b == 0)
             with node.graph.inserting_before(node):
                 arguments = (*args.operands, scale, is_causal, block, *args.factors)
@@ -106,7 +106,7 @@ def _backwards_of(node: fx.Node) -> list[fx.Node]:
 
 def _problem(args: AttentionArgs) -> str | None:
     """The reason why the kernel cannot compute an attention, or None."""
-    q, v, scoring = _tensor(args.q), _tensor(args.v), args.scoring
+    q, v, scoring = fake_of(args.q), fake_of(args.v), args.scoring
     sizes = (q.shape[1], v.shape[1], q.shape[2], v.shape[2])
     if scoring.masks:
         return f"{len(scoring.masks)} mask(s) among its operands. Allowed: no mask, or causal attention"
@@ -129,9 +129,3 @@ def _size_problem(num_queries: int, num_keys: int, width: int, value_width: int)
     if width > _WIDEST or (width > _LANES and width % _LANES):
         return f"a head of width {width}. Allowed: up to {_LANES}, and {_WIDEST}"
     return None
-
-
-def _tensor(node: Any) -> torch.Tensor:
-    value = tensor_of(node)
-    assert value is not None, "an operand of an attention is a tensor"
-    return value

@@ -11,10 +11,10 @@ from torch import fx
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.graph.editing import cast_to, erase_unused, insert_call
-from kp_dynamo.graph.nodes import calls
+from kp_dynamo.graph.nodes import calls, is_tangent
 from kp_dynamo.graph.op_tables import BIASES, LINEAR_ACTS, MATMULS, VIEWS
 from kp_dynamo.passes.base import PassReport
-from kp_dynamo.passes.precision.casts import ADDED, is_bfloat16, is_downcast, is_upcast
+from kp_dynamo.passes.precision.cast_nodes import ADDED, is_bfloat16, is_downcast, is_upcast
 from kp_dynamo.passes.precision.matmul_rules import ONE_PASS, has_float32_matmul
 
 aten, kp = torch.ops.aten, torch.ops.kp
@@ -76,8 +76,7 @@ def _cast_source(node: Any) -> fx.Node | None:
     while node.target in VIEWS or (node.meta.get(ADDED) and (is_downcast(node) or is_upcast(node))):
         is_rounded |= is_downcast(node)
         node = node.args[0]
-    is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents_")
-    return node if is_rounded and not is_tangent else None
+    return node if is_rounded and not is_tangent(node) else None
 
 
 def _is_activation(source: fx.Node | None) -> bool:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from kp_dynamo.graph.editing import insert_attribute, insert_call, replace_node
 from kp_dynamo.graph.nodes import calls
-from kp_dynamo.passes.base import PassReport
+from kp_dynamo.graph.op_tables import FILLS
+from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
+from kp_dynamo.passes.constants.generators import generator_of, is_uniform
+from kp_dynamo.passes.constants.ownership import COPIES, IDENTITIES, reading_problem, sharing_problem
 from kp_dynamo.passes.constants.scalar_forms import use_scalars
 from kp_dynamo.passes.constants.shape_sources import drop_shape_sources
 
 aten = torch.ops.aten
-
-COPIES = (aten.lift_fresh_copy.default, aten.lift_fresh.default)
-_NUMBERS = (aten.full.default, aten.scalar_tensor.default)
-IDENTITIES = (aten.alias.default, aten.detach.default)
 
 
 @dataclass(frozen=True)
@@ -63,42 +62,52 @@ class FoldConstants:
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         with torch.utils._python_dispatch._disable_current_modes():  # a fake mode rejects real tensors
             folding = _Folding(gm, self.max_cast_elements)
-            for node in list(gm.graph.nodes):
-                folding.visit(node)
-            rewritten = folding.rewritten + _drop_identities(gm.graph)
-            rewritten += drop_shape_sources(gm.graph) + use_scalars(gm.graph)
-        return PassReport(self.name, rewritten, tuple(folding.refused))
+            report = rewrite_each(self.name, list(gm.graph.nodes), folding.match, folding.fold)
+            others = _drop_identities(gm.graph) + drop_shape_sources(gm.graph) + use_scalars(gm.graph)
+        return replace(report, rewritten=report.rewritten + others)
+
+
+class _Match(NamedTuple):
+    """A node that computes a constant, and the op and arguments that generate the constant, if any do."""
+
+    node: fx.Node
+    value: torch.Tensor
+    generator: tuple[Any, tuple[Any, ...]] | None
 
 
 class _Folding:
-    """One walk over a graph that tracks the constant value of each visited node."""
+    """One walk over a graph, in order, that knows the constants before each node."""
 
     def __init__(self, gm: fx.GraphModule, max_cast_elements: int) -> None:
         self.gm, self.max_cast_elements = gm, max_cast_elements
         self.known: dict[fx.Node, torch.Tensor] = {}
-        self.rewritten = 0
-        self.refused: list[tuple[str, str]] = []
 
-    def visit(self, node: fx.Node) -> None:
+    def match(self, node: fx.Node) -> _Match | Refusal | None:
         if node.op == "get_attr":
-            self._learn(node)
-        elif node.target in _NUMBERS and _has_one_element(node):
+            return self._attribute_problem(node)
+        if node.target in FILLS and _has_one_element(node):
             self.known[node] = node.target(*node.args, **node.kwargs)
-        elif (value := self._constant(node)) is not None:
-            self._fold(node, value)
+            return None
+        value = self._constant(node)
+        if value is None or isinstance(value, Refusal):
+            return value
+        generator = generator_of(value)
+        problem = None if generator else sharing_problem(node)
+        return _Match(node, value, generator) if problem is None else Refusal(node, problem)
 
-    def _learn(self, node: fx.Node) -> None:
+    def _attribute_problem(self, node: fx.Node) -> Refusal | None:
+        """Remember the value of an attribute, or say why it is unknown."""
         value: Any = reduce(getattr, str(node.target).split("."), self.gm)
         if not isinstance(value, torch.Tensor):
-            return
-        problem = _unreadable(value)
+            return None
+        problem = reading_problem(value)
         if problem is None:
             self.known[node] = value
-        elif any(user.target in COPIES for user in node.users):
-            self.refused.append((node.name, problem))
+        is_copied = any(user.target in COPIES for user in node.users)
+        return Refusal(node, problem) if problem and is_copied else None
 
-    def _constant(self, node: fx.Node) -> torch.Tensor | None:
-        """The constant value of a copy, an alias or a cast of a constant."""
+    def _constant(self, node: fx.Node) -> torch.Tensor | Refusal | None:
+        """The constant value of a copy, an alias, a cast or a function of constants."""
         source = node.args[0] if node.op == "call_function" and node.args else None
         value = self.known.get(source) if isinstance(source, fx.Node) else None
         if value is None:
@@ -110,48 +119,36 @@ class _Folding:
         is_attribute = isinstance(source, fx.Node) and source.op == "get_attr"
         return value if is_attribute and node.target in COPIES + IDENTITIES else None
 
-    def _cast(self, node: fx.Node, value: torch.Tensor) -> torch.Tensor | None:
+    def _cast(self, node: fx.Node, value: torch.Tensor) -> torch.Tensor | Refusal:
         device = torch.device(node.kwargs.get("device") or "cpu")  # type: ignore[arg-type]
         if device.type != "cpu":
-            self.refused.append((node.name, f"moves the constant to {device}"))
-        elif value.numel() > self.max_cast_elements and not _is_uniform(value):
-            limit = f"Allowed: up to {self.max_cast_elements}"
-            self.refused.append((node.name, f"a cast of {value.numel()} elements. {limit}"))
-        else:
-            cast: torch.Tensor = aten._to_copy.default(value, **node.kwargs)
-            return cast
-        return None
+            return Refusal(node, f"moves the constant to {device}")
+        if value.numel() > self.max_cast_elements and not is_uniform(value):
+            return Refusal(node, f"a cast of {value.numel()} elements. Allowed: up to {self.max_cast_elements}")
+        cast: torch.Tensor = aten._to_copy.default(value, **node.kwargs)
+        return cast
 
     def _computed(self, node: fx.Node) -> torch.Tensor | None:
         values = [self.known.get(source) for source in node.all_input_nodes]
-        if any(v is None or v.numel() > 1 or not v.dtype.is_floating_point for v in values) or _sharing_problem(node):
+        if any(v is None or v.numel() > 1 or not v.dtype.is_floating_point for v in values) or sharing_problem(node):
             return None
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.known.__getitem__)
         result = node.target(*args, **kwargs)  # type: ignore[operator]
         return result if result.dtype.is_floating_point else None
 
-    def _fold(self, node: fx.Node, value: torch.Tensor) -> None:
-        if generator := _generator(value):
-            made = self._generated(node, value, *generator)
-        elif problem := _sharing_problem(node):
-            self.refused.append((node.name, problem))
-            return
-        elif node.target in COPIES + IDENTITIES:
-            made = node.args[0]  # type: ignore[assignment]  # the attribute itself
-        else:
-            made = self._attribute(node, value)
-        self.known[made] = value
+    def fold(self, found: _Match) -> None:
+        node = found.node
+        with self.gm.graph.inserting_before(node):
+            if found.generator:
+                target, args = found.generator
+                options = {"dtype": found.value.dtype, "device": torch.device("cpu"), "pin_memory": False}
+                made = insert_call(self.gm.graph, target, args, options, like=node, value=node.meta["val"])
+            elif node.target in COPIES + IDENTITIES:
+                made = node.args[0]  # type: ignore[assignment]  # the attribute itself
+            else:
+                made = insert_attribute(self.gm, f"{node.name}_constant", found.value, like=node)
+        self.known[made] = found.value
         replace_node(node, made)
-        self.rewritten += 1
-
-    def _generated(self, node: fx.Node, value: torch.Tensor, target: Any, args: tuple[Any, ...]) -> fx.Node:
-        options = {"dtype": value.dtype, "device": torch.device("cpu"), "pin_memory": False}
-        with self.gm.graph.inserting_before(node):
-            return insert_call(self.gm.graph, target, args, options, like=node, value=node.meta["val"])
-
-    def _attribute(self, node: fx.Node, value: torch.Tensor) -> fx.Node:
-        with self.gm.graph.inserting_before(node):
-            return insert_attribute(self.gm, f"{node.name}_constant", value, like=node)
 
 
 def _has_one_element(node: fx.Node) -> bool:
@@ -165,52 +162,6 @@ def _is_function(node: fx.Node) -> bool:
     is_pure = isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable and not target.is_view
     tags = target.tags if is_pure else ()  # type: ignore[union-attr]
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
-
-
-def _unreadable(value: torch.Tensor) -> str | None:
-    if isinstance(value, nn.Parameter):
-        return "a parameter, which its owner may change"
-    if type(value) is not torch.Tensor or value.layout != torch.strided or value.is_quantized:
-        return f"its value cannot be read: {type(value).__name__}, {value.layout}"
-    if value.device.type != "cpu":
-        return f"on {value.device}, not on the CPU"
-    return None
-
-
-def _is_uniform(value: torch.Tensor) -> bool:
-    """Whether all elements have the same bits."""
-    rows = value.reshape(-1, 1).contiguous().view(torch.uint8)
-    return value.numel() > 0 and torch.equal(rows, rows[:1].expand_as(rows))
-
-
-def _generator(value: torch.Tensor) -> tuple[Any, tuple[Any, ...]] | None:
-    """The op and arguments that generate this constant, or None."""
-    if _is_uniform(value):
-        return aten.full.default, (list(value.shape), value.reshape(-1)[0].item())
-    if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64) or value.numel() < 2:
-        return None
-    start, step = int(value[0]), int(value[1]) - int(value[0])
-    end = start + step * value.numel()
-    info = torch.iinfo(value.dtype)
-    is_counting = step != 0 and info.min <= end <= info.max
-    if is_counting and torch.equal(torch.arange(start, end, step, dtype=value.dtype), value):
-        return aten.arange.start_step, (start, end, step)
-    return None
-
-
-def _sharing_problem(node: fx.Node) -> str | None:
-    """Why a write could reach the constant that `node` copies, if the copy were removed, or None."""
-    for user in node.users:
-        if user.op == "output":
-            return "a result of the graph, which the caller may change"
-        target = user.target
-        if not isinstance(target, torch._ops.OpOverload):
-            return f"{user.name} may write to it"
-        if target._schema.is_mutable:
-            return f"{user.name} writes to it"
-        if (target.is_view or target in COPIES) and (problem := _sharing_problem(user)):
-            return problem
-    return None
 
 
 def _drop_identities(graph: fx.Graph) -> int:

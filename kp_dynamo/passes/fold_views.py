@@ -11,7 +11,7 @@ from torch import fx
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.graph.editing import FakeRuns, cast_to, erase_unused, insert_call
-from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.nodes import is_tangent, tensor_of
 from kp_dynamo.graph.op_tables import VIEWS_AND_CASTS
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.layout.axes import Axes, Dim, Dims, merged
@@ -123,7 +123,7 @@ def _contraction_of(matmul: fx.Node) -> Contraction | None:
     *addend, a, b = matmul.args
     bias: Any = addend[0] if addend else None
     is_plain = not matmul.kwargs and all(map(has_static_size, (a, b, matmul)))
-    if not is_plain or not matmul.meta["val"].is_floating_point() or any(map(_is_tangent, (a, b))):
+    if not is_plain or not matmul.meta["val"].is_floating_point() or any(map(_reads_tangent, (a, b))):
         return None
     if bias is not None and bias.meta["val"].dim() != 1:
         return None
@@ -163,10 +163,10 @@ def _is_narrow(dims: list[Dim], axes: Axes) -> bool:
     return axes.size_of(dims[-1]) < _LANES <= axes.size_of(dims[-2])
 
 
-def _is_tangent(node: Any) -> bool:
+def _reads_tangent(node: Any) -> bool:
     while node.target in VIEWS_AND_CASTS:
         node = node.args[0]
-    return node.op == "placeholder" and str(node.target).startswith("tangents_")
+    return is_tangent(node)
 
 
 def _may_change(found: Contraction) -> bool:

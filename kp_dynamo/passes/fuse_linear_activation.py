@@ -12,11 +12,12 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.editing import insert_call
-from kp_dynamo.graph.nodes import calls, forward_nodes
+from kp_dynamo.graph.nodes import calls, fake_of, forward_nodes
+from kp_dynamo.graph.op_tables import RESHAPES
 from kp_dynamo.ops.linear_act import fits
 from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
 from kp_dynamo.passes.linear.activations import activations_of, is_cast
-from kp_dynamo.passes.linear.pattern import LINEAR_MATMULS, VIEWS, Linear, fake, has_shape, linear_at, only_user
+from kp_dynamo.passes.linear.pattern import LINEAR_MATMULS, Linear, has_shape, linear_at, only_user
 
 aten = torch.ops.aten
 kp = torch.ops.kp
@@ -106,7 +107,7 @@ class Match:
 def _match(linear: Linear, forward: set[fx.Node]) -> Match | Refusal | None:
     """The largest activation that can be fused; a refusal says what is wrong with the largest one."""
     refusal = None
-    for root, name, between in activations_of(linear.value, forward, fake(linear.input).dtype):
+    for root, name, between in activations_of(linear.value, forward, fake_of(linear.input).dtype):
         match = Match(linear, name, root, frozenset(between) | set(linear.chain))
         problem = linear.problem or _conflict(match, forward)
         if problem is None:
@@ -142,20 +143,20 @@ def _extended(match: Match, forward: set[fx.Node]) -> Match:
 def _gate(user: fx.Node, match: Match) -> fx.Node | None:
     """The other operand of a multiplication with the activation, as [M, N]."""
     others = [other for other in user.args if other is not match.root]
-    shape = fake(match.root).shape
+    shape = fake_of(match.root).shape
     if user.target != aten.mul.Tensor or len(others) != 1 or not has_shape(others[0], tuple(shape)):
         return None
-    gate, size = others[0], tuple(fake(match.linear.chain[0]).shape)
-    if isinstance(gate, fx.Node) and gate.target in VIEWS and not has_shape(gate, size):
+    gate, size = others[0], tuple(fake_of(match.linear.chain[0]).shape)
+    if isinstance(gate, fx.Node) and gate.target in RESHAPES and not has_shape(gate, size):
         gate = gate.args[0]
-    is_gate = isinstance(gate, fx.Node) and has_shape(gate, size) and fits(fake(gate).dtype, match.linear.dtype)
+    is_gate = isinstance(gate, fx.Node) and has_shape(gate, size) and fits(fake_of(gate).dtype, match.linear.dtype)
     return gate if is_gate else None  # type: ignore[return-value]
 
 
 def _rewrite(graph: fx.Graph, match: Match) -> set[fx.Node]:
     """Insert the op and return the new nodes that the forward needs."""
     linear, before, is_saved = match.linear, match.linear.chain[0].prev, match.is_saved
-    dtype = fake(match.root).dtype
+    dtype = fake_of(match.root).dtype
     options = {"multiplier": match.multiplier, "out_dtype": dtype if dtype != linear.dtype else None}
     options = {key: value for key, value in options.items() if value is not None}
     arguments = (linear.input, linear.weight, linear.bias, match.activation)
@@ -181,7 +182,7 @@ def _rewrite(graph: fx.Graph, match: Match) -> set[fx.Node]:
 
 def _erase_unused(graph: fx.Graph, match: Match) -> None:
     replaced = match.inside | {match.root}
-    views = {source for node in replaced for source in node.all_input_nodes if source.target in VIEWS}  # the gate's
+    views = {source for node in replaced for source in node.all_input_nodes if source.target in RESHAPES}  # the gate's
     for node in sorted(replaced | views, reverse=True):
         if not node.users:
             graph.erase_node(node)
@@ -201,5 +202,5 @@ def _move_readers(node: fx.Node, pre: fx.Node, last: fx.Node) -> None:
 
 def _viewed(insert: Callable[..., fx.Node], node: fx.Node, chain: tuple[fx.Node, ...]) -> fx.Node:
     """`node`, [M, N], in the shape of the last view of `chain`."""
-    views = [view for view in chain if view.target in VIEWS]
+    views = [view for view in chain if view.target in RESHAPES]
     return insert(aten.view.default, (node, views[-1].args[1]), {}) if views else node

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from kp_dynamo.graph.nodes import backward_nodes, calls, tensor_of
 from kp_dynamo.graph.op_tables import VIEWS
 from kp_dynamo.passes.base import PassReport
-from kp_dynamo.passes.precision.casts import is_bfloat16, is_upcast
+from kp_dynamo.passes.precision.cast_nodes import is_bfloat16, is_upcast
 from kp_dynamo.passes.recompute.tags import tag
 
 _cast = torch.ops.aten._to_copy.default

@@ -13,7 +13,7 @@ from torch import fx
 
 from kp_dynamo.graph.editing import FakeRuns, cast_to, erase_unused, insert_call
 from kp_dynamo.graph.nodes import calls, forward_nodes, tensor_of
-from kp_dynamo.graph.op_tables import VIEWS
+from kp_dynamo.graph.op_tables import SOFTMAXES, VIEWS
 from kp_dynamo.ops.attention_args import AttentionArgs, BackwardArgs
 from kp_dynamo.ops.attention_forms import Scoring, compute_dtype
 from kp_dynamo.passes.attention.gradients import Gradients, gradients_of
@@ -28,8 +28,6 @@ aten, kp = torch.ops.aten, torch.ops.kp
 # XLA recomputes scores where it subtracts their maximum, and rounds them differently: at a scale of 1e9 by hundreds,
 # whose exponential is infinite. A factor of queries or keys rounds once.
 _MAX_FACTOR = 1e3
-
-_SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class RewriteAttention:
         def rewrite(found: _Match) -> None:
             _Rewriting(gm.graph, found.attention, self.block, runs).run(found.gradients)
 
-        softmaxes = (softmax for softmax in calls(gm.graph, *_SOFTMAXES) if softmax in forward)
+        softmaxes = (softmax for softmax in calls(gm.graph, *SOFTMAXES) if softmax in forward)
         return rewrite_each(self.name, softmaxes, match, rewrite)
 
 

@@ -26,7 +26,7 @@ from kp_dynamo.graph.editing import run_on_fakes
 from kp_dynamo.graph.module_paths import module_paths
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
-from kp_dynamo.passes.precision.casts import is_upcast
+from kp_dynamo.passes.precision.cast_nodes import is_upcast
 from kp_dynamo.passes.precision.keep_float32 import unknown_op_names
 from kp_dynamo.passes.precision.sensitive_ops import SENSITIVE, may_follow
 from tests.graphs import graph_text, trace_inference, trace_joint

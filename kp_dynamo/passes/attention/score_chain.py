@@ -9,12 +9,12 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.nodes import tensor_of
-from kp_dynamo.graph.op_tables import VIEWS_AND_CASTS
+from kp_dynamo.graph.op_tables import DIVISIONS, MULTIPLICATIONS, RESHAPES, VIEWS_AND_CASTS
 from kp_dynamo.passes.constants.values import constant_of, factor_of
 
 aten = torch.ops.aten
 
-_FACTORS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+_FACTORS = (*MULTIPLICATIONS, *DIVISIONS)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _batch_dims(node: fx.Node) -> tuple[Any, ...] | None:
         return tuple(sizes)
     while node.target in (aten.add.Tensor, *_FACTORS, aten._to_copy.default) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
-    given = node.args[1] if node.target in (aten.view.default, aten._unsafe_view.default) else None
+    given = node.args[1] if node.target in RESHAPES else None
     if not isinstance(given, (list, tuple)) or any(size == -1 for size in given if isinstance(size, int)):
         return None
     return tuple(given[:-2])

@@ -14,14 +14,13 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.op_tables import PERMUTATIONS, RESHAPES
 
 aten = torch.ops.aten
 
 _REGROUPINGS = (
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.default,
-    aten.squeeze.dim, aten.squeeze.dims,
+    *RESHAPES, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
 )  # fmt: skip
-_PERMUTATIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
 _WIDE_ENOUGH = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -38,7 +37,7 @@ def layout_problem(node: fx.Node, source: fx.Node, matmul: fx.Node) -> str | Non
     if node.target in _REGROUPINGS:
         is_kept = _are_equal(value.shape[-2:], scores.shape[-2:])
         return None if is_kept else f"{node.name} splits queries or keys, or merges them with another dimension"
-    if node.target in _PERMUTATIONS:
+    if node.target in PERMUTATIONS:
         return f"{node.name} permutes its queries or keys"
     return None if _are_equal(value.shape, before.shape) else f"{node.name} repeats its scores"
 

@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.editing import erase_unused, insert_call
-from kp_dynamo.graph.nodes import calls, tensor_of
+from kp_dynamo.graph.nodes import calls, fake_of, tensor_of
+from kp_dynamo.graph.op_tables import FILLS
 from kp_dynamo.passes.constants.values import constant_of
 
 aten = torch.ops.aten
@@ -38,7 +39,7 @@ def use_scalars(graph: fx.Graph) -> int:
     its dtype, and the result keeps its dtype (a 0-dim float64 promotes another 0-dim tensor, a number does not).
     """
     rewritten = 0
-    for constant in calls(graph, aten.full.default, aten.scalar_tensor.default):
+    for constant in calls(graph, *FILLS):
         number = _number(constant)
         if number is not None:
             users = [user for user in list(constant.users) if _use_scalar(user, constant, number)]
@@ -60,11 +61,11 @@ def _use_scalar(user: fx.Node, constant: fx.Node, number: int | float) -> bool:
     """Replace `user` by a call that takes the number; False if the result would differ."""
     call = _scalar_call(user, constant, number)
     other, wanted = tensor_of(call[1][0]) if call else None, tensor_of(user)
-    if call is None or other is None or wanted is None or not _is_exact(number, _fake(constant).dtype, other.dtype):
+    if call is None or other is None or wanted is None or not _is_exact(number, fake_of(constant).dtype, other.dtype):
         return False
     with user.graph.inserting_before(user):
         made = insert_call(user.graph, *call, user.kwargs, like=user)
-    if _fake(made).dtype != wanted.dtype:
+    if fake_of(made).dtype != wanted.dtype:
         user.graph.erase_node(made)
         return False
     user.replace_all_uses_with(made)
@@ -83,9 +84,3 @@ def _scalar_call(user: fx.Node, constant: fx.Node, number: int | float) -> tuple
 def _is_exact(number: int | float, dtype: torch.dtype, other: torch.dtype) -> bool:
     is_same_kind = dtype.is_floating_point == other.is_floating_point and not other.is_complex and other != torch.bool
     return is_same_kind and torch.tensor(number, dtype=dtype).to(other).item() == number
-
-
-def _fake(node: fx.Node) -> torch.Tensor:
-    value = tensor_of(node)
-    assert value is not None, f"{node} is a tensor"
-    return value

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.op_tables import DIVISIONS, MULTIPLICATIONS
 
 aten = torch.ops.aten
 
@@ -29,8 +30,6 @@ _VALUES: dict[Any, Number] = {
     aten.zeros.default: 0, aten.zeros_like.default: 0, aten.new_zeros.default: 0,
     aten.ones.default: 1, aten.ones_like.default: 1, aten.new_ones.default: 1,
 }  # fmt: skip
-_MULTIPLICATIONS = (aten.mul.Tensor, aten.mul.Scalar)
-_DIVISIONS = (aten.div.Tensor, aten.div.Scalar)
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def constant_of(argument: object) -> Constant | None:
 
 def factor_of(node: fx.Node) -> float | None:
     """The one number that a node multiplies its first operand by; None for other nodes, and for 0, inf and NaN."""
-    if node.target not in _MULTIPLICATIONS + _DIVISIONS or len(node.args) != 2 or node.kwargs:
+    if node.target not in MULTIPLICATIONS + DIVISIONS or len(node.args) != 2 or node.kwargs:
         return None
     constant = constant_of(node.args[1])
     if constant is None or not constant.is_real or not _is_as_large(node, node.args[0]):
@@ -84,7 +83,7 @@ def factor_of(node: fx.Node) -> float | None:
     number = float(constant.value)  # type: ignore[arg-type]  # it is real
     if number == 0 or not math.isfinite(number):
         return None
-    return 1 / number if node.target in _DIVISIONS else number
+    return 1 / number if node.target in DIVISIONS else number
 
 
 def _created_from(node: fx.Node) -> object:

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.graph.editing import insert_call, replace_node
-from kp_dynamo.graph.nodes import calls
+from kp_dynamo.graph.nodes import calls, is_tangent
 from kp_dynamo.graph.source_lines import user_line
 from kp_dynamo.graph.view_chain import base_of
 
@@ -128,7 +128,7 @@ def _place(node: fx.Node, base: fx.Node, size: Any, stride: Any, offset: Any) ->
 
 
 def _is_input(base: fx.Node) -> bool:
-    return base.op == "placeholder" and "tangents" not in str(base.target)
+    return base.op == "placeholder" and not is_tangent(base)
 
 
 def _has_same_layout(value: torch.Tensor, argument: torch.Tensor) -> bool:

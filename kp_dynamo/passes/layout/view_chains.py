@@ -9,14 +9,13 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.op_tables import PERMUTATIONS, RESHAPES
 from kp_dynamo.passes.layout.axes import Axes, Dims
-from kp_dynamo.passes.precision.casts import is_upcast
+from kp_dynamo.passes.precision.cast_nodes import is_upcast
 
 aten = torch.ops.aten
 
-_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 _COPIES = (aten.clone.default, aten.alias.default, aten.detach.default)
-_PERMUTATIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,10 @@ def source_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
         source: Any = node.args[0] if node.args else None
         if is_upcast(node):
             upcasts.insert(0, node)
-        elif node.target in _PERMUTATIONS:
+        elif node.target in PERMUTATIONS:
             order = _order(node)
             dims = tuple(dims[order.index(dim)] for dim in range(len(order)))
-        elif node.target in _VIEWS and has_static_size(source):
+        elif node.target in RESHAPES and has_static_size(source):
             before = axes.viewed(dims, source.meta["val"].shape)
             if before is None:
                 break
@@ -64,9 +63,9 @@ def destination_of(node: fx.Node, dims: Dims, axes: Axes) -> End:
             break
         if is_upcast(user):
             upcasts.append(user)
-        elif user.target in _PERMUTATIONS:
+        elif user.target in PERMUTATIONS:
             dims = tuple(dims[dim] for dim in _order(user))
-        elif user.target in _VIEWS and has_static_size(user):
+        elif user.target in RESHAPES and has_static_size(user):
             after = axes.viewed(dims, user.meta["val"].shape)
             if after is None:
                 break

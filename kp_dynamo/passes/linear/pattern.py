@@ -8,13 +8,13 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.nodes import fake_of, tensor_of
+from kp_dynamo.graph.op_tables import RESHAPES
 from kp_dynamo.passes.linear.activations import is_cast
 
 aten = torch.ops.aten
 
 LINEAR_MATMULS = (aten.mm.default, aten.addmm.default)
-VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Linear:
 
     @property
     def dtype(self) -> torch.dtype:
-        return fake(self.input).dtype
+        return fake_of(self.input).dtype
 
 
 def linear_at(matmul: fx.Node, forward: set[fx.Node]) -> Linear:
@@ -60,7 +60,7 @@ def linear_at(matmul: fx.Node, forward: set[fx.Node]) -> Linear:
         if added is not None:
             bias, biased = added, user
             problem = problem or _mixed(matmul, added)
-        elif user.target not in VIEWS and not is_cast(user, fake(matmul).dtype):
+        elif user.target not in RESHAPES and not is_cast(user, fake_of(matmul).dtype):
             break
         chain.append(user)
     return Linear(first, second, bias, biased, tuple(chain), problem)  # type: ignore[arg-type]
@@ -80,25 +80,20 @@ def has_shape(node: object, shape: tuple[int | torch.SymInt, ...]) -> bool:
     return all(statically_known_true(a == b) for a, b in zip(value.shape, shape, strict=True))
 
 
-def fake(node: fx.Node) -> torch.Tensor:
-    value = tensor_of(node)
-    assert value is not None, f"{node} is a tensor"
-    return value
-
-
 def _bias_added(user: fx.Node, value: fx.Node, matmul: fx.Node) -> fx.Node | None:
-    columns = fake(matmul).shape[-1]
-    is_same_dtype = fake(value).dtype == fake(matmul).dtype  # a bias after a cast would be rounded with the matmul
+    columns = fake_of(matmul).shape[-1]
+    # A bias after a cast would be rounded with the matmul.
+    is_same_dtype = fake_of(value).dtype == fake_of(matmul).dtype
     if user.target != aten.add.Tensor or user.kwargs or not is_same_dtype:
         return None
-    if not has_shape(value, (*fake(value).shape[:-1], columns)):
+    if not has_shape(value, (*fake_of(value).shape[:-1], columns)):
         return None
     others = [other for other in user.args if other is not value and has_shape(other, (columns,))]
     return others[0] if len(others) == 1 else None  # type: ignore[return-value]
 
 
 def _problem(matmul: fx.Node, addend: object) -> str | None:
-    value = fake(matmul)
+    value = fake_of(matmul)
     if not value.dtype.is_floating_point:
         return f"{value.dtype} is not a real floating-point dtype"
     if any(scale != 1 for scale in matmul.kwargs.values()):
@@ -109,5 +104,5 @@ def _problem(matmul: fx.Node, addend: object) -> str | None:
 
 
 def _mixed(matmul: fx.Node, bias: fx.Node) -> str | None:
-    dtypes = fake(matmul).dtype, fake(bias).dtype
+    dtypes = fake_of(matmul).dtype, fake_of(bias).dtype
     return f"mixed dtypes: matmul {dtypes[0]}, bias {dtypes[1]}" if dtypes[0] != dtypes[1] else None

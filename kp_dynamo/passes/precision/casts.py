@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,43 +13,9 @@ from torch._prims_common import is_non_overlapping_and_dense
 from kp_dynamo.graph.editing import FakeRuns, insert_call
 from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.graph.op_tables import PARTS, VIEWS, users_through
-from kp_dynamo.passes.constants.values import factor_of
+from kp_dynamo.passes.precision.cast_nodes import ADDED, is_bfloat16, is_downcast, is_float32, is_upcast, origins
 
 aten = torch.ops.aten
-
-ADDED = "added_by_cast_bf16"
-"""Key in the meta of a cast that the pass added."""
-
-
-def is_float32(node: object) -> bool:
-    value = tensor_of(node)
-    return value is not None and value.dtype == torch.float32
-
-
-def is_bfloat16(node: object) -> bool:
-    value = tensor_of(node)
-    return value is not None and value.dtype == torch.bfloat16
-
-
-def is_downcast(node: fx.Node) -> bool:
-    """Whether `node` is a cast from float32 to bfloat16 and nothing else."""
-    return _is_plain_cast(node) and is_float32(node.args[0]) and is_bfloat16(node)
-
-
-def is_upcast(node: fx.Node) -> bool:
-    """Whether `node` is a cast from bfloat16 to float32 and nothing else."""
-    return _is_plain_cast(node) and is_bfloat16(node.args[0]) and is_float32(node)
-
-
-def origins(node: fx.Node) -> Iterator[fx.Node]:
-    """The values that `node` is views, slices and concatenations of."""
-    # Other sources are symbolic sizes, or multi-output ops that getitem reads.
-    sources = [s for s in node.all_input_nodes if tensor_of(s) is not None or s.target in VIEWS + PARTS]
-    if node.target not in VIEWS + PARTS or not sources:
-        yield node
-        return
-    for source in sources:
-        yield from origins(source)
 
 
 class Casts:
@@ -69,7 +34,6 @@ class Casts:
         self._wide: dict[fx.Node, fx.Node] = {}  # bfloat16 node -> its upcast
         self._exact: set[fx.Node] = set()  # upcasts
         self._produced: set[fx.Node] = set()  # upcasts of results that this pass put into bfloat16
-        self._unscaled: dict[fx.Node, fx.Node] = {}  # view of a scaled value -> that view, unscaled, in bf16
 
     def register_cast(self, node: fx.Node) -> None:
         """Record a cast of the graph, or make its users read an existing value instead.
@@ -104,20 +68,6 @@ class Casts:
             self._narrow[node] = self._narrowed(node, before)
         return self._narrow[node]
 
-    def unscaled(self, node: fx.Node, before: fx.Node) -> tuple[fx.Node, float]:
-        """The bfloat16 form of a float32 node without its scale, and the scale.
-
-        The scale is 1 except for views of an exact value times a number that is not a power of two: casting the scaled
-        value would round once more.
-        """
-        scaling = node
-        while scaling.target in VIEWS:
-            scaling = scaling.args[0]  # type: ignore[assignment]  # the first argument of a view is a tensor
-        factor = _factor(scaling)
-        if factor == 1 or not self.is_exact(scaling.args[0]) or _is_broadcast(scaling.args[0]):  # type: ignore[arg-type]
-            return self.narrow(node, before), 1.0
-        return self._unscaled_views(node, scaling, before), factor
-
     def upcast(self, narrow: fx.Node, before: fx.Node) -> fx.Node:
         """The float32 form of a bfloat16 node."""
         if narrow not in self._wide:
@@ -144,17 +94,6 @@ class Casts:
                 self.narrow_result(user)
         return node
 
-    def _unscaled_views(self, node: fx.Node, scaling: fx.Node, before: fx.Node) -> fx.Node:
-        """The views from `scaling` to `node`, applied to the bfloat16 form of the unscaled value."""
-        if node is scaling:
-            return self.narrow(scaling.args[0], before)  # type: ignore[arg-type]
-        if node not in self._unscaled:
-            source = self._unscaled_views(node.args[0], scaling, before)  # type: ignore[arg-type]
-            with self.graph.inserting_before(before):
-                args = (source, *node.args[1:])
-                self._unscaled[node] = self._insert(node.target, args, node.kwargs, like=node)
-        return self._unscaled[node]
-
     def _narrowed(self, node: fx.Node, before: fx.Node) -> fx.Node:
         if not self._casts_commute(node):
             with self.graph.inserting_before(before):
@@ -162,7 +101,7 @@ class Casts:
         sources = {source: self.narrow(source, before) for source in node.all_input_nodes if _is_data(source)}
         args = fx.map_arg(node.args, lambda source: sources.get(source, source))
         with self.graph.inserting_before(before):
-            return self._insert(node.target, args, node.kwargs, like=node)
+            return self.insert(node.target, args, node.kwargs, like=node)
 
     def _casts_commute(self, node: fx.Node) -> bool:
         """Whether a cast can move before `node` at no extra cost."""
@@ -173,11 +112,12 @@ class Casts:
         return source is None or source.is_contiguous() or self.is_exact(node) or is_non_overlapping_and_dense(source)
 
     def _cast(self, node: fx.Node, dtype: torch.dtype, like: fx.Node) -> fx.Node:
-        cast = self._insert(aten._to_copy.default, (node,), {"dtype": dtype}, like=like)
+        cast = self.insert(aten._to_copy.default, (node,), {"dtype": dtype}, like=like)
         cast.meta[ADDED] = True
         return cast
 
-    def _insert(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, like: fx.Node) -> fx.Node:
+    def insert(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, like: fx.Node) -> fx.Node:
+        """A call at the graph's insertion point; equal calls share one run on fake tensors."""
         return insert_call(self.graph, target, args, kwargs, like=like, runs=self._runs)
 
     def _record_upcast(self, narrow: fx.Node, wide: fx.Node) -> None:
@@ -186,27 +126,5 @@ class Casts:
         self._exact.add(wide)
 
 
-def _is_broadcast(node: object) -> bool:
-    """Whether the tensor is expanded (stride 0); scaling materializes it, so the two admit different views."""
-    value = tensor_of(node)
-    return value is None or any(stride == 0 for stride in value.stride())
-
-
-def _factor(node: fx.Node) -> float:
-    """The factor of a node's first operand, or 1; powers of two count as 1, because they are exact in any dtype."""
-    factor = factor_of(node)
-    return 1.0 if factor is None or abs(math.frexp(factor)[0]) == 0.5 else factor
-
-
 def _is_data(node: fx.Node) -> bool:
     return is_float32(node) or node.target in VIEWS + PARTS
-
-
-def _is_plain_cast(node: fx.Node) -> bool:
-    if node.target is not aten._to_copy.default:
-        return False
-    plain: dict[str, tuple[Any, ...]] = {
-        "layout": (None, torch.strided), "device": (None, torch.device("cpu")), "pin_memory": (None, False),
-        "non_blocking": (None, False), "memory_format": (None, torch.preserve_format),
-    }  # fmt: skip
-    return all(key == "dtype" or value in plain[key] for key, value in node.kwargs.items())

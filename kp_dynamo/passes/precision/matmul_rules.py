@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.nodes import backward_nodes, calls, tensor_of
-from kp_dynamo.graph.op_tables import LINEAR_ACTS, MATMULS, PARTS, VIEWS, op_name, users_through
-from kp_dynamo.passes.precision.casts import is_bfloat16, is_float32, is_upcast, origins
+from kp_dynamo.graph.op_tables import FILLS, LINEAR_ACTS, MATMULS, PARTS, PERMUTATIONS, VIEWS, op_name, users_through
+from kp_dynamo.passes.precision.cast_nodes import is_bfloat16, is_float32, is_upcast, origins
 from kp_dynamo.passes.precision.sensitive_ops import ANGLES, EXPONENTIALS
 
 aten = torch.ops.aten
@@ -27,7 +27,6 @@ _COUNTING = (
     *_ADDITIONS, aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
     aten.div.Scalar, aten.neg.default, aten._to_copy.default, aten.stack.default,
 )  # fmt: skip
-_CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 
 
 ONE_PASS = "one_pass"
@@ -145,7 +144,7 @@ def _is_linear(matmul: fx.Node) -> bool:
     weight = matmul.args[MATMULS[matmul.target][1]]
     assert isinstance(weight, fx.Node), "a matmul of tensors"
     origin = next(origins(weight))
-    is_transposed = weight.target in (aten.t.default, aten.transpose.int, aten.permute.default)
+    is_transposed = weight.target in PERMUTATIONS
     return _is_input(origin) and (is_transposed or _adds_bias(matmul))
 
 
@@ -161,7 +160,7 @@ def _is_input(node: fx.Node) -> bool:
 def _is_counted(node: fx.Node, counted: set[fx.Node]) -> bool:
     if op_name(node.target) == "arange":
         return True
-    sources = [s for s in node.all_input_nodes if tensor_of(s) is not None and s.target not in _CONSTANTS]
+    sources = [s for s in node.all_input_nodes if tensor_of(s) is not None and s.target not in FILLS]
     is_arithmetic = node.target in _COUNTING + VIEWS + PARTS
     return is_arithmetic and bool(sources) and all(s in counted or _is_integer(s) for s in sources)
 

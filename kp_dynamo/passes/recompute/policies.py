@@ -11,14 +11,12 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.nodes import tensor_of
-from kp_dynamo.graph.op_tables import MATMULS, VIEWS_AND_CASTS
+from kp_dynamo.graph.op_tables import MATMULS, SOFTMAXES, VIEWS_AND_CASTS
 from kp_dynamo.graph.random_results import is_random
 from kp_dynamo.graph.saved_values import ForwardPart, flops_of
 from kp_dynamo.graph.sizes import node_bytes
 
 aten = torch.ops.aten
-
-_SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
 
 
 def attention_scores(nodes: list[fx.Node]) -> list[fx.Node]:
@@ -28,7 +26,7 @@ def attention_scores(nodes: list[fx.Node]) -> list[fx.Node]:
     masks computed from them, are left out.
     """
     forward, found = set(nodes), set[fx.Node]()
-    for softmax in (n for n in nodes if n.target in _SOFTMAXES):
+    for softmax in (n for n in nodes if n.target in SOFTMAXES):
         before = _same_size_values(softmax, lambda n: [s for s in n.all_input_nodes if s in forward])
         after = _same_size_values(softmax, lambda n: [u for u in n.users if u in forward])
         # The second matmul has another size, unless S is the width of a head.
