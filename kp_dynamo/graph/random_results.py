@@ -15,6 +15,9 @@ def save_random_results(graph: fx.Graph) -> bool:
 
     The partitioner would recompute them under `activation_memory_budget` < 1 and inside `torch.utils.checkpoint`.
 
+    This is no pass: it belongs to a call of the partitioner, for a program or for an estimate, and no option may
+    disable it. It changes no node, only the partitioner's tags.
+
     Returns:
         Whether there are any.
     """

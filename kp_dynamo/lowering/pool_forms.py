@@ -90,11 +90,12 @@ def _avg_pool(op: Any, dims: int) -> Callable[..., Any]:
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> Any:  # fmt: skip
         size, step, pad = (_of_each(v, dims) for v in (kernel, stride or kernel, padding))
-        if divisor_override not in (None, 1) or ceil_mode or (any(pad) and not count_include_pad) or not x.numel():
+        if ceil_mode or (any(pad) and not count_include_pad) or not x.numel():
             return op(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
         padded = F.pad(x, [p for one in reversed(pad) for p in (one, one)]) if any(pad) else x
         sums = window_sums(padded, size, step)
-        return sums if divisor_override == 1 else divided(sums, math.prod(size))
+        divisor = math.prod(size) if divisor_override is None else divisor_override
+        return sums if divisor == 1 else divided(sums, divisor)
 
     return form
 

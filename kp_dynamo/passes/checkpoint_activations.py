@@ -27,7 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from kp_dynamo.graph.nodes import backward_nodes
 from kp_dynamo.graph.saved_values import ForwardPart, saved_by_min_cut
 from kp_dynamo.graph.sizes import node_bytes
-from kp_dynamo.passes.base import PassReport
+from kp_dynamo.passes.base import PassReport, Refusal, reported
 from kp_dynamo.passes.recompute.budget import Budget, fitted
 from kp_dynamo.passes.recompute.policies import (
     Step,
@@ -68,7 +68,7 @@ class CheckpointBlocks:
         ends = residual_sums(part.nodes)
         if not ends:
             reason = "no sum x + f(x) ends a block. Try: a share of 0 to 1 of the activations to keep"
-            return PassReport(self.name, 0, (("output", reason),))
+            return PassReport(self.name, 0, reported([Refusal(gm.graph.output_node(), reason)]))
         part.saved = dict.fromkeys([*ends, *(n for n in part.nodes if depends_on_rng(n))])
         note = f"saves the sums at the ends of {len(ends)} blocks, {sum(map(node_bytes, ends)) / _MIB:.1f} MiB"
         return PassReport(self.name, tag_all(part), notes=(note,))

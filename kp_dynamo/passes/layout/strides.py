@@ -22,6 +22,9 @@ def keep_strides(graph: fx.Graph, before: list[torch.Tensor | None]) -> None:
     """Restore the strides that outputs had before the passes ran: those of eager, which callers see.
 
     A program has no strides. A result gets its strides when it is copied to the host.
+
+    This is no pass: it compares the graph after all passes, the user's included, with the graph before them, and no
+    option may disable it. It changes no node, only what a node says of its strides.
     """
     for node, value in zip(_results(graph), before, strict=True):
         now = tensor_of(node)

@@ -14,6 +14,9 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
+
+from kp_dynamo.passes.base import Refusal
 
 Size = int | torch.SymInt
 Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
@@ -22,7 +25,20 @@ Dims = tuple[Atoms, ...]
 
 
 class Refused(Exception):
-    """No rule makes this node correct at a padded size; the message names the missing rule."""
+    """No rule makes a call correct at a padded size; the reason names the missing rule.
+
+    Ends a retrace. A rule does not know its node: the interpreter adds it. `MaskPadding` catches the exception and
+    reports its `refusal`.
+    """
+
+    def __init__(self, reason: str, node: fx.Node | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.node = reason, node
+
+    @property
+    def refusal(self) -> Refusal:
+        assert self.node is not None, "it has left the interpreter, which adds the node"
+        return Refusal(self.node, self.reason)
 
 
 @dataclass(frozen=True)

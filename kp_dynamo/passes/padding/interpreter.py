@@ -46,14 +46,6 @@ from kp_dynamo.passes.padding.rules import RULES, elementwise, is_elementwise
 aten = torch.ops.aten
 
 
-class RefusedNode(Exception):
-    """A node that no rule makes correct: the node, and the missing rule."""
-
-    def __init__(self, node: fx.Node, reason: str) -> None:
-        super().__init__(f"{node.name} = {node.target}: {reason}")
-        self.node, self.reason = node, reason
-
-
 class PaddingInterpreter(fx.Interpreter):
     """Runs a graph on `Padded` values.
 
@@ -71,12 +63,10 @@ class PaddingInterpreter(fx.Interpreter):
             with fx.traceback.set_current_meta(n):
                 return self._run(n)
         except Refused as refused:
-            raise RefusedNode(n, str(refused)) from None
-        except RefusedNode:
-            raise
+            raise Refused(refused.reason, n) from None
         except Exception as error:  # a rule, a decomposition, or torch's own tracing of them
             text = (str(error).splitlines() or [""])[0]
-            raise RefusedNode(n, f"tracing at padded sizes failed: {type(error).__name__}: {text}") from error
+            raise Refused(f"tracing at padded sizes failed: {type(error).__name__}: {text}", n) from error
 
     def _run(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
@@ -139,8 +129,9 @@ class PaddingInterpreter(fx.Interpreter):
             raise Refused("no rule supports this operator along a padded dimension")
         try:
             return PaddingInterpreter(inner, self._masks).run(*operands, enable_io_processing=False)
-        except RefusedNode as refused:
-            raise Refused(f"in its decomposition, {refused.node.target}: {refused.reason}") from None
+        except Refused as refused:
+            found = refused.refusal
+            raise Refused(f"in its decomposition, {found.node.target}: {found.reason}") from None
 
     def _checked(self, node: fx.Node, result: Any) -> Any:
         """`result`, if its shapes match the node's; a size that does not scale with the length is refused."""

@@ -11,7 +11,7 @@ from kp_dynamo.graph.nodes import primal_inputs
 from kp_dynamo.graph.peak_memory import code_bytes, peak_memory
 from kp_dynamo.graph.saved_values import ForwardPart, partitioned, saved_by_min_cut
 from kp_dynamo.graph.sizes import node_bytes
-from kp_dynamo.passes.base import PassReport
+from kp_dynamo.passes.base import PassReport, Refusal, reported
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.recompute.policies import Step, cheapest_first, residual_sums
 from kp_dynamo.passes.recompute.tags import tag_recompute, untag
@@ -70,8 +70,8 @@ def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
         f"{attempt.freed_bytes / _MIB:.1f} MiB are recomputed, {attempt.flops / 1e9:.2f} GFLOP: by estimate "
         f"{before / _MIB:.1f} -> {least / _MIB:.1f} MiB, {given}"
     )
-    refused = (("output", f"does not fit: {note}"),) if least > room else ()
-    return PassReport(name, attempt.num_tagged, refused, (note,))
+    refused = [Refusal(gm.graph.output_node(), f"does not fit: {note}")] if least > room else []
+    return PassReport(name, attempt.num_tagged, reported(refused), (note,))
 
 
 def _rounded_up_gb(num_bytes: float) -> float:
