@@ -11,13 +11,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.autograd.eager_rules import (
-    EagerRules,
-    after_function,
-    has_free_strides,
-    may_call_operator_with_rule,
-    same_strides,
-)
+from kp_dynamo.autograd.eager_rules import EagerRules, after_function, may_call_operator_with_rule
+from kp_dynamo.autograd.memory_formats import has_free_strides, same_strides
 from kp_dynamo.graph.nodes import EAGER_STRIDES
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,65 @@
+"""Memory formats and strides of tensors, as ATen chooses and compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._prims_common import make_contiguous_strides_for
+from torch.utils import _pytree as pytree
+
+
+def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+    """ATen's `suggest_memory_format` of a tensor."""
+    order = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}.get(tensor.dim())
+    if order is None or not _is_like(tensor, order):
+        return torch.contiguous_format
+    return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+
+
+def _is_like(tensor: torch.Tensor, order: Sequence[int]) -> bool:
+    """`is_channels_last_strides_2d_s4` and `_3d_s5` of c10/core/MemoryFormat.h."""
+    least: Any = 0
+    steps = tensor.stride()
+    if steps[1] == 0:
+        return False
+    for d in order:
+        if tensor.shape[d] == 0 or steps[d] < least or (d == 0 and least == steps[1]):
+            return False
+        least = steps[d] * tensor.shape[d] if tensor.shape[d] > 1 else steps[d]
+    return True
+
+
+def empty_in_format(like: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """An empty tensor of the shape and dtype of `like`."""
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
+
+
+def empty_in_order(like: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """An empty tensor of the shape and dtype of `like`, with the dimensions in memory in `order`, outermost first."""
+    return torch.empty_permuted(like.shape, list(order), dtype=like.dtype, device=like.device)
+
+
+def has_free_strides(value: Any) -> bool:
+    """Whether a contiguous tensor has strides, in dimensions of one element, that a new tensor would not have.
+
+    Only for static sizes, because symbolic ones would add guards.
+    """
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    if not all(isinstance(n, int) for n in (*value.shape, *value.stride())) or 1 not in value.shape:
+        return False
+    return value.is_contiguous() and value.stride() != make_contiguous_strides_for(value.shape)
+
+
+def same_strides(one: Any, other: Any) -> bool:
+    """Whether the tensors in two values have the same strides, compared as text."""
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
+    return all(_strides_text(a) == _strides_text(b) for a, b in pairs)
+
+
+def _strides_text(value: Any) -> str:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return ""
+    return f"{value.stride()} {value.storage_offset()}"
