@@ -6,30 +6,35 @@ decompositions, and torch_xla's own autograd kernels are never used. Only the lo
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import fx
 from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kp_dynamo.autograd.argument_overlap import overlap_check
 from kp_dynamo.autograd.calls import as_called
 from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.autograd.eager_strides import record_eager_strides
 from kp_dynamo.autograd.result_aliases import ResultAliases
+from kp_dynamo.autograd.tracing_settings import (
+    disable_backward_donation,
+    overwritten_inputs,
+    traced_metadata,
+    tracing_settings,
+)
 from kp_dynamo.autograd.undefined_gradients import UndefinedGradients
 from kp_dynamo.autograd.whole_memory import with_whole_memory
 from kp_dynamo.graph.random_results import save_random_results
 
-# (graph, number of results that the user sees, name of the graph, see `_overwritten`) -> compiled callable.
+# At 0, torch 2.9 recomputes everything, even values tagged to be saved; just above 0, it respects the tags.
+_LEAST_BUDGET = 1e-9
+
+# (graph, number of results that the user sees, name of the graph, see `overwritten_inputs`) -> compiled callable.
 CompileGraph = Callable[[fx.GraphModule, int, str, tuple[int | None, ...]], Callable[[list[Any]], list[Any]]]
 
 
@@ -52,7 +57,7 @@ class GraphStages:
 def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphStages) -> Callable[..., Any]:
     """Trace `gm` with AOTAutograd and compile the graphs; the callable has the signature of `gm`."""
     tracing = _Tracing(stages, gm, len(inputs))
-    with _tracing_settings():
+    with tracing_settings():
         run = aot_autograd.aot_module_simplified(
             gm,
             list(inputs),
@@ -90,11 +95,10 @@ class _Tracing:
         self.undefined: UndefinedGradients | None = None
 
     def partition(self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
-        self.undefined = UndefinedGradients(joint, _metadata(), num_fwd_outputs, self._captured.graph)
+        self.undefined = UndefinedGradients(joint, traced_metadata(), num_fwd_outputs, self._captured.graph)
         self._remove_aliases(joint, num_fwd_outputs)
         self._stages.transform(joint, "joint", self.aliases)
         budget = functorch_config.activation_memory_budget
-        # At 0, torch 2.9 recomputes everything, even values tagged to be saved; just above 0, it respects the tags.
         least = _LEAST_BUDGET if save_random_results(joint.graph) else 0.0
         with functorch_config.patch(activation_memory_budget=max(budget, least)):
             forward, backward = min_cut_rematerialization_partition(
@@ -104,7 +108,7 @@ class _Tracing:
         return forward, backward
 
     def compile_forward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        _disable_backward_donation()
+        disable_backward_donation()
         return self._compiled(gm, self._num_returned, "forward")
 
     def compile_backward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -118,92 +122,20 @@ class _Tracing:
         return self._compiled(gm, _num_results(gm), "inference")
 
     def _remove_aliases(self, graph: fx.GraphModule, num_results: int) -> None:
-        self._num_returned, self.metadata = num_results, _metadata()
+        self._num_returned, self.metadata = num_results, traced_metadata()
         self.aliases = ResultAliases(graph, self.metadata, num_results)
 
     def _compiled(self, gm: fx.GraphModule, num_results: int, name: str) -> Callable[[list[Any]], list[Any]]:
-        eager, overwritten = self._stages.eager, _overwritten()
+        eager, overwritten = self._stages.eager, overwritten_inputs()
         record_eager_strides(gm, self.metadata, eager, self.aliases.bases_in(eager))
         run = self._stages.compile(gm, num_results, name, overwritten)
         is_merged = self.metadata is not None and len(self.metadata.input_info) != self._num_inputs
         return self.aliases.around(_boxed(with_whole_memory(run, gm, overwritten)) if is_merged else run)
 
 
-def _metadata() -> Any:
-    """AOTAutograd's metadata of the graph it is tracing: its mutated inputs and the aliases among its results."""
-    context = torch._guards.TracingContext.try_get()
-    return context.fw_metadata if context is not None else None
-
-
-_LEAST_BUDGET = 1e-9
-
-
-def _disable_backward_donation() -> None:
-    """Make AOTAutograd donate no saved tensor to the backward: otherwise torch forbids retain_graph=True."""
-    if (metadata := _metadata()) is not None:
-        metadata.bw_donated_idxs = []
-
-
-def _overwritten() -> tuple[int | None, ...]:
-    """The inputs that AOTAutograd overwrites with the first results; None for a result it handles differently."""
-    meta = _metadata()
-    if meta is None:
-        return ()
-    infos = ((i, meta.input_info[i]) for i in meta.mutated_inp_runtime_indices)
-    return tuple(
-        i if info.mutates_data and not info.mutates_metadata and not info.mutates_storage_metadata else None
-        for i, info in infos
-    )
-
-
 def _boxed(run: Any) -> Any:
     run._boxed_call = True
     return run
-
-
-@contextlib.contextmanager
-def _tracing_settings() -> Iterator[None]:
-    with (
-        _backward_with_forward(),
-        _metadata_before_partition(),
-        # The math form is differentiated op by op; the CPU's fused kernels cannot be lowered to XLA.
-        sdpa_kernel(SDPBackend.MATH),
-        _without_mkldnn(),
-    ):
-        yield
-
-
-def _backward_with_forward() -> contextlib.AbstractContextManager[Any]:
-    """Compile the backward with the forward: under Dynamo's lock, so that its errors appear at compile time.
-
-    torch 2.9 has the option, but only its export path sets it. If the first backward call compiled it, two threads
-    that train concurrently would fail in torch's own metrics.
-    """
-    prepare = partial(aot_autograd.prepare_aot_module_simplified, force_non_lazy_backward_lowering=True)
-    return mock.patch.object(aot_autograd, "prepare_aot_module_simplified", prepare)
-
-
-def _metadata_before_partition() -> contextlib.AbstractContextManager[Any]:
-    """Make the metadata of a joint graph available to `_metadata`; torch 2.9 sets it after partitioning."""
-    compile_stage = aot_autograd.aot_stage2_compile  # type: ignore[attr-defined]
-
-    def noted(state: Any, capture: Any) -> Any:
-        if (context := torch._guards.TracingContext.try_get()) is not None:
-            context.fw_metadata = state.fw_metadata
-        return compile_stage(state, capture)
-
-    return mock.patch.object(aot_autograd, "aot_stage2_compile", noted)
-
-
-@contextlib.contextmanager
-def _without_mkldnn() -> Iterator[None]:
-    # Like `torch.backends.mkldnn.flags`, which also warns about settings for Intel GPUs (torch 2.9).
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(enabled)
 
 
 def _num_results(gm: fx.GraphModule) -> int:

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.autograd.eager_rules import RULES, EagerRules, may_call_operator_with_rule
+from kp_dynamo.autograd.kernel_strides import indexed, with_number
 from tests.spine import compiled
 
 SCALAR = torch.ones(())
@@ -136,7 +137,7 @@ def test_fake_strides_of_indexing_are_those_of_eager(name):
 
 def test_every_operator_with_a_rule_is_looked_for_by_its_name():
     """Those of `WITH_NUMBERS`, and indexing, are looked for by what they are given."""
-    names = {str(op).split(".")[1] for op, rule in RULES.items() if rule.__name__ not in ("_with_number", "_indexed")}
+    names = {str(op).split(".")[1] for op, rule in RULES.items() if rule not in (with_number, indexed)}
     assert {name for name in names if not may_call_operator_with_rule(name)} == set()
 
 
