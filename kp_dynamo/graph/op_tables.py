@@ -80,3 +80,15 @@ def users_through(node: fx.Node, through: tuple[Any, ...]) -> list[fx.Node]:
     for user in node.users:
         found += users_through(user, through) if user.target in through else [user]
     return found
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether a node computes each element from the operands' elements at the same position."""
+    return isinstance(node.target, torch._ops.OpOverload) and (
+        torch.Tag.pointwise in node.target.tags or node.target is aten._to_copy.default
+    )
+
+
+def is_one_of(node: fx.Node, packets: tuple[object, ...]) -> bool:
+    """Whether a node calls an overload of one of these ops."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket in packets

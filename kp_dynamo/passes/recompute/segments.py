@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.nodes import tensor_of
-from kp_dynamo.graph.peak_memory import is_pointwise
+from kp_dynamo.graph.op_tables import is_pointwise
 from kp_dynamo.graph.sizes import node_bytes
 
 aten = torch.ops.aten
