@@ -19,12 +19,6 @@ from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.passes import PASSES
 from kp_dynamo.passes.base import GraphPass, PassReport
 from kp_dynamo.passes.cast_bf16 import CastBf16
-from kp_dynamo.passes.checkpoint_activations import (
-    CheckpointAttention,
-    CheckpointAuto,
-    CheckpointBlocks,
-    CheckpointShare,
-)
 from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fold_views import FoldViews
@@ -37,7 +31,11 @@ from kp_dynamo.passes.precision.keep_float32 import unknown_op_names
 from kp_dynamo.passes.precision.matmul_rules import has_float32_matmul
 from kp_dynamo.passes.recompute.budget import Budget, BudgetError
 from kp_dynamo.passes.recompute_activations import RecomputeActivations
+from kp_dynamo.passes.recompute_attention import RecomputeAttention
+from kp_dynamo.passes.recompute_blocks import RecomputeBlocks
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
+from kp_dynamo.passes.recompute_to_budget import RecomputeToBudget
+from kp_dynamo.passes.recompute_to_share import RecomputeToShare
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
@@ -77,7 +75,7 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = ()) -> Pi
         # After the casts, which it tags. Always on: a bfloat16 model has casts of its own.
         RecomputeCasts(),
         # After the casts: their results are what would be saved.
-        *_checkpoints(options),
+        *_recomputation(options),
         # Last: the user's passes see the graph that will be lowered.
         *options.extra_passes,
     ]
@@ -90,19 +88,19 @@ def build_backward_pipeline(options: CompileOptions) -> Pipeline:
     return tuple(p for p in (GateRecomputation(),) if p.name not in options.disable_passes)
 
 
-def _checkpoints(options: CompileOptions) -> Pipeline:
+def _recomputation(options: CompileOptions) -> Pipeline:
     match options.checkpoint:
         case "off":
             return ()
         case "attention":
-            return (CheckpointAttention(),)
+            return (RecomputeAttention(),)
         case "blocks":
-            return (CheckpointBlocks(),)
+            return (RecomputeBlocks(),)
         case "auto":
-            least = () if "checkpoint" in options.given else (CheckpointAttention(),)
-            return (*least, CheckpointAuto(_budget(options)))
+            least = () if "checkpoint" in options.given else (RecomputeAttention(),)
+            return (*least, RecomputeToBudget(_budget(options)))
         case share:
-            return (CheckpointShare(float(share)),)
+            return (RecomputeToShare(float(share)),)
 
 
 def _budget(options: CompileOptions) -> Budget:

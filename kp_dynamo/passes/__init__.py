@@ -5,12 +5,6 @@
 
 from kp_dynamo.passes.base import GraphPass
 from kp_dynamo.passes.cast_bf16 import CastBf16
-from kp_dynamo.passes.checkpoint_activations import (
-    CheckpointAttention,
-    CheckpointAuto,
-    CheckpointBlocks,
-    CheckpointShare,
-)
 from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fold_views import FoldViews
@@ -18,7 +12,11 @@ from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.mask_padding import MaskPadding
 from kp_dynamo.passes.recompute_activations import RecomputeActivations
+from kp_dynamo.passes.recompute_attention import RecomputeAttention
+from kp_dynamo.passes.recompute_blocks import RecomputeBlocks
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
+from kp_dynamo.passes.recompute_to_budget import RecomputeToBudget
+from kp_dynamo.passes.recompute_to_share import RecomputeToShare
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
 
 PASSES: tuple[type[GraphPass], ...] = (
@@ -31,9 +29,9 @@ PASSES: tuple[type[GraphPass], ...] = (
     FoldCasts,  # the matrix unit rounds the arguments of a program itself
     RecomputeActivations,  # the backward recomputes activations from their saved pre-activation
     RecomputeCasts,  # the backward recomputes casts instead of saving their results
-    CheckpointAttention,  # the backward recomputes the scores of attention
-    CheckpointBlocks,  # the backward recomputes the insides of residual blocks
-    CheckpointShare,  # the backward recomputes until a share of the bytes is saved
-    CheckpointAuto,  # the backward recomputes until its peak fits the budget
+    RecomputeAttention,  # the backward recomputes the scores of attention
+    RecomputeBlocks,  # the backward recomputes the insides of residual blocks
+    RecomputeToShare,  # the backward recomputes until a share of the bytes is saved
+    RecomputeToBudget,  # the backward recomputes until its peak fits the budget
     GateRecomputation,  # recomputation waits for the gradient that needs it; runs on backward graphs
 )

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from kp_dynamo.graph.peak_memory import peak_memory
 from kp_dynamo.graph.saved_values import num_forward_results, partitioned
 from kp_dynamo.graph.sizes import node_bytes
-from kp_dynamo.passes.checkpoint_activations import CheckpointBlocks
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
+from kp_dynamo.passes.recompute_blocks import RecomputeBlocks
 from tests.graphs import trace_inference
-from tests.passes.test_checkpoint_policies import gpt_joint
+from tests.passes.test_recompute_policies import gpt_joint
 
 SIZE = 256 * 256 * 4
 
@@ -63,7 +63,7 @@ def test_gates_let_segments_run_one_after_the_other():
     temporaries = []
     for gated in (False, True):
         joint = gpt_joint(length=64, num_blocks=4)
-        CheckpointBlocks()(joint)
+        RecomputeBlocks()(joint)
         _, backward = partitioned(joint)
         if gated:
             GateRecomputation()(backward)

@@ -9,13 +9,15 @@ from expecttest import assert_expected_inline
 from kp_dynamo.graph.nodes import backward_nodes
 from kp_dynamo.graph.saved_values import partitioned
 from kp_dynamo.passes.cast_bf16 import CastBf16
-from kp_dynamo.passes.checkpoint_activations import CheckpointAttention, CheckpointBlocks, CheckpointShare
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.recompute.segments import recomputed_segments
+from kp_dynamo.passes.recompute_attention import RecomputeAttention
+from kp_dynamo.passes.recompute_blocks import RecomputeBlocks
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
+from kp_dynamo.passes.recompute_to_share import RecomputeToShare
 from tests.graphs import graph_text, trace_joint
-from tests.passes.test_checkpoint_policies import attend, gpt_joint, joint_of, qkv
+from tests.passes.test_recompute_policies import attend, gpt_joint, joint_of, qkv
 
 WAIT = torch.ops.kp.optimization_barrier.default
 
@@ -35,7 +37,7 @@ def two_layers(x, v, w):
 
 def test_a_segment_waits_for_the_gradient_of_its_first_reader():
     args = [torch.randn(64, 64).requires_grad_() for _ in range(3)]
-    backward = backward_of(trace_joint(two_layers, *args), CheckpointShare(0.0))
+    backward = backward_of(trace_joint(two_layers, *args), RecomputeToShare(0.0))
     report = GateRecomputation()(backward)
     assert report.rewritten == 1
     assert_expected_inline(
@@ -72,7 +74,7 @@ return (mm_5, mm_4, mm_2)""",
 
 
 def test_every_half_block_is_a_segment_and_the_mask_is_in_none():
-    backward = backward_of(gpt_joint(num_blocks=3, width=128, num_tokens=64), CheckpointBlocks())
+    backward = backward_of(gpt_joint(num_blocks=3, width=128, num_tokens=64), RecomputeBlocks())
     segments = segments_of(backward)
     assert len(segments) == 7  # two a block, and the head with the loss
     ins = [n for s in segments for n in s]
@@ -81,7 +83,7 @@ def test_every_half_block_is_a_segment_and_the_mask_is_in_none():
 
 def test_scores_of_each_block_are_a_segment():
     joint = joint_of(lambda q, k, v: attend(_attended(q, k, v), k, v), *qkv(64))
-    backward = backward_of(joint, CheckpointAttention())
+    backward = backward_of(joint, RecomputeAttention())
     assert len(segments_of(backward)) == 2
 
 
@@ -89,7 +91,7 @@ def _attended(q, k, v):
     return torch.softmax(q @ k.transpose(-1, -2) + torch.ones(64, 64).tril(), -1) @ v
 
 
-@pytest.mark.parametrize("checkpoint", [CheckpointAttention(), CheckpointBlocks(), CheckpointShare(0.3)])
+@pytest.mark.parametrize("checkpoint", [RecomputeAttention(), RecomputeBlocks(), RecomputeToShare(0.3)])
 def test_gates_make_no_cycle_and_cover_every_input(checkpoint):
     backward = backward_of(gpt_joint(num_blocks=2, length=64, dropout=0.1), checkpoint)
     assert GateRecomputation()(backward).rewritten > 0
@@ -107,7 +109,7 @@ def test_whatever_is_computed_again_stays_in_order(share, dropout):
     joint = gpt_joint(length=64, dropout=dropout)
     for graph_pass in (FoldConstants(), CastBf16("matmul"), RecomputeCasts()):
         graph_pass(joint)
-    backward = backward_of(joint, CheckpointShare(share))
+    backward = backward_of(joint, RecomputeToShare(share))
     assert GateRecomputation()(backward).rewritten > 0
     backward.graph.lint()
 
@@ -117,7 +119,7 @@ def test_casts_of_weights_wait_as_well():
     joint = gpt_joint(num_blocks=2, length=64)
     for graph_pass in (FoldConstants(), CastBf16("matmul"), RecomputeCasts()):
         graph_pass(joint)
-    backward = backward_of(joint, CheckpointBlocks())
+    backward = backward_of(joint, RecomputeBlocks())
     GateRecomputation()(backward)
     made = {v for n in backward.graph.nodes if n.target is WAIT for v in n.args[0] if v.op == "call_function"}
     casts = [n for n in backward.graph.nodes if n.target is torch.ops.aten._to_copy.default]
@@ -126,7 +128,7 @@ def test_casts_of_weights_wait_as_well():
 
 def test_the_signal_that_comes_out_is_read():
     """XLA prunes results of a barrier that nobody reads, and with them what the others waited for."""
-    backward = backward_of(gpt_joint(), CheckpointBlocks())
+    backward = backward_of(gpt_joint(), RecomputeBlocks())
     GateRecomputation()(backward)
     for gate in (n for n in backward.graph.nodes if n.target is WAIT):
         parts = {n.args[1]: n for n in gate.users}
@@ -135,6 +137,6 @@ def test_the_signal_that_comes_out_is_read():
 
 def test_what_is_fused_away_has_no_gate():
     backward = backward_of(
-        trace_joint(lambda x: x.sin().exp().cos().sum(), torch.randn(64, 64).requires_grad_()), CheckpointShare(0.0)
+        trace_joint(lambda x: x.sin().exp().cos().sum(), torch.randn(64, 64).requires_grad_()), RecomputeToShare(0.0)
     )
     assert GateRecomputation()(backward).rewritten == 0

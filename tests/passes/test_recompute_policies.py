@@ -9,8 +9,10 @@ from torch import nn
 
 from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.graph.saved_values import ForwardPart, flops_of, saved_by_min_cut
-from kp_dynamo.passes.checkpoint_activations import CheckpointAttention, CheckpointBlocks, CheckpointShare
 from kp_dynamo.passes.recompute.policies import attention_scores, cheapest_first, depends_on_rng, residual_sums
+from kp_dynamo.passes.recompute_attention import RecomputeAttention
+from kp_dynamo.passes.recompute_blocks import RecomputeBlocks
+from kp_dynamo.passes.recompute_to_share import RecomputeToShare
 from tests.graphs import trace_inference, trace_joint
 from tests.transformer import TinyGpt
 
@@ -123,7 +125,7 @@ def test_what_stays_is_never_given_up():
 def test_a_share_of_the_bytes_stays(share):
     gm = gpt_joint()
     before = ForwardPart(gm.graph, saved_by_min_cut(gm)).saved_bytes()
-    report = CheckpointShare(share)(gm)
+    report = RecomputeToShare(share)(gm)
     after = ForwardPart(gm.graph, saved_by_min_cut(gm)).saved_bytes()
     assert after <= share * before
     assert bool(report.rewritten) == (share < 1)
@@ -133,18 +135,18 @@ def test_a_share_of_the_bytes_stays(share):
 def test_blocks_save_their_ends_alone():
     gm = gpt_joint(num_blocks=3)
     sums = residual_sums(forward_nodes(gm))
-    report = CheckpointBlocks()(gm)
+    report = RecomputeBlocks()(gm)
     assert set(saved_by_min_cut(gm)) <= set(sums)
     assert report.notes[0].startswith("saves the sums at the ends of 6 blocks")
 
 
 def test_without_blocks_nothing_is_tagged_and_the_reason_is_given():
     gm = joint_of(lambda x, w: (x @ w).exp().sum(), *[torch.randn(8, 8).requires_grad_() for _ in "xw"])
-    report = CheckpointBlocks()(gm)
+    report = RecomputeBlocks()(gm)
     assert report.rewritten == 0
     assert "Try: a share of 0 to 1" in report.refused[0][1]
 
 
-@pytest.mark.parametrize("graph_pass", [CheckpointAttention(), CheckpointBlocks(), CheckpointShare(0.0)])
+@pytest.mark.parametrize("graph_pass", [RecomputeAttention(), RecomputeBlocks(), RecomputeToShare(0.0)])
 def test_an_inference_graph_is_left_alone(graph_pass):
     assert graph_pass(trace_inference(attend, *qkv())).rewritten == 0

@@ -1,0 +1,36 @@
+"""The pass `checkpoint_blocks`, named after the option that selects it; `recompute/` has the story."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from kp_dynamo.graph.nodes import backward_nodes
+from kp_dynamo.graph.saved_values import ForwardPart
+from kp_dynamo.graph.sizes import node_bytes
+from kp_dynamo.passes.base import PassReport, Refusal, reported
+from kp_dynamo.passes.recompute.policies import depends_on_rng, residual_sums
+from kp_dynamo.passes.recompute.tags import tag_all
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class RecomputeBlocks:
+    """`checkpoint="blocks"`: save the sums at the ends of residual blocks, and recompute the rest."""
+
+    name: ClassVar[str] = "checkpoint_blocks"
+
+    def __call__(self, gm: fx.GraphModule) -> PassReport:
+        if not backward_nodes(gm.graph):
+            return PassReport(self.name, 0)
+        part = ForwardPart(gm.graph, ())
+        ends = residual_sums(part.nodes)
+        if not ends:
+            reason = "no sum x + f(x) ends a block. Try: a share of 0 to 1 of the activations to keep"
+            return PassReport(self.name, 0, reported([Refusal(gm.graph.output_node(), reason)]))
+        part.saved = dict.fromkeys([*ends, *(n for n in part.nodes if depends_on_rng(n))])
+        note = f"saves the sums at the ends of {len(ends)} blocks, {sum(map(node_bytes, ends)) / _MIB:.1f} MiB"
+        return PassReport(self.name, tag_all(part), notes=(note,))
