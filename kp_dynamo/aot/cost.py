@@ -22,7 +22,7 @@ _NO_WORK_TARGETS = {
 # Asynchronous copies overlap with other work: they count only towards the traffic of the whole program.
 _ASYNC = re.compile(r"(copy|slice|async|dynamic-slice|dynamic-update-slice)-(start|done|update)")
 _HAS_ESTIMATE = ("fusion", "custom-call", "convolution", "dot", "conditional")
-_MOVES = ("copy", "transpose", "reshape", "bitcast-convert", "slice", "concatenate", "pad", "broadcast")
+_COPYING_OPCODES = ("copy", "transpose", "reshape", "bitcast-convert", "slice", "concatenate", "pad", "broadcast")
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class _Walk:
         if op.opcode == "custom-call":
             return "custom call"
         inner = {i.opcode for i in self.module.within(op)} - _NO_WORK
-        if op.opcode in _MOVES or (op.opcode == "fusion" and inner <= {*_MOVES, "fusion"}):
+        if op.opcode in _COPYING_OPCODES or (op.opcode == "fusion" and inner <= {*_COPYING_OPCODES, "fusion"}):
             return "copy"
         return "elementwise and reduce" if op.opcode in ("fusion", "reduce") else "other"
 

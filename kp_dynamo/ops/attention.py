@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kp_dynamo.ops import attention_forms as forms
-from kp_dynamo.ops.attention_forms import Saved, Scoring, compute_dtype
+from kp_dynamo.ops.attention_forms import Saved, Scoring
+from kp_dynamo.ops.compute_dtype import compute_dtype
 
 _library = torch.library.Library("kp", "FRAGMENT")
 _SCORING = "Tensor[] masks, float[] fills, SymInt[] batch_dims, float scale, bool is_causal, bool zero_rows, int block"

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kp_dynamo.ops.compute_dtype import compute_dtype
 from kp_dynamo.ops.optimization_barrier import held
 
 
@@ -216,11 +217,6 @@ def _added(parts: list[Tensor]) -> Tensor:
 
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of scores for operands of `dtype`."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _scaled_matmul(q: Tensor, k: Tensor, scale: float) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kp_dynamo.ops.attention_forms import compute_dtype
+from kp_dynamo.ops.compute_dtype import compute_dtype
 
 _library = torch.library.Library("kp", "FRAGMENT")
 _library.define(

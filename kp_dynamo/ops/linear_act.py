@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from kp_dynamo.ops.compute_dtype import compute_dtype
 from kp_dynamo.ops.saturating import gelu, tanh
 
 _aten = torch.ops.aten
@@ -85,11 +86,6 @@ _ARGUMENTS = (
 )
 _library.define(f"linear_act{_ARGUMENTS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.define(f"linear_act_train{_ARGUMENTS} -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which operands of `dtype` are multiplied, activated and gated."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def fits(dtype: torch.dtype, operand: torch.dtype) -> bool:

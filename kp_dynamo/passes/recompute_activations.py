@@ -13,7 +13,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from kp_dynamo.graph.editing import FakeRuns, cast_to, insert_call
 from kp_dynamo.graph.nodes import backward_nodes, calls
 from kp_dynamo.graph.op_tables import VIEWS, VIEWS_AND_CASTS
-from kp_dynamo.ops.linear_act import ACTIVATIONS, compute_dtype
+from kp_dynamo.ops.compute_dtype import compute_dtype
+from kp_dynamo.ops.linear_act import ACTIVATIONS
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.recompute.tags import tag
 

@@ -15,7 +15,8 @@ from kp_dynamo.graph.editing import FakeRuns, cast_to, erase_unused, insert_call
 from kp_dynamo.graph.nodes import calls, forward_nodes, tensor_of
 from kp_dynamo.graph.op_tables import SOFTMAXES, VIEWS
 from kp_dynamo.ops.attention_args import AttentionArgs, BackwardArgs
-from kp_dynamo.ops.attention_forms import Scoring, compute_dtype
+from kp_dynamo.ops.attention_forms import Scoring
+from kp_dynamo.ops.compute_dtype import compute_dtype
 from kp_dynamo.passes.attention.gradients import Gradients, gradients_of
 from kp_dynamo.passes.attention.known_masks import without_known
 from kp_dynamo.passes.attention.pattern import Attention, attention_at
