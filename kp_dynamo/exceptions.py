@@ -48,7 +48,7 @@ class TPUMemoryPoolError(TPUMemoryError):
 
 
 class TPUCacheError(TPUBackendError):
-    """A cache could not be read or written, or has invalid contents."""
+    """A cache is misused: `XLACompiler` raises it if `use_cache` is not a bool."""
 
 
 class TPUOptimizationError(TPUBackendError):

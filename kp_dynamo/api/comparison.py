@@ -67,7 +67,7 @@ def _run(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs, skip:
 
 
 def _call(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs) -> tuple[Tensors, Tensors]:
-    results = [t for t in pytree.tree_leaves(run(*inputs.args, **(inputs.kwargs or {}))) if _is_comparable(t)]
+    results = [t for t in pytree.tree_leaves(inputs.call(run)) if _is_comparable(t)]
     wanted = [p for p in module.parameters() if p.requires_grad]
     differentiable = [r for r in results if r.requires_grad]
     if not differentiable or not wanted:

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import os
+from importlib import metadata
 
 from kp_dynamo.api import flag_check
 from kp_dynamo.compat import xla
-from kp_dynamo.compat.versions import earlier_version
-from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUConfig, TPUTopology
+from kp_dynamo.compat.versions import check_versions, earlier_version
+from kp_dynamo.config.tpu_config import TPUConfig, TPUTopology
 from kp_dynamo.config.translation import chip_of, require_enabled, require_topology
-from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
+from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, TPUDistributedError
 from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering import spmd
 
 
-def whole_config(config: KernelPyTorchConfig | None) -> KernelPyTorchConfig:
-    """`config`, or the defaults if it is None.
-
-    Raises:
-        TPUConfigurationError: It has another type.
-    """
-    if config is None:
-        return KernelPyTorchConfig()
-    if not isinstance(config, KernelPyTorchConfig):
-        raise TPUConfigurationError(
-            f"config of type {type(config).__name__} is invalid. Allowed: a KernelPyTorchConfig, None."
-        )
-    return config
-
-
 def checked_config(config: TPUConfig) -> TPUConfig:
-    """`config`, if it is a TPUConfig.
-
-    Raises:
-        TPUConfigurationError: It has another type.
-    """
+    """`config`; raises TPUConfigurationError if it has another type."""
     if not isinstance(config, TPUConfig):
         raise TPUConfigurationError(
             f"config of type {type(config).__name__} is invalid. Allowed: a TPUConfig. Try: config.hardware.tpu."
@@ -67,6 +49,23 @@ def start_device(config: TPUConfig) -> None:
 def deciding_chip(config: TPUConfig) -> Chip:
     """The chip to compile for. Starts no device; the present chip is known only after the device has started."""
     return chip_of(config, xla.chip_name() if xla.is_started() else None)
+
+
+def xla_problem() -> str:
+    """Why torch_xla cannot be used here; "" if it can."""
+    try:
+        check_versions()
+    except TPUBackendError as problem:
+        return str(problem)
+    return ""
+
+
+def version_of(distribution: str) -> str:
+    """Its version; "" if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def apply_flags(flags: str | None) -> None:

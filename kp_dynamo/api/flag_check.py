@@ -10,17 +10,14 @@ from functools import cache
 
 from kp_dynamo.exceptions import TPUConfigurationError
 
-_START = "import torch_xla; torch_xla.device()"
+_COMMAND = [sys.executable, "-W", "ignore", "-c", "import torch_xla; torch_xla.device()"]
 _SECONDS = 120
 
 
 def require_known(flags: Sequence[str]) -> None:
-    """Start a client on XLA's CPU device with these flags, which takes about 10 s.
+    """Raise TPUConfigurationError if a client on XLA's CPU device starts without these flags but not with them.
 
-    If the client takes longer than two minutes, the flags are accepted unchecked.
-
-    Raises:
-        TPUConfigurationError: The client starts without these flags but not with them.
+    Takes about 10 s. If the client takes longer than two minutes, the flags are accepted unchecked.
     """
     problem = _problem(tuple(flags))
     if problem and not _problem(()):
@@ -32,19 +29,13 @@ def require_known(flags: Sequence[str]) -> None:
 
 @cache
 def _problem(flags: tuple[str, ...]) -> str:
-    """XLA's error with these flags; empty if it starts."""
+    """The first XLA error line with these flags, without time stamp and source location; "" if it starts."""
     both = f"{os.environ.get('XLA_FLAGS', '')} {' '.join(flags)}".strip()
     environment = {**os.environ, "PJRT_DEVICE": "CPU", "XLA_FLAGS": both}
-    command = [sys.executable, "-W", "ignore", "-c", _START]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(_COMMAND, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return ""
-    return _reason(done.stderr) if done.returncode else ""
-
-
-def _reason(stderr: str) -> str:
-    """The first XLA error line, without time stamp and source location."""
-    lines = stderr.splitlines()
+    lines = done.stderr.splitlines() or ["it exits without a message"]
     errors = [line.partition("] ")[2] for line in lines if "] " in line and (": E " in line or ": F " in line)]
-    return errors[0] if errors else (lines[-1] if lines else "it exits without a message")
+    return [*errors, lines[-1]][0] if done.returncode else ""

@@ -1,11 +1,11 @@
-"""Helpers for a model and its sample inputs: check, move, call, and restore."""
+"""A model and its sample inputs: check, move, call, and restore."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.exceptions import TPUDeviceError, TPUModelPreparationError
-from kp_dynamo.explanation.run_once import uncompiled
+from kp_dynamo.explanation.run_once import run_backward, uncompiled
 
 logger = logging.getLogger(__name__)
 
@@ -23,32 +23,49 @@ class SampleInputs:
     """The inputs of a model, as positional or keyword arguments."""
 
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, given: Any) -> SampleInputs:
         """From a tuple or list of positional arguments, a dict of keyword arguments, or a single argument."""
         if isinstance(given, tuple | list):
             return cls(tuple(given))
-        if isinstance(given, Mapping):
-            return cls((), dict(given))
-        return cls((given,))
+        return cls((), dict(given)) if isinstance(given, Mapping) else cls((given,))
 
-    def on(self, device: torch.device) -> SampleInputs:
-        """A copy with the tensors on `device`."""
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), (self.args, dict(self.kwargs or {})))
-        return SampleInputs(args, kwargs)
+    def on_device_of(self, model: nn.Module) -> SampleInputs:
+        """A copy with the tensors where the model is."""
+        device = device_of(model)
+        return SampleInputs(*pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), (self.args, dict(self.kwargs))))
 
-    def call(self, model: nn.Module) -> Any:
+    def call(self, model: Callable[..., Any]) -> Any:
         """Call `model`."""
-        return model(*self.args, **(self.kwargs or {}))
+        return model(*self.args, **self.kwargs)
 
     def signature(self) -> object:
         """Cache key: structure, shapes, dtypes and devices of tensors, and values of everything else."""
-        leaves, tree = pytree.tree_flatten((self.args, dict(self.kwargs or {})))
+        leaves, tree = pytree.tree_flatten((self.args, dict(self.kwargs)))
         return str(tree), tuple(
             (tuple(x.shape), x.dtype, x.device.type) if isinstance(x, torch.Tensor) else repr(x) for x in leaves
         )
+
+    def by_position(self, model: nn.Module) -> tuple[nn.Module, tuple[Any, ...]]:
+        """`model`, wrapped if need be, and these inputs as positional arguments."""
+        if not self.kwargs:
+            return model, self.args
+        return _WithKeywords(model, tuple(self.kwargs)), (*self.args, *self.kwargs.values())
+
+
+class _WithKeywords(nn.Module):
+    """Passes its last positional arguments to `model` as keyword arguments."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+        self.training = model.training
+
+    def forward(self, *values: Any) -> Any:
+        num_args = len(values) - len(self.names)
+        return self.model(*values[:num_args], **dict(zip(self.names, values[num_args:], strict=True)))
 
 
 def checked_model(model: Any) -> nn.Module:
@@ -91,46 +108,27 @@ def move(model: nn.Module, device: torch.device) -> nn.Module:
         TPUModelPreparationError: torch cannot move it.
     """
     places = [(held, name, tensor) for held in _held_tensors(model) for name, tensor in held.items()]
-    first: dict[int, tuple[ParamDict, str]] = {}
-    for held, name, tensor in places:
-        first.setdefault(id(tensor), (held, name))
     try:
         model.to(device)
     except (RuntimeError, NotImplementedError) as cause:
         raise TPUModelPreparationError(f"the model cannot be moved to {device}: {cause}") from cause
-    for held, name, tensor in places:
-        if tensor is not None:
-            owner, name_there = first[id(tensor)]
-            held[name] = owner[name_there]
+    moved: dict[int, Any] = {id(None): None}
+    for held, name, before in places:
+        held[name] = moved.setdefault(id(before), held[name])
     return model
 
 
-ParamDict = dict[str, Any]
-"""A module's parameters or buffers by name."""
-
-
-def _held_tensors(model: nn.Module) -> list[ParamDict]:
+def _held_tensors(model: nn.Module) -> list[dict[str, Any]]:
+    """The parameters and the buffers of each module, by name."""
     return [held for module in model.modules() for held in (module._parameters, module._buffers)]
 
 
-def by_position(module: nn.Module, inputs: SampleInputs) -> tuple[nn.Module, tuple[Any, ...]]:
-    """`module` wrapped so that it takes these inputs as positional arguments only."""
-    if not inputs.kwargs:
-        return module, inputs.args
-    return _WithKeywords(module, tuple(inputs.kwargs)), (*inputs.args, *inputs.kwargs.values())
-
-
-class _WithKeywords(nn.Module):
-    """Passes its last positional arguments to `model` as keyword arguments."""
-
-    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-        self.training = model.training
-
-    def forward(self, *values: Any) -> Any:
-        num_args = len(values) - len(self.names)
-        return self.model(*values[:num_args], **dict(zip(self.names, values[num_args:], strict=True)))
+def run_once(model: nn.Module, compiled: Callable[..., Any], inputs: SampleInputs) -> None:
+    """Call `compiled`, and its backward where gradients are enabled; `model` is unchanged."""
+    with unchanged(model):
+        results = inputs.call(compiled)
+        if torch.is_grad_enabled():
+            run_backward(results)
 
 
 @contextlib.contextmanager

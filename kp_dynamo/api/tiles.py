@@ -11,22 +11,14 @@ from kp_dynamo.hardware import Chip
 
 
 def off_tile_sizes(model: nn.Module, chip: Chip) -> Iterator[tuple[str, str, float]]:
-    """Layers whose matmuls do not fill the chip's matrix unit.
-
-    Yields:
-        Module path, a description of its sizes, and the ratio of computed to requested work.
-    """
+    """Layers whose matmuls do not fill the chip's matrix unit: path, sizes as text, computed / requested work."""
     for path, module in model.named_modules():
         sizes = _sizes(module)
-        ratio = computed_over_asked(tuple(sizes.values()), chip)
+        padded = [ceil(size / chip.mxu_size) * chip.mxu_size for size in sizes.values()]
+        ratio = prod(padded) / max(prod(sizes.values()), 1)
         if ratio > 1:
             text = ", ".join(f"{name} {size}" for name, size in sizes.items() if size % chip.mxu_size)
             yield path or "model", f"{text}: no multiple of {chip.mxu_size}", ratio
-
-
-def computed_over_asked(sizes: tuple[int, ...], chip: Chip) -> float:
-    """The product of the padded sizes over the product of the sizes."""
-    return prod(ceil(size / chip.mxu_size) * chip.mxu_size for size in sizes) / max(prod(sizes), 1)
 
 
 def _sizes(module: nn.Module) -> dict[str, int]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.api.environment import whole_config
 from kp_dynamo.api.models import checked_model, move
 from kp_dynamo.api.xla_compiler import XLACompiler
 from kp_dynamo.api.xla_device_manager import XLADeviceManager
 from kp_dynamo.backend import cache_stats, clear_cache
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig
-from kp_dynamo.exceptions import TPUCheckpointError, TPUDeviceError
+from kp_dynamo.exceptions import TPUCheckpointError, TPUConfigurationError, TPUDeviceError
 
 
 class TPUBackend:
@@ -34,7 +32,11 @@ class TPUBackend:
     """
 
     def __init__(self, config: KernelPyTorchConfig | None = None) -> None:
-        self.config = whole_config(config)
+        self.config = KernelPyTorchConfig() if config is None else config
+        if not isinstance(self.config, KernelPyTorchConfig):
+            raise TPUConfigurationError(
+                f"config of type {type(config).__name__} is invalid. Allowed: a KernelPyTorchConfig, None."
+            )
         self._devices = XLADeviceManager(self.config.hardware.tpu)
         self.compiler = XLACompiler(self.config.hardware.tpu)
 
@@ -90,11 +92,11 @@ class TPUBackend:
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), data)
 
     def optimize_for_inference(self, model: nn.Module, sample_inputs: Any = None) -> nn.Module:
-        """Move `model` to the device and compile it in eval mode; see `XLACompiler.optimize_for_inference`."""
+        """`prepare_model`, and `XLACompiler.optimize_for_inference`."""
         return self.compiler.optimize_for_inference(self.prepare_model(model), sample_inputs)
 
     def optimize_for_training(self, model: nn.Module, sample_inputs: Any = None) -> nn.Module:
-        """Move `model` to the device and compile it in training mode; see `XLACompiler.optimize_for_training`."""
+        """`prepare_model`, and `XLACompiler.optimize_for_training`."""
         return self.compiler.optimize_for_training(self.prepare_model(model), sample_inputs)
 
     def synchronize(self) -> None:
@@ -117,8 +119,7 @@ class TPUBackend:
         }
 
     def clear_cache(self) -> None:
-        """Drop compiled models, and all programs and device copies of the process; what is in use is recompiled."""
-        self.compiler.clear_cache()
+        """Drop all compiled models, programs and device copies of the process; what is in use is recompiled."""
         clear_cache()
 
     def save_model(
@@ -135,9 +136,11 @@ class TPUBackend:
         Raises:
             TPUCheckpointError: The file cannot be written, or the optimizer is missing.
         """
-        chosen = _optimizer("save", save_optimizer, optimizer)
+        from kp_dynamo.api.checkpoint.checkpoint import save_checkpoint
+
+        _require_optimizer("save", save_optimizer, optimizer)
         self.synchronize()
-        _checkpoint().save_checkpoint(path, checked_model(model), chosen, config=self.config.to_dict())
+        save_checkpoint(path, checked_model(model), optimizer, config=self.config.to_dict())
 
     def load_model(
         self,
@@ -153,21 +156,18 @@ class TPUBackend:
         Raises:
             TPUCheckpointError: The file cannot be read or is damaged; model and optimizer are unchanged.
         """
-        _checkpoint().load_checkpoint(path, checked_model(model), _optimizer("load", load_optimizer, optimizer))
+        from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint
+
+        _require_optimizer("load", load_optimizer, optimizer)
+        load_checkpoint(path, checked_model(model), optimizer)
         return model
 
 
-def _checkpoint() -> Any:
-    return import_module("kp_dynamo.api.checkpoint.checkpoint")
-
-
-def _optimizer(verb: str, is_wanted: bool, optimizer: Any) -> torch.optim.Optimizer | None:
-    if not is_wanted and optimizer is None:
-        return None
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        asked = f"{verb}_optimizer=True, but " if is_wanted else ""
-        raise TPUCheckpointError(
-            f"{asked}optimizer of type {type(optimizer).__name__} is invalid. Allowed: the torch.optim.Optimizer that "
-            f"trains the model. Try: pass it, or omit optimizer and {verb}_optimizer."
-        )
-    return optimizer
+def _require_optimizer(verb: str, is_wanted: bool, optimizer: object) -> None:
+    if isinstance(optimizer, torch.optim.Optimizer) or (optimizer is None and not is_wanted):
+        return
+    asked = f"{verb}_optimizer=True, but " if is_wanted else ""
+    raise TPUCheckpointError(
+        f"{asked}optimizer of type {type(optimizer).__name__} is invalid. Allowed: the torch.optim.Optimizer that "
+        f"trains the model. Try: pass it, or omit optimizer and {verb}_optimizer."
+    )

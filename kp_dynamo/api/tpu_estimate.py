@@ -1,4 +1,4 @@
-"""Estimates of the TPU compiler for a model, in addition to the measured figures."""
+"""What the TPU compiler says of a model, in addition to the measured figures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from kp_dynamo.aot.report import AotReport
 from kp_dynamo.api.hints import with_hints
-from kp_dynamo.api.models import SampleInputs, by_position
+from kp_dynamo.api.models import SampleInputs
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.config.translation import chip_of, compile_options
@@ -20,6 +21,17 @@ def is_estimate_possible() -> bool:
     return bool(find_spec("jax") and find_spec("libtpu")) and xla.device_kind() != "TPU"
 
 
+def aot_report(
+    module: nn.Module, inputs: SampleInputs, config: TPUConfig, options: dict[str, Any] | None = None
+) -> AotReport:
+    """The report of `aot_compile` for the configured chip, in the mode of the model; the model does not run."""
+    from kp_dynamo.aot.compiling import aot_compile
+
+    model, args = inputs.by_position(module)
+    chosen = compile_options(config) if options is None else options
+    return aot_compile(model, args, target=chip_of(config, None).name, options=chosen, train=module.training)
+
+
 def estimate(module: nn.Module, inputs: SampleInputs, config: TPUConfig, level: str) -> dict[str, Any]:
     """Estimated figures for the configured chip.
 
@@ -27,18 +39,14 @@ def estimate(module: nn.Module, inputs: SampleInputs, config: TPUConfig, level: 
         "target", "train", "cycles_ms", "modelled_ms", "peak_bytes" of the largest program and "fits"; or "target" and
         "problem" if the TPU compiler cannot compile the model.
     """
-    from kp_dynamo.aot.compiling import aot_compile
-
-    target = chip_of(config, None).name
-    options = with_hints(module, {"dynamic": None, "options": compile_options(config, level)}, level)["options"]
-    model, args = by_position(module, inputs)
+    arguments = with_hints(module, {"dynamic": None, "options": compile_options(config, level)}, level)
     try:
-        report = aot_compile(model, args, target=target, options=options, train=module.training)
+        report = aot_report(module, inputs, config, arguments["options"])
     except TPUBackendError as problem:
-        return {"target": target, "problem": str(problem)}
+        return {"target": chip_of(config, None).name, "problem": str(problem)}
     return {
-        "target": target,
-        "train": module.training,
+        "target": report.target,
+        "train": report.train,
         "cycles_ms": report.estimated_ms,
         "modelled_ms": report.modelled_ms,
         "peak_bytes": report.peak_bytes,

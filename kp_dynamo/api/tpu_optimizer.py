@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from torch import nn
 
 from kp_dynamo.api.comparison import difference, milliseconds
-from kp_dynamo.api.hints import level_of
-from kp_dynamo.api.models import SampleInputs, checked_model, device_of
+from kp_dynamo.api.hints import hints_of
+from kp_dynamo.api.models import SampleInputs, checked_model
 from kp_dynamo.api.tpu_backend import TPUBackend
 from kp_dynamo.api.tpu_estimate import estimate, is_estimate_possible
 from kp_dynamo.api.validation import ValidationSummary, require_nothing_found, validate_tpu_model
@@ -95,18 +96,17 @@ class TPUOptimizer:
             )
         if estimate_on_tpu and sample_inputs is None:
             raise TPUConfigurationError("estimate_on_tpu=True requires sample_inputs, the inputs of the model.")
-        return self._optimized(model, sample_inputs, optimization_level, estimate_on_tpu)
+        return self._optimized(self.compiler.compile_model, model, sample_inputs, optimization_level, estimate_on_tpu)
 
     def optimize_for_inference(self, model: nn.Module, sample_inputs: Any = None) -> TPUOptimizationResult:
         """`optimize` in eval mode, without gradients, at the level of a hint or the configuration."""
         checked_model(model).eval()
         with torch.no_grad():
-            return self._optimized(model, sample_inputs, None, None, is_inference=True)
+            return self._optimized(self.compiler.optimize_for_inference, model, sample_inputs)
 
     def optimize_for_training(self, model: nn.Module, sample_inputs: Any = None) -> TPUOptimizationResult:
         """`optimize` in training mode, at the level of a hint or the configuration."""
-        checked_model(model).train()
-        return self._optimized(model, sample_inputs, None, None)
+        return self._optimized(self.compiler.compile_model, checked_model(model).train(), sample_inputs)
 
     def get_optimization_stats(self) -> dict[str, Any]:
         """Number of optimized models, their levels and total time, and the statistics of the compiler."""
@@ -123,32 +123,32 @@ class TPUOptimizer:
 
     def _optimized(
         self,
+        compile_model: Callable[..., nn.Module],
         model: nn.Module,
         sample_inputs: Any,
-        wanted: str | None,
-        estimate_on_tpu: bool | None,
-        is_inference: bool = False,
+        wanted: str | None = None,
+        estimate_on_tpu: bool | None = None,
     ) -> TPUOptimizationResult:
-        start, module = time.perf_counter(), checked_model(model)
-        level = wanted or level_of(module) or LEVEL_OF_NUMBER[self.config.hardware.tpu.xla_optimization_level]
-        validation = validate_tpu_model(module, self.config.hardware.tpu, sample_inputs, run=False)
+        start, module, config = time.perf_counter(), checked_model(model), self.config.hardware.tpu
+        level = wanted or hints_of(module).options.get("level") or LEVEL_OF_NUMBER[config.xla_optimization_level]
+        validation = validate_tpu_model(module, config, sample_inputs, run=False)
         if validation.failed:
             require_nothing_found(validation, "validation")
         metrics: dict[str, Any] = {
             "num_parameters": sum(p.numel() for p in module.parameters()),
             "parameter_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
         }
-        wants_estimate = is_estimate_possible() if estimate_on_tpu is None else estimate_on_tpu
-        if sample_inputs is not None and wants_estimate:
-            # First, because it resets Dynamo.
-            metrics["tpu_estimate"] = estimate(module, SampleInputs.of(sample_inputs), self.config.hardware.tpu, level)
-        how = self.compiler.optimize_for_inference if is_inference else self.compiler.compile_model
-        before = TELEMETRY.counts["programs"], time.perf_counter()
-        compiled = how(module, sample_inputs, level=level)
-        if sample_inputs is not None:
-            metrics["num_programs"] = TELEMETRY.counts["programs"] - before[0]
-            metrics["compile_s"] = time.perf_counter() - before[1]
-            metrics.update(_measured(module, compiled, SampleInputs.of(sample_inputs).on(device_of(module))))
+        if sample_inputs is None:
+            compiled = compile_model(module, level=level)
+        else:
+            if is_estimate_possible() if estimate_on_tpu is None else estimate_on_tpu:
+                # First, because it resets Dynamo.
+                metrics["tpu_estimate"] = estimate(module, SampleInputs.of(sample_inputs), config, level)
+            num_programs, compile_start = TELEMETRY.counts["programs"], time.perf_counter()
+            compiled = compile_model(module, sample_inputs, level=level)
+            metrics["num_programs"] = TELEMETRY.counts["programs"] - num_programs
+            metrics["compile_s"] = time.perf_counter() - compile_start
+            metrics.update(_measured(module, compiled, SampleInputs.of(sample_inputs).on_device_of(module)))
         seconds = time.perf_counter() - start
         self._levels[level] += 1
         self._seconds += seconds

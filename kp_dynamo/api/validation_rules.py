@@ -91,7 +91,7 @@ def findings_in_run(
     model: nn.Module, config: TPUConfig, inputs: SampleInputs, *, is_compiled: bool
 ) -> Iterator[Finding]:
     """Whether the model accepts the inputs, and compiled results agree with eager."""
-    here = inputs.on(device_of(model))
+    here = inputs.on_device_of(model)
     yield _batch(here)
     try:
         with unchanged(model), torch.no_grad():

@@ -1,4 +1,4 @@
-"""`XLACompiler`: compiles models through `torch.compile(backend="kp_tpu")` and caches them."""
+"""`XLACompiler`, and the one function that compiles a model of the object API."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from kp_dynamo.api.environment import checked_config, start_device
+from kp_dynamo.api.environment import checked_config, start_device, xla_problem
 from kp_dynamo.api.hints import with_hints
-from kp_dynamo.api.models import SampleInputs, checked_model, device_of, unchanged
+from kp_dynamo.api.models import SampleInputs, checked_model, device_of, run_once
 from kp_dynamo.backend import cache_stats
-from kp_dynamo.cache.lru import LRUCache
+from kp_dynamo.cache import LRUCache
 from kp_dynamo.compat import xla
-from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.config.translation import compile_arguments
-from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, TPUDeviceError, XLACompilationError
-from kp_dynamo.explanation.run_once import run_backward
+from kp_dynamo.exceptions import (
+    TPUBackendError,
+    TPUCacheError,
+    TPUConfigurationError,
+    TPUDeviceError,
+    XLACompilationError,
+)
 from kp_dynamo.telemetry.counters import TELEMETRY
 
 _MAX_MODELS = 1 << 20
 
 
 class XLACompiler:
-    """Compiles models and caches up to `cache_max_size` of them; the least recently used are evicted first.
+    """Compiles models; the session keeps up to `cache_max_size` of them, the least recently used are evicted first.
 
     A model is not moved: the backend copies a CPU model to the device at every call.
 
@@ -40,9 +44,7 @@ class XLACompiler:
 
     def __init__(self, tpu_config: TPUConfig) -> None:
         self.config = checked_config(tpu_config)
-        self._models: LRUCache[object, tuple[nn.Module, nn.Module]] = LRUCache(self.config.cache_max_size)
-        self._num_compiled = 0
-        self._seconds = 0.0
+        self._num_compiled, self._seconds = 0, 0.0
 
     def compile_model(
         self, model: nn.Module, sample_inputs: Any = None, use_cache: bool = True, *, level: str | None = None
@@ -53,37 +55,37 @@ class XLACompiler:
             model: It is unchanged, and shares its parameters with the result.
             sample_inputs: Its inputs: a tensor, a tuple of arguments or a dict of keyword arguments. With sample
                 inputs, one call compiles the programs now; without, the first call compiles them.
-            use_cache: Whether to reuse an equal compilation.
-            level: "conservative", "balanced" or "aggressive"; None: that of a hint, else of
-                the configuration.
+            use_cache: Whether to reuse an equal compilation of this compiler.
+            level: "conservative", "balanced" or "aggressive"; None: that of a hint, else of the configuration.
 
         Raises:
             TPUModelPreparationError: It is not a module.
+            TPUCacheError: `use_cache` is not a bool.
             XLACompilationError: It cannot be compiled; XLACompilationTimeoutError if compiling took too long.
             TPUBackendError: Any other failure, as one of its subclasses.
         """
-        return self._compiled(checked_model(model), sample_inputs, use_cache, level, is_inference=False)
+        return self._compiled(checked_model(model), sample_inputs, use_cache, level)
 
     def optimize_for_inference(
         self, model: nn.Module, sample_inputs: Any = None, use_cache: bool = True, *, level: str | None = None
     ) -> nn.Module:
         """Put `model` in eval mode and compile it without gradients."""
-        return self._compiled(checked_model(model).eval(), sample_inputs, use_cache, level, is_inference=True)
+        return self._compiled(checked_model(model).eval(), sample_inputs, use_cache, level, has_grad=False)
 
     def optimize_for_training(
         self, model: nn.Module, sample_inputs: Any = None, use_cache: bool = True, *, level: str | None = None
     ) -> nn.Module:
         """Put `model` in training mode and compile it."""
-        return self._compiled(checked_model(model).train(), sample_inputs, use_cache, level, is_inference=False)
+        return self._compiled(checked_model(model).train(), sample_inputs, use_cache, level)
 
     def get_compilation_stats(self) -> dict[str, Any]:
-        """This compiler's model cache and counts, and the programs and program cache of the process."""
+        """This compiler's cached models and counts, and the programs and program cache of the process."""
         return {
-            "compilation_cache": {k: v for k, v in self._models.get_stats().items() if k != "max_size"},
+            "compilation_cache": {k: v for k, v in self._models().get_stats().items() if k != "max_size"},
             "cache_max_size": self.config.cache_max_size,
             "total_compiled_models": self._num_compiled,
             "total_compilation_time": self._seconds,
-            "xla_available": _is_xla_available(),
+            "xla_available": not xla_problem(),
             "compilation_mode": self.config.compilation_mode.value,
             "programs_compiled": TELEMETRY.counts["programs"],
             "program_cache": cache_stats(),
@@ -97,56 +99,86 @@ class XLACompiler:
         Returns:
             "min_time", "avg_time" and "max_time" of the first call, and "stages": the average by stage.
         """
-        from kp_dynamo.api.compile_timing import time_compilation
-
         if not isinstance(num_runs, int) or num_runs < 1:
             raise TPUConfigurationError(f"num_runs={num_runs!r} is invalid. Allowed: an int >= 1.")
-        module, arguments = checked_model(model), self._arguments(checked_model(model), None)
-        with readable_errors():
-            runs = [
-                time_compilation(module, _inputs_on_device(module, sample_inputs), arguments) for _ in range(num_runs)
-            ]
-        totals = [run["total"] for run in runs]
-        stages = {name: sum(run[name] for run in runs) / num_runs for name in runs[0] if name != "total"}
+        runs = [timed_compilation(model, sample_inputs, self.config) for _ in range(num_runs)]
+        totals = [run.pop("total") for run in runs]
+        stages = {name: sum(run[name] for run in runs) / num_runs for name in runs[0]}
         return {
             "min_time": min(totals), "avg_time": sum(totals) / num_runs, "max_time": max(totals),
             "num_runs": num_runs, "stages": stages,
         }  # fmt: skip
 
     def clear_cache(self) -> None:
-        """Drop the compiled models of this compiler. Programs stay cached: `kp_dynamo.clear_cache()` drops those."""
-        self._models.clear()
+        """Drop the models of this compiler. Programs stay cached: `kp_dynamo.clear_cache()` drops those too."""
+        self._models().clear()
 
-    def _arguments(self, module: nn.Module, level: str | None) -> dict[str, Any]:
-        start_device(self.config)
-        return with_hints(module, compile_arguments(self.config, level, xla.chip_name()), level)
+    def _models(self) -> LRUCache[object, tuple[nn.Module, nn.Module]]:
+        from kp_dynamo.session import SESSION
+
+        return SESSION.models_of(self, self.config.cache_max_size)
 
     def _compiled(
-        self, module: nn.Module, sample_inputs: Any, use_cache: bool, level: str | None, is_inference: bool
+        self, module: nn.Module, sample_inputs: Any, use_cache: bool, level: str | None, has_grad: bool = True
     ) -> nn.Module:
-        _require_values(module)
-        arguments = self._arguments(module, level)
-        inputs = None if sample_inputs is None else _inputs_on_device(module, sample_inputs)
-        self._models.resize(self.config.cache_max_size)
-        key = (id(module), module.training, is_inference, repr(arguments), inputs and inputs.signature())
-        found = self._models.get(key) if use_cache else None
+        if not isinstance(use_cache, bool):
+            raise TPUCacheError(
+                f"use_cache of type {type(use_cache).__name__} is invalid. Allowed: True, False. "
+                "Try: sample_inputs=(x, y), for a model of several inputs."
+            )
+        arguments = arguments_for(module, self.config, level)
+        inputs = None if sample_inputs is None else SampleInputs.of(sample_inputs).on_device_of(module)
+        key = (id(module), module.training, has_grad, repr(arguments), inputs and inputs.signature())
+        found = self._models().get(key) if use_cache else None
         if found is not None:
             return found[1]
         start = time.perf_counter()
-        if arguments["fullgraph"]:
-            # Otherwise Dynamo would reuse the graph breaks of an earlier compilation of this code.
-            torch._dynamo.reset()
-        compiled: nn.Module = torch.compile(module, **arguments)  # type: ignore[assignment]  # a module for a module
-        if is_inference:
-            compiled.forward = torch.no_grad()(compiled.forward)
-        if inputs is not None:
-            _call_once(module, compiled, inputs)
+        compiled = compile_module(module, arguments, inputs, has_grad=has_grad)
         self._num_compiled += 1
         self._seconds += time.perf_counter() - start
         if use_cache:
             # Keep the module alive too, so that its id stays unique.
-            self._models.set(key, (module, compiled))
+            self._models().set(key, (module, compiled))
         return compiled
+
+
+def arguments_for(module: nn.Module, config: TPUConfig, level: str | None = None) -> dict[str, Any]:
+    """Start the device, and return the arguments of `torch.compile` by the configuration and the model's hints."""
+    start_device(config)
+    return with_hints(module, compile_arguments(config, level, xla.chip_name()), level)
+
+
+def compile_module(
+    module: nn.Module, arguments: dict[str, Any], inputs: SampleInputs | None, *, has_grad: bool
+) -> nn.Module:
+    """Compile a model, now if there are inputs: what TPUBackend, TPUOptimizer and XLACompiler come to."""
+    if device_of(module).type == "meta":
+        raise TPUDeviceError(
+            "the model is on the meta device and has no values. Allowed: the CPU, the XLA device. Try: "
+            "model.to_empty(device=...) and load the values, or kp_dynamo.aot_compile, which needs none."
+        )
+    if arguments["fullgraph"]:
+        # Otherwise Dynamo would reuse the graph breaks of an earlier compilation of this code.
+        torch._dynamo.reset()
+    compiled: nn.Module = torch.compile(module, **arguments)  # type: ignore[assignment]  # a module for a module
+    if not has_grad:
+        compiled.forward = torch.no_grad()(compiled.forward)
+    if inputs is not None:
+        # Models of one class share their code. By default Dynamo compiles 8 of them and runs the others eagerly.
+        many = torch._dynamo.config.patch(recompile_limit=_MAX_MODELS, accumulated_recompile_limit=_MAX_MODELS)
+        with readable_errors(), many:
+            run_once(module, compiled, inputs)
+    return compiled
+
+
+def timed_compilation(model: nn.Module, sample_inputs: Any, config: TPUConfig) -> dict[str, float]:
+    """Seconds of a cold compilation by stage, see `inspection.time_compilation`."""
+    module = checked_model(model)
+    arguments = arguments_for(module, config)
+    from kp_dynamo.api.inspection import time_compilation
+
+    with readable_errors():
+        return time_compilation(module, SampleInputs.of(sample_inputs).on_device_of(module), arguments)
 
 
 @contextmanager
@@ -163,33 +195,3 @@ def readable_errors() -> Iterator[None]:
             f"the model could not be captured: {problem}. With compilation_mode XLA it must be one graph; TORCH_XLA "
             "allows several. Sample inputs must be valid inputs of the model."
         ) from problem
-
-
-def _call_once(module: nn.Module, compiled: nn.Module, inputs: SampleInputs) -> None:
-    """Compile every program that a call with these inputs needs; the model is unchanged."""
-    # Models of one class share their code. By default Dynamo compiles 8 of them and runs the others eagerly.
-    many = torch._dynamo.config.patch(recompile_limit=_MAX_MODELS, accumulated_recompile_limit=_MAX_MODELS)
-    with readable_errors(), unchanged(module), many:
-        results = inputs.call(compiled)
-        if torch.is_grad_enabled():
-            run_backward(results)
-
-
-def _require_values(module: nn.Module) -> None:
-    if device_of(module).type == "meta":
-        raise TPUDeviceError(
-            "the model is on the meta device and has no values. Allowed: the CPU, the XLA device. Try: "
-            "model.to_empty(device=...) and load the values, or kp_dynamo.aot_compile, which needs none."
-        )
-
-
-def _inputs_on_device(module: nn.Module, sample_inputs: Any) -> SampleInputs:
-    return SampleInputs.of(sample_inputs).on(device_of(module))
-
-
-def _is_xla_available() -> bool:
-    try:
-        check_versions()
-    except TPUBackendError:
-        return False
-    return True

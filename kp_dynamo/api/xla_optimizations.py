@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from kp_dynamo.api.environment import checked_config, deciding_chip
-from kp_dynamo.api.hints import add_hints, make_dynamic
+from kp_dynamo.api.hints import hints_of
 from kp_dynamo.api.models import checked_model
 from kp_dynamo.api.tiles import off_tile_sizes
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.exceptions import TPUOptimizationError
 
@@ -87,7 +88,9 @@ class XLAOptimizations:
         """
         module = checked_model(model)
         is_trained = any(p.requires_grad for p in module.parameters())
-        add_hints(module, options or ({} if is_trained else {"checkpoint": "off"}))
+        chosen = options or ({} if is_trained else {"checkpoint": "off"})
+        CompileOptions.from_dict(chosen)
+        hints_of(module).options.update(chosen)
         return model
 
     def enable_dynamic_shapes(self, model: nn.Module) -> nn.Module:
@@ -100,7 +103,7 @@ class XLAOptimizations:
         """
         if not self.config.enable_xla_dynamic_shapes:
             raise TPUOptimizationError("the configuration has enable_xla_dynamic_shapes=False. Try: set it to True.")
-        make_dynamic(checked_model(model))
+        hints_of(checked_model(model)).is_dynamic = True
         return model
 
     def _refused(self, module: nn.Module) -> list[Change]:

@@ -3,47 +3,40 @@
 from __future__ import annotations
 
 import os
-from importlib import metadata
 from typing import Any
 
 import torch
 from torch import nn
 
-from kp_dynamo.aot.compiling import aot_compile
-from kp_dynamo.aot.report import AotReport
-from kp_dynamo.api.compile_timing import time_compilation
-from kp_dynamo.api.environment import checked_config, start_device
-from kp_dynamo.api.hints import with_hints
-from kp_dynamo.api.models import SampleInputs, by_position, checked_model, device_of
-from kp_dynamo.api.xla_compiler import readable_errors
+from kp_dynamo.api.environment import checked_config, version_of, xla_problem
+from kp_dynamo.api.models import SampleInputs, checked_model
+from kp_dynamo.api.tpu_estimate import aot_report
+from kp_dynamo.api.xla_compiler import arguments_for, readable_errors, timed_compilation
 from kp_dynamo.api.xla_flags import best_flags
 from kp_dynamo.compat import xla
-from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.config.tpu_config import TPUConfig, TPUVersion
-from kp_dynamo.config.translation import chip_of, compile_arguments, compile_options
-from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
+from kp_dynamo.exceptions import TPUConfigurationError
 
 _DISTRIBUTIONS = ("torch", "torch_xla", "libtpu", "jax", "jaxlib")
 _VARIABLES = ("PJRT_DEVICE", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "KP_TPU_LOG")
 
 
 class XLAUtilities:
-    """Diagnostics without side effects, except that some reset Dynamo."""
+    """Diagnostics without side effects, except that some reset Dynamo.
+
+    A model is diagnosed in its current mode and left unchanged. Sample inputs are a tensor, a tuple of arguments or a
+    dict of keyword arguments. Without a `tpu_config`, the defaults count.
+    """
 
     @staticmethod
     def get_xla_env_info() -> dict[str, Any]:
         """Versions ("" if not installed), environment variables that are set, and the device if it has started."""
-        problem = ""
-        try:
-            check_versions()
-        except TPUBackendError as found:
-            problem = str(found)
-        is_started = xla.is_started()
+        problem, is_started = xla_problem(), xla.is_started()
         return {
             "xla_available": not problem,
             "problem": problem,
-            "versions": {name: _version(name) for name in _DISTRIBUTIONS},
+            "versions": {name: version_of(name) for name in _DISTRIBUTIONS},
             "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
             "is_started": is_started,
             "device": str(xla.device()) if is_started else None,
@@ -55,12 +48,7 @@ class XLAUtilities:
     def profile_xla_compilation(
         model: nn.Module, sample_inputs: Any, tpu_config: TPUConfig | None = None
     ) -> dict[str, float]:
-        """Compile `model` without any cache and report the time by stage. Resets Dynamo.
-
-        Args:
-            model: The model, in its current mode; it is called once and left unchanged.
-            sample_inputs: Its inputs: a tensor, a tuple of arguments or a dict of keyword arguments.
-            tpu_config: The configuration; None: the defaults.
+        """Compile `model` without any cache, call it once, and report the time by stage. Resets Dynamo.
 
         Returns:
             Seconds: "dynamo", "aot" (AOTAutograd, partitioner and keys), "passes", "trace", "xla", "run" (the rest,
@@ -69,9 +57,7 @@ class XLAUtilities:
         Raises:
             TPUBackendError: The model cannot be compiled, as one of its subclasses.
         """
-        module, arguments = _prepared(model, tpu_config)
-        with readable_errors():
-            return time_compilation(module, SampleInputs.of(sample_inputs).on(device_of(module)), arguments)
+        return timed_compilation(model, sample_inputs, _chosen(tpu_config))
 
     @staticmethod
     def debug_xla_graph(
@@ -81,18 +67,13 @@ class XLAUtilities:
 
         The model does not run, and no program is compiled. In training mode the backward is included. Resets Dynamo.
 
-        Args:
-            model: The model, in its current mode.
-            sample_inputs: Its inputs: a tensor, a tuple of arguments or a dict of keyword arguments.
-            tpu_config: The configuration; None: the defaults.
-
         Raises:
             TPUBackendError: The model cannot be traced, as one of its subclasses.
         """
-        from kp_dynamo.api.graph_texts import graph_texts
+        module = checked_model(model)
+        options = CompileOptions.from_dict(arguments_for(module, _chosen(tpu_config))["options"])
+        from kp_dynamo.api.inspection import graph_texts
 
-        module, arguments = _prepared(model, tpu_config)
-        options = CompileOptions.from_dict(arguments["options"])
         with readable_errors():
             return graph_texts(module, SampleInputs.of(sample_inputs), options)
 
@@ -107,8 +88,8 @@ class XLAUtilities:
 
         Args:
             version: The chip.
-            model: The model, in its current mode; None: a Linear layer and a GELU of width 1024.
-            sample_inputs: Its inputs: a tensor, a tuple of arguments or a dict of keyword arguments.
+            model: None: a Linear layer and a GELU of width 1024.
+            sample_inputs: Its inputs.
 
         Raises:
             TPUConfigurationError: An unknown version, or only one of `model` and `sample_inputs`.
@@ -117,31 +98,15 @@ class XLAUtilities:
         config = TPUConfig(version=version)  # type: ignore[arg-type]  # a string becomes a member
         if (model is None) != (sample_inputs is None):
             raise TPUConfigurationError("give both model and sample_inputs, or neither")
-        module = checked_model(_an_example() if model is None else model)
-        given = torch.empty(256, 1024, device="meta") if sample_inputs is None else sample_inputs
-        module_by_position, args = by_position(module, SampleInputs.of(given))
-        target, options = chip_of(config, None).name, compile_options(config)
-
-        def compile_once() -> AotReport:
-            return aot_compile(module_by_position, args, target=target, options=options, train=module.training)
-
-        return best_flags(compile_once)
+        module, given = (model, sample_inputs) if model is not None else _example()
+        module, inputs = checked_model(module), SampleInputs.of(given)
+        return best_flags(lambda: aot_report(module, inputs, config))
 
 
-def _an_example() -> nn.Module:
+def _example() -> tuple[nn.Module, torch.Tensor]:
     with torch.device("meta"):
-        return nn.Sequential(nn.Linear(1024, 1024), nn.GELU()).eval()
+        return nn.Sequential(nn.Linear(1024, 1024), nn.GELU()).eval(), torch.empty(256, 1024)
 
 
-def _prepared(model: nn.Module, tpu_config: TPUConfig | None) -> tuple[nn.Module, dict[str, Any]]:
-    config = checked_config(TPUConfig() if tpu_config is None else tpu_config)
-    module = checked_model(model)
-    start_device(config)
-    return module, with_hints(module, compile_arguments(config, present=xla.chip_name()))
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
+def _chosen(config: TPUConfig | None) -> TPUConfig:
+    return checked_config(TPUConfig() if config is None else config)

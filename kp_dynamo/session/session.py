@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -53,14 +54,23 @@ class Session:
         self._free: list[int] = []
         self.runtime = Runtime(LRUCache(cache_size, on_evict=_forget), Placement(), observe)
         self.captures: LRUCache[CompileKey, Callable[..., Any]] = LRUCache(cache_size)
+        self._models: WeakKeyDictionary[object, LRUCache[Any, Any]] = WeakKeyDictionary()
 
     def resize(self, cache_size: int) -> None:
         """Keep at most `cache_size` programs, and as many captures."""
         self.runtime.cache.resize(cache_size)
         self.captures.resize(cache_size)
 
+    def models_of(self, owner: object, cache_size: int) -> LRUCache[Any, Any]:
+        """The models that `owner` compiled, at most `cache_size`; dropped with the owner, which they must not hold."""
+        models = self._models.setdefault(owner, LRUCache(cache_size))
+        models.resize(cache_size)
+        return models
+
     def clear(self) -> None:
-        """Drop programs, captures and copies on the device; compiled functions in use recompile when called."""
+        """Drop models, programs, captures and copies on the device; compiled functions in use recompile when called."""
+        for models in list(self._models.values()):
+            models.clear()
         self.captures.clear()
         self.runtime.cache.clear()
         self.runtime.placement.clear()

@@ -1,10 +1,14 @@
 """`XLACompiler`: programs by counter, the cache of models, each field of the configuration that reaches a program."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
 
 from kp_dynamo import (
+    TPUCacheError,
     TPUConfig,
     TPUConfigurationError,
     TPUDeviceError,
@@ -296,6 +300,25 @@ def test_a_budget_that_is_over_is_our_error():
 def test_a_level_that_there_is_not_is_refused():
     with pytest.raises(TPUConfigurationError, match="option level='fast'"), torch.no_grad():
         compiler().compile_model(mlp(), X, level="fast")
+
+
+def test_a_second_input_in_the_place_of_use_cache_is_refused():
+    with pytest.raises(TPUCacheError, match=r"use_cache of type Tensor.*Try: sample_inputs=\(x, y\)"):
+        compiler().compile_model(mlp(), X, torch.ones(2))
+
+
+def test_models_go_with_their_compiler_and_with_the_session():
+    kernel, other, model = compiler(), compiler(), mlp()
+    compiled = kernel.compile_model(model)
+    assert other.compile_model(model) is not compiled
+    clear_cache()
+    assert kernel.get_compilation_stats()["compilation_cache"]["size"] == 0
+    kernel.compile_model(model)
+    gone = weakref.ref(model)
+    del kernel, other, model, compiled
+    torch._dynamo.reset()
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("model", [None, "model", print])

@@ -8,7 +8,7 @@ from torch import nn
 
 from kp_dynamo import TPUConfig, TPUConfigurationError, TPUModelPreparationError, TPUNotAvailableError, XLAUtilities
 from kp_dynamo.aot.compiling import aot_compile
-from kp_dynamo.api import xla_utilities
+from kp_dynamo.api import environment
 from kp_dynamo.api.xla_flags import CANDIDATES, _modelled_ms, best_flags
 from tests.spine import counted
 
@@ -27,7 +27,7 @@ def test_an_environment_without_torch_xla_says_so(monkeypatch):
     def missing():
         raise TPUNotAvailableError("torch_xla is not installed")
 
-    monkeypatch.setattr(xla_utilities, "check_versions", missing)
+    monkeypatch.setattr(environment, "check_versions", missing)
     info = XLAUtilities.get_xla_env_info()
     assert (info["xla_available"], info["problem"]) == (False, "torch_xla is not installed")
 
