@@ -1,4 +1,4 @@
-"""`TPUMemoryManager`: allocation within a budget, buffer pools, tile padding and memory statistics."""
+"""`TPUMemoryManager`: allocation within a budget, pools, tile padding and memory statistics."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ import math
 import threading
 import time
 from collections import deque
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from kp_dynamo.api.environment import checked_config, deciding_chip, start_device
-from kp_dynamo.api.memory.live_account import LiveAccount
-from kp_dynamo.api.memory.pool import BufferKind, TensorPool
-from kp_dynamo.api.memory.stats import (
-    Allocation,
-    TPUMemoryStats,
-    checked_dtype,
-    checked_shape,
-)
+from kp_dynamo.api.memory.pool import TensorPool
+from kp_dynamo.api.memory.stats import Allocation, BufferKind, TPUMemoryStats
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.config.translation import require_enabled
@@ -31,16 +26,6 @@ from kp_dynamo.hardware import GB
 logger = logging.getLogger(__name__)
 
 _MOST_REMEMBERED = 10_000  # allocations, whatever the retention: a loop makes millions in an hour
-
-
-class _InUse(NamedTuple):
-    """Memory in use, in bytes, as in `TPUMemoryStats`."""
-
-    source: Literal["xla", "accounting"]
-    allocated: int
-    available: int
-    total: int
-    peak: int
 
 
 class TPUMemoryManager:
@@ -62,11 +47,14 @@ class TPUMemoryManager:
         start_device(self.config)
         self.device = xla.device()
         self.chip = deciding_chip(self.config)
-        self._account = LiveAccount()
+        # Bytes of the live storages: a view keeps the memory of its base alive.
+        self._live: Any = WeakIdKeyDictionary()
+        self._peak = 0
         self._history: deque[Allocation] = deque(maxlen=_MOST_REMEMBERED)
         self._pools: dict[str, TensorPool] = {}
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
+        # Reentrant: a pool that needs a tensor allocates it here.
+        self._lock = threading.RLock()
 
     def allocate_tensor(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Allocate zeros on the device; the memory is materialized when this returns.
@@ -77,9 +65,9 @@ class TPUMemoryManager:
             TPUNotAvailableError: The configuration now disables the TPU.
         """
         require_enabled(self.config)
-        kind = BufferKind(checked_shape(shape), checked_dtype(dtype))
+        kind = BufferKind.of(shape, dtype)
         with self._lock:
-            self._require_room(kind.num_bytes, f"a tensor {kind.dtype}{list(kind.shape)}")
+            self._require_room(kind.num_bytes, f"a tensor {kind}")
             try:
                 # Pool buffers are used in any mode, but an inference tensor could be written only in inference mode.
                 with torch.inference_mode(False), torch.no_grad():
@@ -119,37 +107,34 @@ class TPUMemoryManager:
     def create_memory_pool(
         self, pool_size: int, tensor_size: tuple[int, ...], dtype: torch.dtype = torch.float32
     ) -> str:
-        """Create a pool of at most `pool_size` buffers; each is allocated on first use.
-
-        Returns:
-            The pool's id.
+        """Create a pool of at most `pool_size` tensors, each allocated on first use; returns its id.
 
         Raises:
             TPUMemoryPoolError: The size is not an int >= 1.
-            TPUOutOfMemoryError: All buffers together exceed the memory that is available now.
+            TPUOutOfMemoryError: All tensors together exceed the memory that is available now.
         """
         require_enabled(self.config)
-        if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
+        if type(pool_size) is not int or pool_size < 1:
             raise TPUMemoryPoolError(f"pool_size={pool_size!r} is invalid. Allowed: an int >= 1.")
-        kind = BufferKind(checked_shape(tensor_size), checked_dtype(dtype))
-        self._require_room(pool_size * kind.num_bytes, f"a pool of {pool_size} x {kind.dtype}{list(kind.shape)}")
-        pool_id = f"pool_{next(self._numbers)}"
-        self._pools[pool_id] = TensorPool(
-            pool_id, pool_size, kind, lambda: self.allocate_tensor(kind.shape, kind.dtype)
-        )
-        return pool_id
+        kind = BufferKind.of(tensor_size, dtype)
+        with self._lock:
+            self._require_room(pool_size * kind.num_bytes, f"a pool of {pool_size} x {kind}")
+            name = f"pool_{next(self._numbers)}"
+            self._pools[name] = TensorPool(name, pool_size, kind, lambda: self.allocate_tensor(*kind))
+        return name
 
     def get_tensor_from_pool(self, pool_id: str) -> torch.Tensor:
-        """Take a free buffer. It keeps the values of its last use.
+        """Take a free tensor. It keeps the values of its last use.
 
         Raises:
-            TPUMemoryPoolError: The pool does not exist, or all its buffers are in use.
-            TPUOutOfMemoryError: A new buffer exceeds the available memory.
+            TPUMemoryPoolError: The pool does not exist, or all its tensors are in use.
+            TPUOutOfMemoryError: A new tensor exceeds the available memory.
         """
-        return self._pool(pool_id).take()
+        with self._lock:
+            return self._pool(pool_id).take()
 
     def return_tensor_to_pool(self, pool_id: str, tensor: torch.Tensor) -> bool:
-        """Return a buffer to its pool; do not use it afterwards.
+        """Return a tensor to its pool; do not use it afterwards.
 
         Returns:
             Whether the pool accepted it. False, with a logged warning, if it is not from this pool, was already
@@ -158,7 +143,8 @@ class TPUMemoryManager:
         Raises:
             TPUMemoryPoolError: The pool does not exist; with `enable_strict_validation`, also instead of False.
         """
-        refusal = self._pool(pool_id).give_back(tensor)
+        with self._lock:
+            refusal = self._pool(pool_id).give_back(tensor)
         if not refusal:
             return True
         text = f"{pool_id} rejects a tensor: {refusal}. Try: return each tensor once, to the pool it came from."
@@ -169,22 +155,28 @@ class TPUMemoryManager:
 
     def get_pool_stats(self) -> dict[str, Any]:
         """`total_pools`, `reserved_bytes`, and under `pool_details` the statistics of each pool, by id."""
-        details = {pool_id: pool.get_stats() for pool_id, pool in list(self._pools.items())}
+        with self._lock:
+            details = {pool_id: pool.get_stats() for pool_id, pool in self._pools.items()}
         reserved = sum(detail["reserved_bytes"] for detail in details.values())
         return {"total_pools": len(details), "reserved_bytes": reserved, "pool_details": details}
 
     def get_memory_stats(self) -> TPUMemoryStats:
         """The memory in use now; `TPUMemoryStats.source` says how it is measured."""
-        in_use = self._in_use()
+        measured, share = xla.memory_info(self.device), self.config.memory_fraction
+        with self._lock:
+            mine, num_tensors, peak = self._num_bytes(), len(list(self._live.values())), self._peak
+            reserved = self.get_pool_stats()["reserved_bytes"]
+        allocated = mine if measured is None else measured["bytes_used"]
+        total = int(self.chip.hbm_bytes) if measured is None else measured["bytes_limit"]
         return TPUMemoryStats(
-            source=in_use.source,
-            allocated_memory=in_use.allocated,
-            reserved_memory=sum(pool.held_bytes() for pool in list(self._pools.values())),
-            available_memory=in_use.available,
-            total_memory=in_use.total,
-            peak_memory=in_use.peak,
-            memory_fraction=self.config.memory_fraction,
-            active_tensors=self._account.num_tensors(),
+            source="accounting" if measured is None else "xla",
+            allocated_memory=allocated,
+            reserved_memory=reserved,
+            available_memory=max(0, int(total * share) - allocated),
+            total_memory=total,
+            peak_memory=peak if measured is None else measured.get("peak_bytes_used", allocated),
+            memory_fraction=share,
+            active_tensors=num_tensors,
             timestamp=time.time(),
         )
 
@@ -197,11 +189,8 @@ class TPUMemoryManager:
     def monitor_memory(self, interval: float | None = None, duration: float | None = None) -> list[TPUMemoryStats]:
         """Sample the memory now and then every `interval` seconds, for at most `duration` seconds.
 
-        A late sample is skipped, so the call takes no longer than `duration` plus one sample.
-
-        Args:
-            interval: Seconds, > 0; None: the configuration's.
-            duration: Seconds, >= 0; None: the configuration's.
+        A late sample is skipped, so the call takes no longer than `duration` plus one sample. `interval` must be > 0
+        and `duration` >= 0; None: the configuration's.
         """
         every = _seconds("interval", self.config.monitoring_interval_seconds if interval is None else interval)
         lasting = _seconds("duration", self.config.monitoring_duration_seconds if duration is None else duration)
@@ -214,22 +203,24 @@ class TPUMemoryManager:
         return looks
 
     def optimize_memory_usage(self) -> dict[str, int]:
-        """Free unused memory: idle pool buffers, reference cycles, and history entries past their retention.
+        """Free unused memory: idle tensors of pools, reference cycles, and history entries past their retention.
 
         Returns:
             `freed_bytes`: how much the live tensors of this manager shrank; `idle_bytes`: the part from pools;
             `forgotten_allocations`: history entries dropped.
         """
-        before, remembered = self._account.num_bytes(), len(self._history)
-        idle = sum(pool.drop_idle() for pool in list(self._pools.values()))
-        gc.collect()
-        forgotten = remembered - len(self.get_allocation_history())
-        freed = before - self._account.num_bytes()
+        with self._lock:
+            before, remembered = self._num_bytes(), len(self._history)
+            idle = sum(pool.drop_idle() for pool in self._pools.values())
+            gc.collect()
+            forgotten = remembered - len(self.get_allocation_history())
+            freed = before - self._num_bytes()
         return {"freed_bytes": freed, "idle_bytes": idle, "forgotten_allocations": forgotten}
 
     def clear_memory_pools(self) -> None:
-        """Remove every pool. Buffers in use stay valid but can no longer be returned."""
-        self._pools.clear()
+        """Remove every pool. Tensors in use stay valid but can no longer be returned."""
+        with self._lock:
+            self._pools.clear()
 
     def _pool(self, pool_id: str) -> TensorPool:
         try:
@@ -238,32 +229,26 @@ class TPUMemoryManager:
             known = ", ".join(self._pools) or "none. Try: create_memory_pool"
             raise TPUMemoryPoolError(f"pool_id={pool_id!r} is unknown. Allowed: {known}.") from None
 
-    def _in_use(self) -> _InUse:
-        """XLA's figures, else our own. Does not query pools: a pool that waits for memory holds its own lock."""
-        measured, share = xla.memory_info(self.device), self.config.memory_fraction
-        if measured is None:
-            total, allocated = int(self.chip.hbm_bytes), self._account.num_bytes()
-            available = max(0, int(total * share) - allocated)
-            return _InUse("accounting", allocated, available, total, self._account.peak_bytes())
-        total, allocated = measured["bytes_limit"], measured["bytes_used"]
-        available = max(0, int(total * share) - allocated)
-        return _InUse("xla", allocated, available, total, measured.get("peak_bytes_used", allocated))
-
     def _require_room(self, num_bytes: int, what: str) -> None:
-        now = self._in_use()
-        if num_bytes > now.available:
+        now = self.get_memory_stats()
+        if num_bytes > now.available_memory:
             raise TPUOutOfMemoryError(
-                f"{what} takes {num_bytes / GB:.3f} GB, but only {now.available / GB:.3f} GB are available: "
-                f"{self.config.memory_fraction:g} of the {now.total / GB:.3f} GB of a {self.chip.name}, less "
-                f"{now.allocated / GB:.3f} GB in use ({now.source}). Try: drop tensors, call optimize_memory_usage(), "
-                "or raise memory_fraction."
+                f"{what} takes {num_bytes / GB:.3f} GB, but only {now.available_memory / GB:.3f} GB are available: "
+                f"{now.memory_fraction:g} of the {now.total_memory / GB:.3f} GB of a {self.chip.name}, less "
+                f"{now.allocated_memory / GB:.3f} GB in use ({now.source}). Try: drop tensors, call "
+                "optimize_memory_usage(), or raise memory_fraction."
             )
 
     def _remember(self, tensor: torch.Tensor) -> None:
-        self._account.add(tensor)
+        storage = tensor.untyped_storage()
+        self._live[storage] = storage.nbytes()
+        self._peak = max(self._peak, self._num_bytes())
         self._forget_old()
         num_bytes = tensor.numel() * tensor.element_size()
         self._history.append(Allocation(time.time(), tuple(tensor.shape), tensor.dtype, num_bytes))
+
+    def _num_bytes(self) -> int:
+        return sum(self._live.values())
 
     def _forget_old(self) -> None:
         oldest = time.time() - self.config.allocation_history_retention_seconds
@@ -275,7 +260,7 @@ def _device_refuses(kind: BufferKind, cause: RuntimeError) -> TPUMemoryError:
     first = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
     is_full = "RESOURCE_EXHAUSTED" in str(cause) or "out of memory" in str(cause).lower()
     error = TPUOutOfMemoryError if is_full else TPUMemoryError
-    return error(f"the device cannot allocate a tensor {kind.dtype}{list(kind.shape)}: {first}")
+    return error(f"the device cannot allocate a tensor {kind}: {first}")
 
 
 def _seconds(name: str, value: object) -> float:

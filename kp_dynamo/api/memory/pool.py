@@ -1,122 +1,91 @@
-"""A bounded pool of equal, reusable buffers."""
+"""A bounded pool of equal tensors."""
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kp_dynamo.api.memory.stats import BufferKind
 from kp_dynamo.exceptions import TPUMemoryPoolError
 
 
-@dataclass(frozen=True)
-class BufferKind:
-    """Shape and dtype of the buffers of a pool.
-
-    Attributes:
-        shape: Shape of each buffer.
-        dtype: Dtype of each buffer.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of one buffer."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
-
 class TensorPool:
-    """At most `size` buffers of one kind, each allocated on first use. Thread-safe.
+    """At most `size` tensors of one kind, each allocated on first use. Not thread-safe: its manager locks.
 
-    A buffer that is dropped instead of returned is freed, and its place in the pool becomes available.
+    A returned tensor is lent again: its place in the budget, the object, and its buffer until someone writes to it in
+    place. XLA's buffers are immutable, so torch_xla then gives the tensor a new one and frees the old. A tensor that is
+    dropped instead of returned makes room for a new one.
 
     Args:
         name: Name for messages.
-        size: Maximum number of buffers.
-        kind: Shape and dtype of the buffers.
-        make: Allocates a buffer; its exceptions propagate to the caller of `take`.
+        size: Maximum number of tensors.
+        kind: Their shape and dtype.
+        make: Allocates a tensor; its exceptions propagate to the caller of `take`.
     """
 
     def __init__(self, name: str, size: int, kind: BufferKind, make: Callable[[], torch.Tensor]) -> None:
-        self.kind, self._name, self._size, self._make = kind, name, size, make
+        self._name, self._size, self._kind, self._make = name, size, kind, make
         self._idle: list[torch.Tensor] = []
         self._lent: dict[int, weakref.ref[torch.Tensor]] = {}
         self._num_made = self._num_reused = 0
-        self._lock = threading.RLock()
 
     def take(self) -> torch.Tensor:
-        """Take a free buffer; a reused one keeps its old values, a new one is zero.
+        """Take a free tensor; a reused one keeps its old values, a new one is zero.
 
         Raises:
-            TPUMemoryPoolError: All buffers are in use.
+            TPUMemoryPoolError: All are in use.
         """
-        with self._lock:
-            self._forget_dropped()
-            if not self._idle and len(self._lent) >= self._size:
-                raise TPUMemoryPoolError(
-                    f"{self._name} is exhausted: all {self._size} of its tensors are in use. Try: return one with "
-                    "return_tensor_to_pool, drop one, or create a larger pool."
-                )
-            if self._idle:
-                self._num_reused += 1
-                tensor = self._idle.pop()
-            else:
-                tensor = self._make()
-                self._num_made += 1
-            self._lent[id(tensor)] = weakref.ref(tensor)
-            return tensor
+        if self._idle:
+            self._num_reused += 1
+            tensor = self._idle.pop()
+        elif self._num_lent() < self._size:
+            tensor = self._make()
+            self._num_made += 1
+        else:
+            raise TPUMemoryPoolError(
+                f"{self._name} is exhausted: all {self._size} of its tensors are in use. Try: return one with "
+                "return_tensor_to_pool, drop one, or create a larger pool."
+            )
+        self._lent[id(tensor)] = weakref.ref(tensor)
+        return tensor
 
     def give_back(self, tensor: torch.Tensor) -> str:
-        """Accept a buffer back, and clear its gradient and autograd history.
-
-        Returns:
-            "" if it was accepted, else the reason why not.
-        """
-        with self._lock:
-            lent = self._lent.pop(id(tensor), None)
-            if lent is None or lent() is not tensor:
-                is_idle = any(tensor is idle for idle in self._idle)
-                return "it was already returned" if is_idle else "it is not from this pool"
-            if (tuple(tensor.shape), tensor.dtype) != (self.kind.shape, self.kind.dtype):
-                return f"it is now {tensor.dtype}{list(tensor.shape)}; its place in the pool is free again"
-            tensor.grad = None
-            self._idle.append(tensor.detach_())
-            return ""
+        """Take a tensor back without its gradient and autograd history; returns why not, "" if it was accepted."""
+        lent = self._lent.pop(id(tensor), None)
+        if lent is None or lent() is not tensor:
+            is_idle = any(tensor is idle for idle in self._idle)
+            return "it was already returned" if is_idle else "it is not from this pool"
+        if (tuple(tensor.shape), tensor.dtype) != self._kind:
+            return f"it is now {tensor.dtype}{list(tensor.shape)}; its place in the pool is free again"
+        tensor.grad = None
+        self._idle.append(tensor.detach_())
+        return ""
 
     def drop_idle(self) -> int:
-        """Free the idle buffers and return their bytes; they are allocated again when needed."""
-        with self._lock:
-            freed = len(self._idle) * self.kind.num_bytes
-            self._idle.clear()
-            return freed
-
-    def held_bytes(self) -> int:
-        """Bytes of all buffers, idle and in use."""
-        with self._lock:
-            self._forget_dropped()
-            return (len(self._idle) + len(self._lent)) * self.kind.num_bytes
+        """Free the idle tensors and return their bytes; they are allocated again when needed."""
+        freed = len(self._idle) * self._kind.num_bytes
+        self._idle.clear()
+        return freed
 
     def get_stats(self) -> dict[str, Any]:
-        """A consistent snapshot; `utilization` is lent / size."""
-        with self._lock:
-            self._forget_dropped()
-            return {
-                "pool_size": self._size,
-                "tensor_size": self.kind.shape,
-                "dtype": self.kind.dtype,
-                "lent": len(self._lent),
-                "idle": len(self._idle),
-                "utilization": len(self._lent) / self._size,
-                "tensors_made": self._num_made,
-                "times_reused": self._num_reused,
-                "reserved_bytes": self.held_bytes(),
-            }
+        """Counts and bytes; `utilization` is lent / size."""
+        num_lent = self._num_lent()
+        return {
+            "pool_size": self._size,
+            "tensor_size": self._kind.shape,
+            "dtype": self._kind.dtype,
+            "lent": num_lent,
+            "idle": len(self._idle),
+            "utilization": num_lent / self._size,
+            "tensors_made": self._num_made,
+            "times_reused": self._num_reused,
+            "reserved_bytes": (len(self._idle) + num_lent) * self._kind.num_bytes,
+        }
 
-    def _forget_dropped(self) -> None:
+    def _num_lent(self) -> int:
+        """Tensors in use; forgets those that were dropped."""
         self._lent = {key: lent for key, lent in self._lent.items() if lent() is not None}
+        return len(self._lent)

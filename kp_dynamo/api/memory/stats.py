@@ -1,9 +1,9 @@
-"""Statistics that the memory manager reports, and checks of its arguments."""
+"""What the memory manager reports, and the kinds of buffers that it gives out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -15,8 +15,8 @@ class TPUMemoryStats:
     """One sample of the device memory, in bytes.
 
     Attributes:
-        source: "xla": allocated, available and peak are XLA's own figures for the device. "accounting": the device
-            reports none (XLA's CPU device), so they count the tensors that this manager allocated.
+        source: "xla": allocated, available, total and peak are XLA's own figures for the device. "accounting": the
+            device reports none (XLA's CPU device), so they count the tensors that this manager allocated.
         allocated_memory: Memory in use.
         reserved_memory: Memory of this manager's pool buffers, idle and in use; part of `allocated_memory`.
         available_memory: Memory that can still be allocated: the total x `memory_fraction`, less what is allocated.
@@ -40,14 +40,7 @@ class TPUMemoryStats:
 
 @dataclass(frozen=True)
 class Allocation:
-    """An allocated tensor.
-
-    Attributes:
-        timestamp: Time of the allocation, in seconds since the epoch.
-        shape: Its shape.
-        dtype: Its dtype.
-        num_bytes: Its memory.
-    """
+    """A tensor that was allocated, at `timestamp` in seconds since the epoch."""
 
     timestamp: float
     shape: tuple[int, ...]
@@ -55,27 +48,25 @@ class Allocation:
     num_bytes: int
 
 
-def checked_shape(shape: object) -> tuple[int, ...]:
-    """`shape` as a tuple.
+class BufferKind(NamedTuple):
+    """Shape and dtype of a buffer."""
 
-    Raises:
-        TPUMemoryError: It is not a sequence of ints >= 0.
-    """
-    if isinstance(shape, tuple | list) and all(_is_size(size) for size in shape):
-        return tuple(shape)
-    raise TPUMemoryError(f"shape={shape!r} is invalid. Allowed: a tuple of ints >= 0 such as (512, 512).")
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
+    @classmethod
+    def of(cls, shape: object, dtype: object) -> BufferKind:
+        """Both, checked; raises TPUMemoryError if one is invalid."""
+        if not isinstance(shape, tuple | list) or not all(type(size) is int and size >= 0 for size in shape):
+            raise TPUMemoryError(f"shape={shape!r} is invalid. Allowed: a tuple of ints >= 0 such as (512, 512).")
+        if not isinstance(dtype, torch.dtype):
+            raise TPUMemoryError(f"dtype={dtype!r} is invalid. Allowed: a torch.dtype such as torch.float32.")
+        return cls(tuple(shape), dtype)
 
-def checked_dtype(dtype: object) -> torch.dtype:
-    """`dtype`, if it is a torch.dtype.
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one buffer."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
 
-    Raises:
-        TPUMemoryError: It has another type.
-    """
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    raise TPUMemoryError(f"dtype={dtype!r} is invalid. Allowed: a torch.dtype such as torch.float32.")
-
-
-def _is_size(size: object) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and size >= 0
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
