@@ -18,6 +18,8 @@ from kp_dynamo.compat import xla
 
 _NUM_TIMED = 5
 
+Tensors = list[torch.Tensor]
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -38,9 +40,10 @@ class Difference:
 def difference(module: nn.Module, compiled: Callable[..., Any], inputs: SampleInputs) -> Difference:
     """Run both on the same values; `module` and torch's random state are restored."""
     eager = _run(module, module, inputs)
-    if _distance(eager, _run(module, module, inputs, skip=7)) != (0.0, 0.0 if eager[1] else None):
+    if any(map(_relative, _run(module, module, inputs, skip=7), eager)):
         return Difference(None, None, is_random=True)
-    return Difference(*_distance(_run(module, compiled, inputs), eager))
+    results, gradients = map(_relative, _run(module, compiled, inputs), eager)
+    return Difference(results, gradients if eager[1] else None)
 
 
 def milliseconds(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs) -> float:
@@ -55,9 +58,6 @@ def milliseconds(module: nn.Module, run: Callable[..., Any], inputs: SampleInput
     return statistics.median(taken)
 
 
-Tensors = list[torch.Tensor]
-
-
 def _run(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs, skip: int = 0) -> tuple[Tensors, Tensors]:
     """Results and gradients, on the CPU, after drawing `skip` random numbers."""
     with unchanged(module):
@@ -67,7 +67,8 @@ def _run(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs, skip:
 
 
 def _call(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs) -> tuple[Tensors, Tensors]:
-    results = [t for t in pytree.tree_leaves(inputs.call(run)) if _is_comparable(t)]
+    leaves = pytree.tree_leaves(inputs.call(run))
+    results = [t for t in leaves if isinstance(t, torch.Tensor) and not t.is_quantized]
     wanted = [p for p in module.parameters() if p.requires_grad]
     differentiable = [r for r in results if r.requires_grad]
     if not differentiable or not wanted:
@@ -77,26 +78,17 @@ def _call(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs) -> t
     return results, [g for g in found if g is not None]
 
 
-def _is_comparable(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and not value.is_quantized
-
-
-def _distance(mine: tuple[Tensors, Tensors], eager: tuple[Tensors, Tensors]) -> tuple[float | None, float | None]:
-    results, gradients = (_relative(a, b) for a, b in zip(mine, eager, strict=True))
-    return results, gradients if eager[1] else None
-
-
 def _relative(mine: Tensors, eager: Tensors) -> float:
     """Norm of the difference over the norm, over all tensors, in float64; infinite if shapes or kinds differ."""
     if [(t.shape, _is_exact(t)) for t in mine] != [(t.shape, _is_exact(t)) for t in eager]:
         return math.inf
-    apart = sum(_squared_distance(a, b) for a, b in zip(mine, eager, strict=True))
+    apart = sum(map(_squared_distance, mine, eager))
     if apart == 0:
         return 0.0
     size = sum(_squared_norm(b) for b in eager if not _is_exact(b))
     if not math.isfinite(apart) or not math.isfinite(size):
         return math.inf
-    return float((apart / size) ** 0.5) if size else float(apart**0.5)
+    return float((apart / (size or 1)) ** 0.5)
 
 
 def _is_exact(tensor: torch.Tensor) -> bool:

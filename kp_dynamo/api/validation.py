@@ -4,69 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from kp_dynamo.api.environment import checked_config
 from kp_dynamo.api.models import SampleInputs, checked_model
-from kp_dynamo.api.validation_rules import Finding, findings_in_config, findings_in_model, findings_in_run
+from kp_dynamo.api.validation_rules import ValidationReport, check_config, check_model, check_run
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUConfig
 from kp_dynamo.exceptions import TPUValidationError
-
-Status = Literal["passed", "failed", "warning"]
-
-
-@dataclass(frozen=True)
-class ValidationReport:
-    """The result of one check."""
-
-    name: str
-    status: Status
-    message: str
 
 
 @dataclass(frozen=True)
 class ValidationSummary:
-    """The results of a validation; `str()` is for people, `to_dict()` for JSON."""
+    """The results of a validation; `str()` is for people, `to_dict()` for JSON.
 
+    Attributes:
+        total_tests: Number of checks.
+        passed: Number of checks that passed.
+        failed: Number of checks that failed.
+        warnings: Number of warnings: settings or sizes that work, but are costly or have no effect.
+        success_rate: Share of checks that did not fail, 0 to 1.
+        reports: The result of each check.
+    """
+
+    total_tests: int
+    passed: int
+    failed: int
+    warnings: int
+    success_rate: float
     reports: tuple[ValidationReport, ...]
 
-    @property
-    def total_tests(self) -> int:
-        """Number of checks."""
-        return len(self.reports)
-
-    @property
-    def passed(self) -> int:
-        """Number of checks that passed."""
-        return self._count("passed")
-
-    @property
-    def failed(self) -> int:
-        """Number of checks that failed."""
-        return self._count("failed")
-
-    @property
-    def warnings(self) -> int:
-        """Number of warnings: settings or sizes that work, but are costly or have no effect."""
-        return self._count("warning")
-
-    @property
-    def success_rate(self) -> float:
-        """Share of checks that did not fail, 0 to 1."""
-        return 1 - self.failed / self.total_tests if self.total_tests else 1.0
+    @classmethod
+    def of(cls, found: Iterable[ValidationReport]) -> ValidationSummary:
+        """Count these results."""
+        reports = tuple(found)
+        passed, failed, warnings = (
+            sum(report.status == status for report in reports) for status in ("passed", "failed", "warning")
+        )
+        return cls(len(reports), passed, failed, warnings, 1 - failed / max(len(reports), 1), reports)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain, JSON-serializable values."""
-        counts = {name: getattr(self, name) for name in ("total_tests", "passed", "failed", "warnings", "success_rate")}
-        return {**counts, "reports": [asdict(report) for report in self.reports]}
+        return {**asdict(self), "reports": [asdict(report) for report in self.reports]}
 
     def __str__(self) -> str:
         return "\n".join(f"{report.status:7} {report.name}: {report.message}" for report in self.reports)
-
-    def _count(self, status: Status) -> int:
-        return sum(report.status == status for report in self.reports)
 
 
 def validate_tpu_configuration(config: KernelPyTorchConfig | TPUConfig) -> ValidationSummary:
@@ -77,7 +60,7 @@ def validate_tpu_configuration(config: KernelPyTorchConfig | TPUConfig) -> Valid
         TPUValidationError: The configuration is strict, and a check did not pass.
     """
     tpu = config.hardware.tpu if isinstance(config, KernelPyTorchConfig) else checked_config(config)
-    return _summary(findings_in_config(tpu), tpu)
+    return _summary(check_config(tpu), tpu)
 
 
 def validate_tpu_model(
@@ -98,28 +81,24 @@ def validate_tpu_model(
         TPUValidationError: The configuration is strict, and a check did not pass.
     """
     module, config = checked_model(model), checked_config(tpu_config)
-    findings = [*findings_in_model(module, config)]
+    reports = [*check_model(module, config)]
     if sample_inputs is not None:
-        findings += findings_in_run(module, config, SampleInputs.of(sample_inputs), is_compiled=run)
-    return _summary(findings, config)
-
-
-def _summary(findings: Iterable[Finding], config: TPUConfig) -> ValidationSummary:
-    summary = ValidationSummary(tuple(ValidationReport(*finding) for finding in findings))
-    if config.enable_strict_validation:
-        require_nothing_found(summary, "strict validation")
-    return summary
+        reports += check_run(module, config, SampleInputs.of(sample_inputs), is_compiled=run)
+    return _summary(reports, config)
 
 
 def require_nothing_found(summary: ValidationSummary, what: str) -> None:
-    """Raise if any check failed or warned.
-
-    Raises:
-        TPUValidationError: The message names all of them.
-    """
+    """Raise a TPUValidationError that names every check that failed or warned."""
     found = [f"{r.name} ({r.status}): {r.message}" for r in summary.reports if r.status != "passed"]
     if found:
         raise TPUValidationError(
             f"{what} found {len(found)} problem(s). {'; '.join(found)}. Try: change them, or set "
             "enable_strict_validation = False."
         )
+
+
+def _summary(reports: Iterable[ValidationReport], config: TPUConfig) -> ValidationSummary:
+    summary = ValidationSummary.of(reports)
+    if config.enable_strict_validation:
+        require_nothing_found(summary, "strict validation")
+    return summary
