@@ -6,8 +6,7 @@ The file holds each tensor of the model under its name (tied tensors once), the 
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -19,8 +18,9 @@ from torch import nn
 
 from kp_dynamo.api.checkpoint.file import read_file, write_file
 from kp_dynamo.api.checkpoint.model import plan_write, read_model
-from kp_dynamo.api.checkpoint.optimizer import OptimizerWrite, describe, require_fit
+from kp_dynamo.api.checkpoint.optimizer import describe, loaded, require_fit
 from kp_dynamo.api.checkpoint.values import Encoder, decode
+from kp_dynamo.api.environment import version_of
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUCheckpointError
 from kp_dynamo.lowering.pending import run_pending
@@ -70,7 +70,7 @@ def save_checkpoint(
     """
     state, plain = read_model(model), Encoder()
     about: dict[str, Any] = {
-        "versions": {name: _version(name) for name in _VERSIONS_OF},
+        "versions": {name: version_of(name) for name in _VERSIONS_OF},
         "config": _plain_config(config),
         "step": _checked_step(step),
         "model": state.stored_as,
@@ -102,29 +102,21 @@ def load_checkpoint(path: _Path, model: nn.Module, optimizer: torch.optim.Optimi
         about = {name.removeprefix(_PREFIX): json.loads(text) for name, text in metadata.items() if _is_json(name)}
         info = CheckpointInfo(_checked_step(about["step"]), decode(about["config"], {}), about["versions"])
         write = plan_write(state, tensors, about["model"])
-        load = None if optimizer is None else _plan_optimizer(optimizer, describe(optimizer, state), about, tensors)
+        load: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if optimizer is not None:
+            load = loaded(optimizer, _optimizer_state(describe(optimizer, state), about, tensors))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as cause:
         raise TPUCheckpointError(
-            f"{os.fspath(path)!r} is intact, but save_checkpoint did not write its metadata "
+            f"{os.fspath(path)!r} is intact, but neither save_checkpoint nor TPUBackend.save_model wrote its metadata "
             f"({type(cause).__name__}: {cause}). Nothing was changed."
         ) from cause
-    try:
-        if load is not None:
-            load.apply()
+    with load:
         write.apply()
-    except BaseException:
-        if load is not None:
-            load.undo()
-        raise
     return info
 
 
-def _plan_optimizer(
-    optimizer: torch.optim.Optimizer,
-    given: dict[str, Any],
-    about: Mapping[str, Any],
-    tensors: Mapping[str, torch.Tensor],
-) -> OptimizerWrite:
+def _optimizer_state(given: dict[str, Any], about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The state in the file, if it is one of the optimizer that `given` describes."""
     if "optimizer" not in about:
         raise TPUCheckpointError(
             "the file has no optimizer state. Nothing was changed. Try: save with an optimizer, or load only the model."
@@ -133,7 +125,7 @@ def _plan_optimizer(
     of_model = set(about["model"].values())
     # The tensors are memory-mapped from the file, and an optimizer keeps the tensors that it receives.
     mine = {name: tensor.clone() for name, tensor in tensors.items() if name not in of_model}
-    return OptimizerWrite(optimizer, decode(about["optimizer_state"], mine))
+    return decode(about["optimizer_state"], mine)
 
 
 def _is_json(name: str) -> bool:
@@ -160,11 +152,3 @@ def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     run_pending([tensors[name] for name in there])
     fetched = dict(zip(there, xla.fetch([tensors[name] for name in there]), strict=True)) if there else {}
     return {name: (fetched[name] if name in fetched else t.detach().cpu()) for name, t in tensors.items()}
-
-
-@functools.cache
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -68,8 +68,8 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], di
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
     except _UNREADABLE as cause:
         raise TPUCheckpointError(
-            f"{os.fspath(path)!r} cannot be read as a checkpoint: {cause}. Allowed: an intact safetensors file that "
-            "save_model wrote. Other files are never unpickled."
+            f"{os.fspath(path)!r} cannot be read as a checkpoint: {cause}. Allowed: an intact file of save_checkpoint "
+            "or TPUBackend.save_model. Other files are never unpickled."
         ) from cause
     if not hmac.compare_digest(metadata.get(DIGEST, "").encode(), _digest(tensors, metadata).encode()):
         raise TPUCheckpointError(
@@ -101,8 +101,8 @@ def _require_ours(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> 
     version = metadata.get(FORMAT)
     if version is None:
         raise TPUCheckpointError(
-            f"{os.fspath(path)!r} is a safetensors file of another program. Allowed: a file that save_model wrote. "
-            "Try: safetensors.torch.load_model, for weights alone."
+            f"{os.fspath(path)!r} is a safetensors file of another program. Allowed: a file of save_checkpoint or "
+            "TPUBackend.save_model. Try: safetensors.torch.load_model, for weights alone."
         )
     if version != FORMAT_VERSION:
         raise TPUCheckpointError(

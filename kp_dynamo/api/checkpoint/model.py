@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from kp_dynamo.api.checkpoint.overlap import Copy, overwritten
+from kp_dynamo.api.checkpoint.overlap import Copy, overwritten, same_bytes
 from kp_dynamo.exceptions import TPUCheckpointError
 
 _NUM_SHOWN = 5
@@ -41,14 +41,9 @@ class ModelState:
 
 @dataclass(frozen=True)
 class ModelWrite:
-    """The checked writes of a load; applying them can fail only by running out of memory.
+    """The checked writes of a load, and the slots to tie; applying them can fail only by running out of memory."""
 
-    Attributes:
-        copies: (target, value).
-        ties: (slot, the tensor to put there).
-    """
-
-    copies: list[tuple[torch.Tensor, torch.Tensor]]
+    copies: list[Copy]
     ties: list[tuple[_Slot, torch.Tensor]]
 
     def apply(self) -> None:
@@ -57,22 +52,19 @@ class ModelWrite:
         Raises:
             TPUCheckpointError: torch could not copy a value; the model is unchanged.
         """
-        before: list[Copy] = []
-        tied_before = [(slot, getattr(slot[0], slot[1])[slot[2]]) for slot, _ in self.ties]
         try:
-            for target, value in self.copies:
-                with _writable(target):
-                    before.append((target, target.clone()))
-                    target.copy_(value)
-            _fill(self.ties)
-        except BaseException as cause:
             # In reverse order, because targets may share elements.
-            for target, value in reversed(before):
-                with _writable(target):
-                    target.copy_(value.cpu())  # through the CPU, see `_staged`
-            _fill(tied_before)
-            if not isinstance(cause, Exception):
-                raise
+            with contextlib.ExitStack() as restoring:
+                for target, value in self.copies:
+                    with _writable(target):
+                        restoring.callback(_restore, target, target.clone())
+                        target.copy_(value)
+                for (module, kind, key), tensor in self.ties:
+                    held = getattr(module, kind)
+                    restoring.callback(held.__setitem__, key, held[key])
+                    held[key] = tensor
+                restoring.pop_all()
+        except Exception as cause:
             raise TPUCheckpointError(f"the model could not be written to: {cause}. Nothing was changed.") from cause
 
 
@@ -84,12 +76,10 @@ def read_model(model: object) -> ModelState:
     """
     if not isinstance(model, nn.Module):
         raise TPUCheckpointError(f"model of type {type(model).__qualname__} is invalid. Allowed: an nn.Module.")
-    slots = {_plain_name(name): slot for name, slot in _slots(model)}
-    tensors = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        plain = _plain_name(name)
-        _require_dense(plain, value, slots)
-        tensors[plain] = value
+    slots = dict(_slots(model))
+    tensors = {_plain_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
+    for name, value in tensors.items():
+        _require_dense(name, value, slots)
     first: dict[object, str] = {}
     stored_as = {name: first.setdefault(_memory(tensor), name) for name, tensor in tensors.items()}
     return ModelState(tensors, stored_as, slots)
@@ -106,17 +96,22 @@ def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as
     Raises:
         TPUCheckpointError: Names, shapes, dtypes or ties do not match.
     """
-    _raise_all(list(_misfits(state, tensors, stored_as)))
-    _require_equal_where_tied(state, tensors, stored_as)
+    _require_none(_misfits(state, tensors, stored_as))
+    values = {name: tensors[stored_as[name]] for name in state.tensors}
+    _require_none(
+        f"{name!r} and {first!r} are one tensor in the model and differ in the file"
+        for name, first in state.stored_as.items()
+        if stored_as[name] != stored_as[first] and not same_bytes(values[name], values[first])
+    )
     ties = list(_ties(state, stored_as))
     dropped = [slot for slot, _ in ties]
-    targets = {
-        id(target): (name, target, tensors[stored_as[name]])
-        for name, target in state.tensors.items()
-        if state.slots[name] not in dropped
-    }
-    copies = [_staged(target, value) for _, target, value in targets.values()]
-    _require_equal_where_overlapping([name for name, _, _ in targets.values()], copies)
+    targets = {id(target): name for name, target in state.tensors.items() if state.slots[name] not in dropped}
+    names = list(targets.values())
+    copies = [_staged(state.tensors[name], values[name]) for name in names]
+    _require_none(
+        f"{names[position]!r} shares elements with another tensor of the model, and the two differ in the file"
+        for position in overwritten(copies)
+    )
     return ModelWrite(copies, ties)
 
 
@@ -127,16 +122,16 @@ def _writable(target: torch.Tensor) -> Iterator[None]:
         yield
 
 
-def _fill(slots: Sequence[tuple[_Slot, torch.Tensor]]) -> None:
-    for (module, kind, key), tensor in slots:
-        getattr(module, kind)[key] = tensor
+def _restore(target: torch.Tensor, value: torch.Tensor) -> None:
+    with _writable(target):
+        target.copy_(value.cpu())  # through the CPU, see `_staged`
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[str, _Slot]]:
     for prefix, module in model.named_modules(remove_duplicate=False):
         for kind in ("_parameters", "_buffers"):
             for key in getattr(module, kind):
-                yield f"{prefix}.{key}" if prefix else key, (module, kind, key)
+                yield _plain_name(f"{prefix}.{key}" if prefix else key), (module, kind, key)
 
 
 def _plain_name(name: str) -> str:
@@ -182,39 +177,14 @@ def _described(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _raise_all(problems: list[str]) -> None:
+def _require_none(found: Iterator[str]) -> None:
+    problems = list(found)
     if problems:
         more = f" and {len(problems) - _NUM_SHOWN} more" if len(problems) > _NUM_SHOWN else ""
         raise TPUCheckpointError(
             f"the file does not fit the model: {'; '.join(problems[:_NUM_SHOWN])}{more}. Nothing was changed. "
             "Try: build the model as it was when it was saved."
         )
-
-
-def _require_equal_where_tied(
-    state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as: Mapping[str, str]
-) -> None:
-    """Raise if one tensor of the model would have to hold two different values of the file."""
-    unequal = [
-        f"{name!r} and {first!r} are one tensor in the model and differ in the file"
-        for name, first in state.stored_as.items()
-        if stored_as[name] != stored_as[first] and not _same_bytes(tensors[stored_as[name]], tensors[stored_as[first]])
-    ]
-    _raise_all(unequal)
-
-
-def _require_equal_where_overlapping(names: Sequence[str], copies: Sequence[Copy]) -> None:
-    """Raise if two overlapping tensors of the model have different values for the shared elements."""
-    _raise_all(
-        [
-            f"{names[position]!r} shares elements with another tensor of the model, and the two differ in the file"
-            for position in overwritten(copies)
-        ]
-    )
-
-
-def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def _ties(state: ModelState, stored_as: Mapping[str, str]) -> Iterator[tuple[_Slot, torch.Tensor]]:
@@ -233,7 +203,7 @@ def _ties(state: ModelState, stored_as: Mapping[str, str]) -> Iterator[tuple[_Sl
             yield state.slots[name], other
 
 
-def _staged(target: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _staged(target: torch.Tensor, value: torch.Tensor) -> Copy:
     """Target and value, ready for `copy_`: without the repeated elements of an expanded view.
 
     For XLA the value stays on the CPU: `copy_` then keeps the sharding of the target. From a value that is already on
@@ -245,7 +215,7 @@ def _staged(target: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, to
     once = value
     for i in repeated:
         once = once.narrow(i, 0, min(1, value.shape[i]))
-    if not _same_bytes(once.expand_as(value).contiguous(), value):
+    if not same_bytes(once.expand_as(value), value):
         raise TPUCheckpointError(
             f"a tensor of shape {list(target.shape)} is expanded in the model, but its elements differ in the file"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,69 +28,63 @@ def describe(optimizer: object, model: ModelState) -> dict[str, Any]:
 
 
 def require_fit(saved: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raise if two descriptions differ.
+    """Raise a TPUCheckpointError if two descriptions differ: in the class, the parameters or their order."""
+    why = _misfit(saved, given)
+    if why:
+        raise TPUCheckpointError(
+            f"the file's optimizer state does not fit: {why}. Nothing was changed. Try: create the optimizer as it was "
+            "when it was saved, or load only the model."
+        )
 
-    Raises:
-        TPUCheckpointError: The optimizer class, the parameters or their order differ.
-    """
+
+def _misfit(saved: dict[str, Any], given: dict[str, Any]) -> str:
     if saved["class"] != given["class"]:
-        _refuse(f"it was saved from {saved['class']}, but the given optimizer is {given['class']}")
+        return f"it was saved from {saved['class']}, but the given optimizer is {given['class']}"
     sizes = [[len(group) for group in which["groups"]] for which in (saved, given)]
     if sizes[0] != sizes[1]:
-        _refuse(f"its groups have {sizes[0]} parameters, but the given groups have {sizes[1]}")
+        return f"its groups have {sizes[0]} parameters, but the given groups have {sizes[1]}"
     for number, groups in enumerate(zip(saved["groups"], given["groups"], strict=True)):
         for was, now in zip(*groups, strict=True):
             if was != now:
-                _refuse(f"group {number} has {_named(was)} where the given one has {_named(now)}")
+                return f"group {number} has {_named(*was)} where the given one has {_named(*now)}"
+    return ""
 
 
-def _named(parameter: list[Any]) -> str:
-    name, shape = parameter
+def _named(name: str | None, shape: list[int]) -> str:
     return f"{name or 'a parameter outside the model'} of shape {shape}"
 
 
-def _refuse(why: str) -> None:
-    raise TPUCheckpointError(
-        f"the file's optimizer state does not fit: {why}. Nothing was changed. Try: create the optimizer as it was "
-        "when it was saved, or load only the model."
-    )
+@contextlib.contextmanager
+def loaded(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Iterator[None]:
+    """Load `state`, each tensor in the dtype that was saved; the old state comes back if the block raises.
 
-
-class OptimizerWrite:
-    """Loads a state into an optimizer, and can restore the old one."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        self._optimizer, self._new = optimizer, state
-        self._old = (optimizer.state, optimizer.param_groups)
-
-    def apply(self) -> None:
-        """Load the state, each tensor in the dtype that was saved.
-
-        Raises:
-            TPUCheckpointError: The optimizer rejects it; the optimizer is unchanged.
-        """
+    Raises:
+        TPUCheckpointError: The optimizer rejects the state; the optimizer is unchanged.
+    """
+    # Loading replaces both and does not write to their tensors.
+    before = optimizer.state, optimizer.param_groups
+    try:
         try:
-            self._optimizer.load_state_dict(self._new)
-            self._keep_dtypes()
+            optimizer.load_state_dict(state)
+            _keep_dtypes(optimizer, state)
         except Exception as cause:
-            self.undo()
             raise TPUCheckpointError(
-                f"{type(self._optimizer).__name__} rejects its state: {cause}. Nothing was changed."
+                f"{type(optimizer).__name__} rejects its state: {cause}. Nothing was changed."
             ) from cause
+        yield
+    except BaseException:
+        optimizer.state, optimizer.param_groups = before
+        raise
 
-    def undo(self) -> None:
-        """Restore the old state; loading replaced it and did not write to its tensors."""
-        self._optimizer.state, self._optimizer.param_groups = self._old
 
-    def _keep_dtypes(self) -> None:
-        """Restore saved dtypes: torch casts state to the parameter's dtype, so float32 moments may become bfloat16."""
-        ordered = [p for group in self._optimizer.param_groups for p in group["params"]]
-        numbers = [n for group in self._new["param_groups"] for n in group["params"]]
-        for number, parameter in zip(numbers, ordered, strict=True):
-            if parameter in self._optimizer.state:
-                self._optimizer.state[parameter] = pytree.tree_map(
-                    _in_saved_dtype, self._optimizer.state[parameter], self._new["state"].get(number, {})
-                )
+def _keep_dtypes(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Restore saved dtypes: torch casts state to the parameter's dtype, so float32 moments may become bfloat16."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [n for group in saved["param_groups"] for n in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if parameter in optimizer.state:
+            state = optimizer.state[parameter]
+            optimizer.state[parameter] = pytree.tree_map(_in_saved_dtype, state, saved["state"].get(number, {}))
 
 
 def _in_saved_dtype(own: Any, saved: Any) -> Any:
