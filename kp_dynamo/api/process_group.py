@@ -25,11 +25,7 @@ def world() -> tuple[int, int] | None:
 
 
 def require_carrier(num_processes: int) -> None:
-    """Raise if the processes of a job cannot communicate.
-
-    Raises:
-        TPUDistributedError: There is no process group, or its backend does not support CPU tensors.
-    """
+    """Raise a TPUDistributedError if there is no process group, or its backend does not support CPU tensors."""
     backend = distributed.get_backend() if world() is not None else None
     if backend is None or not any(name in backend for name in CARRIERS):
         found = "torch.distributed has no group" if backend is None else f"torch.distributed has a group of {backend!r}"
@@ -49,11 +45,9 @@ def all_reduce(tensor: torch.Tensor, op: str) -> torch.Tensor:
         raise TPUDistributedError(
             f"op='mean' requires a floating-point tensor, got {tensor.dtype}. Try: op='sum', or .float()."
         )
-    carried = _on_cpu(tensor)
     reduction = getattr(distributed.ReduceOp, "SUM" if op == "mean" else op.upper())
-    _carry(tensor, lambda: distributed.all_reduce(carried, op=reduction))
-    size, _ = world() or (1, 0)
-    return (carried / size if op == "mean" else carried).to(tensor.device)
+    reduced = _carried(tensor, lambda copy: distributed.all_reduce(copy, op=reduction))
+    return (reduced / distributed.get_world_size() if op == "mean" else reduced).to(tensor.device)
 
 
 def all_gather(tensor: torch.Tensor) -> torch.Tensor:
@@ -62,45 +56,32 @@ def all_gather(tensor: torch.Tensor) -> torch.Tensor:
     Raises:
         TPUDistributedError: Their shapes or dtypes differ, or the process group rejects them.
     """
-    size, _ = world() or (1, 0)
-    kinds: list[Any] = [None] * size
+    kinds: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(kinds, (tuple(tensor.shape), str(tensor.dtype)))
     if len(set(kinds)) > 1:
         listed = ", ".join(f"{i}: {dtype} {list(shape)}" for i, (shape, dtype) in enumerate(kinds))
         raise TPUDistributedError(f"the tensors of the processes differ ({listed}). Allowed: one shape and dtype.")
-    carried = _on_cpu(tensor)
-    parts = [torch.empty_like(carried) for _ in range(size)]
-    _carry(tensor, lambda: distributed.all_gather(parts, carried))
+    parts = [torch.empty(tensor.shape, dtype=tensor.dtype) for _ in kinds]
+    _carried(tensor, lambda copy: distributed.all_gather(parts, copy))
     return torch.cat(parts).to(tensor.device)
 
 
 def copy_from_first(tensors: Iterable[torch.Tensor]) -> None:
-    """Broadcast the values of these tensors from process 0.
-
-    Raises:
-        TPUDistributedError: The process group rejects a tensor.
-    """
+    """Broadcast the values of these tensors from process 0; raises TPUDistributedError if the group rejects one."""
     for tensor in tensors:
-        carried = _on_cpu(tensor)
-        _carry(tensor, lambda carried=carried: distributed.broadcast(carried, src=0))  # type: ignore[misc]
+        values = _carried(tensor, lambda copy: distributed.broadcast(copy, src=0))
         with torch.no_grad():
-            tensor.copy_(carried)
+            tensor.copy_(values)
 
 
-def barrier() -> None:
-    """Wait for every process."""
-    distributed.barrier()
-
-
-def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _carry(tensor: torch.Tensor, send: Callable[[], Any]) -> None:
+def _carried(tensor: torch.Tensor, send: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    """A contiguous copy of `tensor` on the CPU, after `send` has sent it or received into it."""
+    copy = tensor.detach().to("cpu", copy=True).contiguous()
     try:
-        send()
+        send(copy)
     except (RuntimeError, ValueError, TypeError) as cause:
         why = str(cause).splitlines()[0]
         raise TPUDistributedError(
             f"torch.distributed cannot send a tensor {tensor.dtype}{list(tensor.shape)}: {why}"
         ) from cause
+    return copy

@@ -24,9 +24,8 @@ class XLADistributedTraining:
 
     Under SPMD (see `XLADeviceManager`) one process drives all devices, and every tensor is logically whole: a wrapped
     model shards its batch over the devices, XLA inserts the communication, and the gradients are those of the whole
-    batch. Collectives run between processes through torch.distributed, which copies XLA tensors to the CPU. In a job
-    of one process they behave as for a world size of 1, so that code for several processes runs unchanged, also under
-    SPMD.
+    batch. Collectives run between processes through torch.distributed, which copies XLA tensors to the CPU; they raise
+    a TPUDistributedError if the processes cannot communicate. In a job of one process they return a copy.
 
     Args:
         device_manager: The devices.
@@ -42,8 +41,14 @@ class XLADistributedTraining:
                 f"device_manager of type {type(device_manager).__name__} is invalid. Allowed: an XLADeviceManager. "
                 "Try: XLADeviceManager(config.hardware.tpu)."
             )
+        if mesh_shape is not None and not device_manager.is_spmd:
+            raise TPUDistributedError(
+                f"mesh_shape={mesh_shape!r} is invalid: programs run on one device. Try: topology=POD, or call "
+                "torch_xla.runtime.use_spmd() before anything uses the device."
+            )
         self.device_manager = device_manager
-        self.mesh_shape = self._checked_mesh(mesh_shape)
+        whole = (device_manager.num_devices,) if mesh_shape is None else mesh_shape
+        self.mesh_shape = spmd.checked_mesh(whole) if device_manager.is_spmd else (1,)
 
     @property
     def is_distributed(self) -> bool:
@@ -55,10 +60,8 @@ class XLADistributedTraining:
 
         Under SPMD the parameters are replicated on every device and the batch is sharded. The batch is every tensor
         argument whose dimension 0 has the length of the first tensor's. A batch that does not divide evenly gives the
-        same results, but some devices have less work.
-
-        Copies of the model, including those of `torch.save`, shard their batch too; without SPMD they do nothing.
-        Compiled code is captured again, because Dynamo does not notice the change of the model.
+        same results, but some devices have less work. Copies of the model, including those of `torch.save`, shard
+        their batch too. Compiled code is captured again, because Dynamo does not notice the change of the model.
 
         In a job of several processes, all get the parameters and buffers of process 0; reducing gradients is up to
         the user.
@@ -69,12 +72,12 @@ class XLADistributedTraining:
         """
         is_joined = self._is_joined()
         module = checked_model(model)
-        moved = move(model, self.device_manager.device)
+        move(model, self.device_manager.device)
         if is_joined:
             process_group.copy_from_first([*module.parameters(), *module.buffers()])
         if self.device_manager.is_spmd:
             _have_shared(module, self.mesh_shape)
-        return moved
+        return model
 
     def shard_batch(self, data: Any) -> Any:
         """A copy of `data` (a tensor, or nested dicts, lists and tuples of them) on the device.
@@ -95,26 +98,13 @@ class XLADistributedTraining:
         return _shared(moved, self.mesh_shape) if self.device_manager.is_spmd else moved
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        """Reduce the tensors of all processes to a new tensor.
-
-        Args:
-            tensor: The tensor of this process; it is unchanged.
-            op: "sum", "mean", "min", "max" or "product".
-
-        Raises:
-            TPUDistributedError: An unknown op, not a tensor, or the processes of the job cannot communicate.
-        """
+        """A new tensor: the "sum", "mean", "min", "max" or "product" of the tensors of all processes."""
         if op not in REDUCTIONS:
             raise TPUDistributedError(f"op={op!r} is invalid. Allowed: {', '.join(REDUCTIONS)}.")
         return process_group.all_reduce(_tensor(tensor), op) if self._is_joined() else _tensor(tensor).clone()
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Concatenate the tensors of all processes along dimension 0 to a new tensor.
-
-        Raises:
-            TPUDistributedError: Not a tensor, a 0-d tensor, tensors whose shapes or dtypes differ, or the processes of
-                the job cannot communicate.
-        """
+        """A new tensor: those of all processes, of one shape and dtype, concatenated along dimension 0."""
         if _tensor(tensor).dim() == 0:
             raise TPUDistributedError("a 0-d tensor has no dimension to gather along. Try: tensor.reshape(1).")
         return process_group.all_gather(tensor) if self._is_joined() else tensor.clone()
@@ -124,17 +114,7 @@ class XLADistributedTraining:
         is_joined = self._is_joined()
         self.device_manager.sync_all_devices()
         if is_joined:
-            process_group.barrier()
-
-    def _checked_mesh(self, mesh_shape: tuple[int, ...] | None) -> tuple[int, ...]:
-        if self.device_manager.is_spmd:
-            return spmd.checked_mesh((self.device_manager.num_devices,) if mesh_shape is None else mesh_shape)
-        if mesh_shape is not None:
-            raise TPUDistributedError(
-                f"mesh_shape={mesh_shape!r} is invalid: programs run on one device. Try: topology=POD, or call "
-                "torch_xla.runtime.use_spmd() before anything uses the device."
-            )
-        return (1,)
+            torch.distributed.barrier()
 
     def _is_joined(self) -> bool:
         """Whether there are other processes; raises if they cannot communicate."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.exceptions import TPUNotAvailableError
@@ -33,19 +32,12 @@ def best_flags(compile_once: Callable[[], AotReport], candidates: tuple[str, ...
 
 
 def _modelled_ms(flag: str, compile_once: Callable[[], AotReport]) -> float:
-    with _environment(flag):
-        try:
-            return compile_once().modelled_ms
-        except TPUNotAvailableError:  # libtpu aborts its process on an unknown flag
-            return float("inf")
-
-
-@contextlib.contextmanager
-def _environment(flag: str) -> Iterator[None]:
     before = os.environ.get("LIBTPU_INIT_ARGS")
     os.environ["LIBTPU_INIT_ARGS"] = f"{before or ''} {flag}".strip()
     try:
-        yield
+        return compile_once().modelled_ms
+    except TPUNotAvailableError:  # libtpu aborts its process on an unknown flag
+        return float("inf")
     finally:
         if before is None:
             del os.environ["LIBTPU_INIT_ARGS"]

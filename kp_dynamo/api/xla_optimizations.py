@@ -21,14 +21,7 @@ from kp_dynamo.exceptions import TPUOptimizationError
 
 @dataclass(frozen=True)
 class Change:
-    """A change that a chip would benefit from, and whether it was applied.
-
-    Attributes:
-        path: Path of the module or parameter.
-        what: The change.
-        is_applied: Whether it was applied.
-        reason: Why it was not applied.
-    """
+    """What a chip would benefit from at the module or parameter `path`, and why it was not applied, if it was not."""
 
     path: str
     what: str
@@ -86,11 +79,10 @@ class XLAOptimizations:
         Raises:
             TPUConfigurationError: An unknown option, or a bad value.
         """
-        module = checked_model(model)
-        is_trained = any(p.requires_grad for p in module.parameters())
-        chosen = options or ({} if is_trained else {"checkpoint": "off"})
-        CompileOptions.from_dict(chosen)
-        hints_of(module).options.update(chosen)
+        hints = hints_of(checked_model(model))
+        CompileOptions.from_dict(options)
+        is_trained = any(p.requires_grad for p in model.parameters())
+        hints.options.update(options or ({} if is_trained else {"checkpoint": "off"}))
         return model
 
     def enable_dynamic_shapes(self, model: nn.Module) -> nn.Module:
@@ -122,7 +114,11 @@ class XLAOptimizations:
 
 
 def _made_contiguous(module: nn.Module) -> list[Change]:
-    changes, sharing = [], _names_by_storage(module)
+    sharing: dict[int, list[str]] = defaultdict(list)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if _is_on_cpu(tensor):
+            sharing[tensor.untyped_storage()._cdata].append(name)
+    changes = []
     for name, parameter in module.named_parameters():
         if not _is_on_cpu(parameter) or parameter.is_contiguous():
             continue
@@ -134,14 +130,6 @@ def _made_contiguous(module: nn.Module) -> list[Change]:
             parameter.set_(parameter.contiguous())  # type: ignore[call-overload]  # mypy expects a storage
         changes.append(Change(name, "lay out contiguously", True))
     return changes
-
-
-def _names_by_storage(module: nn.Module) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = defaultdict(list)
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if _is_on_cpu(tensor):
-            found[tensor.untyped_storage()._cdata].append(name)
-    return found
 
 
 def _is_on_cpu(tensor: torch.Tensor) -> bool:
