@@ -11,12 +11,7 @@ from torch import nn
 
 @dataclass
 class Hints:
-    """What `XLAOptimizations` sets for one model.
-
-    Attributes:
-        options: Options that take precedence over the configuration.
-        is_dynamic: Whether one capture serves all shapes.
-    """
+    """For one model: options that win over the configuration, and whether one capture serves all shapes."""
 
     options: dict[str, Any] = field(default_factory=dict)
     is_dynamic: bool = False

@@ -25,12 +25,9 @@ _numbers = itertools.count()
 
 
 def time_compilation(module: nn.Module, inputs: SampleInputs, arguments: dict[str, Any]) -> dict[str, float]:
-    """Compile `module` once with empty caches, torch_xla's too, and call it with the backward; it is left unchanged.
+    """Compile `module` with these arguments of `torch.compile`, but with empty caches, torch_xla's too.
 
-    Args:
-        module: The device must have been started.
-        inputs: Its inputs.
-        arguments: Arguments of `torch.compile`; the backend is replaced by one with empty caches.
+    The device must have been started. The module is called once, with its backward, and left unchanged.
 
     Returns:
         Seconds by stage: "dynamo", "aot" (AOTAutograd, partitioner and keys), "passes", "trace", "xla"; "run": the rest

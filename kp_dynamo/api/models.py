@@ -69,11 +69,7 @@ class _WithKeywords(nn.Module):
 
 
 def checked_model(model: Any) -> nn.Module:
-    """The module; of a compiled module, the original one.
-
-    Raises:
-        TPUModelPreparationError: It is not a module, or a lazy module whose parameters have no shape yet.
-    """
+    """The module; of a compiled one, the original. No module, or a lazy one, raises TPUModelPreparationError."""
     if not isinstance(model, nn.Module):
         raise TPUModelPreparationError(f"model of type {type(model).__name__} is invalid. Allowed: a torch.nn.Module.")
     module = uncompiled(model)
@@ -87,11 +83,7 @@ def checked_model(model: Any) -> nn.Module:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of the model's parameters and buffers; the CPU if it has none.
-
-    Raises:
-        TPUDeviceError: They are on several devices.
-    """
+    """The device of the model's parameters and buffers, the CPU if it has none; several raise TPUDeviceError."""
     found = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
     if len(found) > 1:
         raise TPUDeviceError(
@@ -102,11 +94,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def move(model: nn.Module, device: torch.device) -> nn.Module:
-    """Move a model in place and keep tied parameters and buffers tied; `Module.to` unties them when moving to XLA.
-
-    Raises:
-        TPUModelPreparationError: torch cannot move it.
-    """
+    """Move a model in place, or raise TPUModelPreparationError; `Module.to` alone unties tied tensors on XLA."""
     places = [(held, name, tensor) for held in _held_tensors(model) for name, tensor in held.items()]
     try:
         model.to(device)

@@ -36,11 +36,7 @@ def require_carrier(num_processes: int) -> None:
 
 
 def all_reduce(tensor: torch.Tensor, op: str) -> torch.Tensor:
-    """The sum, mean, min, max or product over all processes.
-
-    Raises:
-        TPUDistributedError: The process group rejects the tensor, or a mean of an integer tensor.
-    """
+    """The sum, mean, min, max or product over all processes."""
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         raise TPUDistributedError(
             f"op='mean' requires a floating-point tensor, got {tensor.dtype}. Try: op='sum', or .float()."
@@ -51,11 +47,7 @@ def all_reduce(tensor: torch.Tensor, op: str) -> torch.Tensor:
 
 
 def all_gather(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensors of all processes, concatenated along dimension 0.
-
-    Raises:
-        TPUDistributedError: Their shapes or dtypes differ, or the process group rejects them.
-    """
+    """The tensors of all processes, of one shape and dtype, concatenated along dimension 0."""
     kinds: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(kinds, (tuple(tensor.shape), str(tensor.dtype)))
     if len(set(kinds)) > 1:
@@ -67,7 +59,7 @@ def all_gather(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copy_from_first(tensors: Iterable[torch.Tensor]) -> None:
-    """Broadcast the values of these tensors from process 0; raises TPUDistributedError if the group rejects one."""
+    """Broadcast the values of these tensors from process 0."""
     for tensor in tensors:
         values = _carried(tensor, lambda copy: distributed.broadcast(copy, src=0))
         with torch.no_grad():
@@ -75,7 +67,7 @@ def copy_from_first(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _carried(tensor: torch.Tensor, send: Callable[[torch.Tensor], Any]) -> torch.Tensor:
-    """A contiguous copy of `tensor` on the CPU, after `send` has sent it or received into it."""
+    """A contiguous copy on the CPU, after `send` has sent it or received into it, or raised TPUDistributedError."""
     copy = tensor.detach().to("cpu", copy=True).contiguous()
     try:
         send(copy)

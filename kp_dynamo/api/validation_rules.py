@@ -111,15 +111,12 @@ def _memory(model: nn.Module, config: TPUConfig, chip: Chip) -> ValidationReport
 
 
 def _batch(inputs: SampleInputs) -> ValidationReport:
-    tensors = [t for t in pytree.tree_leaves((inputs.args, inputs.kwargs)) if isinstance(t, torch.Tensor) and t.dim()]
-    rows = _num_rows(tensors[0]) if tensors else SUBLANES
+    leaves = pytree.tree_leaves((inputs.args, inputs.kwargs))
+    first = next((t for t in leaves if isinstance(t, torch.Tensor) and t.dim()), torch.empty(SUBLANES, 1))
+    # Rows of the first layer's matrix; an integer tensor has one row per index (embedding lookup).
+    rows = first.numel() // (max(first.shape[-1], 1) if first.is_floating_point() else 1)
     text = f"{rows} rows in the first input; a tile has {SUBLANES} rows, and the rest is padding"
     return ValidationReport("batch", "passed" if rows % SUBLANES == 0 else "warning", text)
-
-
-def _num_rows(tensor: torch.Tensor) -> int:
-    """Rows of the matrix that the first layer computes; an integer tensor has one row per index (embedding lookup)."""
-    return tensor.numel() // max(tensor.shape[-1], 1) if tensor.is_floating_point() else tensor.numel()
 
 
 def _agreement(model: nn.Module, config: TPUConfig, inputs: SampleInputs) -> ValidationReport:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kp_dynamo.api.checkpoint.file import read_file, write_file
+from kp_dynamo.api.checkpoint.file import DIGEST, FORMAT, read_file, write_file
 from kp_dynamo.api.checkpoint.model import plan_write, read_model
 from kp_dynamo.api.checkpoint.optimizer import describe, loaded, require_fit
 from kp_dynamo.api.checkpoint.values import Encoder, decode
@@ -99,7 +99,8 @@ def load_checkpoint(path: _Path, model: nn.Module, optimizer: torch.optim.Optimi
     tensors, metadata = read_file(path)
     state = read_model(model)
     try:
-        about = {name.removeprefix(_PREFIX): json.loads(text) for name, text in metadata.items() if _is_json(name)}
+        ours = {name for name in metadata if name.startswith(_PREFIX)} - {FORMAT, DIGEST}
+        about = {name.removeprefix(_PREFIX): json.loads(metadata[name]) for name in ours}
         info = CheckpointInfo(_checked_step(about["step"]), decode(about["config"], {}), about["versions"])
         write = plan_write(state, tensors, about["model"])
         load: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -126,10 +127,6 @@ def _optimizer_state(given: dict[str, Any], about: Mapping[str, Any], tensors: M
     # The tensors are memory-mapped from the file, and an optimizer keeps the tensors that it receives.
     mine = {name: tensor.clone() for name, tensor in tensors.items() if name not in of_model}
     return decode(about["optimizer_state"], mine)
-
-
-def _is_json(name: str) -> bool:
-    return name.startswith(_PREFIX) and name not in (f"{_PREFIX}format", f"{_PREFIX}digest")
 
 
 def _plain_config(config: Any) -> Any:

@@ -27,12 +27,9 @@ _UNREADABLE = (OSError, SafetensorError, RuntimeError, ValueError, TypeError, Ke
 
 
 def write_file(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-    """Write CPU tensors and metadata; an existing file at `path` is replaced atomically.
+    """Write CPU tensors and metadata; an existing file at `path` is replaced atomically, or TPUCheckpointError raised.
 
     Do not modify the tensors meanwhile: the file would not match its digest.
-
-    Raises:
-        TPUCheckpointError: safetensors does not support a dtype or name, or the file cannot be written.
     """
     _require_path(path)
     if _RESERVED in tensors:
@@ -55,11 +52,7 @@ def write_file(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Read a file of `write_file`. The tensors are memory-mapped: copy the ones to keep.
-
-    Raises:
-        TPUCheckpointError: The file does not exist, `write_file` did not write it, or it was altered.
-    """
+    """Read a file of `write_file`; any other raises TPUCheckpointError. The tensors are memory-mapped."""
     _require_path(path)
     try:
         with _opened(path) as name, safe_open(name, framework="pt") as file:

@@ -47,11 +47,7 @@ class ModelWrite:
     ties: list[tuple[_Slot, torch.Tensor]]
 
     def apply(self) -> None:
-        """Write all values, or restore the old ones on failure.
-
-        Raises:
-            TPUCheckpointError: torch could not copy a value; the model is unchanged.
-        """
+        """Write all values, or restore the old ones and raise TPUCheckpointError."""
         try:
             # In reverse order, because targets may share elements.
             with contextlib.ExitStack() as restoring:
@@ -69,11 +65,7 @@ class ModelWrite:
 
 
 def read_model(model: object) -> ModelState:
-    """The state of a model.
-
-    Raises:
-        TPUCheckpointError: It is not a module, or has state that is not a dense tensor with values.
-    """
+    """The state of a model; raises TPUCheckpointError if part of it is not a dense tensor with values."""
     if not isinstance(model, nn.Module):
         raise TPUCheckpointError(f"model of type {type(model).__qualname__} is invalid. Allowed: an nn.Module.")
     slots = dict(_slots(model))
@@ -86,15 +78,9 @@ def read_model(model: object) -> ModelState:
 
 
 def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as: Mapping[str, str]) -> ModelWrite:
-    """Check that the file's tensors fit the model, and plan where to write them.
+    """Plan where to write the file's tensors; names, shapes, dtypes or ties that do not fit raise TPUCheckpointError.
 
-    Args:
-        state: State of the model.
-        tensors: Tensors of the file, by stored name.
-        stored_as: Name in the model -> stored name, as saved in the file.
-
-    Raises:
-        TPUCheckpointError: Names, shapes, dtypes or ties do not match.
+    `tensors` are those of the file by stored name, which `stored_as` has for each name in the model.
     """
     _require_none(_misfits(state, tensors, stored_as))
     values = {name: tensors[stored_as[name]] for name in state.tensors}

@@ -14,11 +14,7 @@ from kp_dynamo.exceptions import TPUCheckpointError
 
 
 def describe(optimizer: object, model: ModelState) -> dict[str, Any]:
-    """The identity of an optimizer: its class, and for each group its parameters with their names in the model.
-
-    Raises:
-        TPUCheckpointError: It is not a torch optimizer.
-    """
+    """The identity of an optimizer: its class, and for each group its parameters with their names in the model."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TPUCheckpointError(
             f"optimizer of type {type(optimizer).__qualname__} is invalid. Allowed: a torch.optim.Optimizer."
@@ -56,11 +52,7 @@ def _named(name: str | None, shape: list[int]) -> str:
 
 @contextlib.contextmanager
 def loaded(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Iterator[None]:
-    """Load `state`, each tensor in the dtype that was saved; the old state comes back if the block raises.
-
-    Raises:
-        TPUCheckpointError: The optimizer rejects the state; the optimizer is unchanged.
-    """
+    """Load `state`, each tensor in the dtype that was saved; the old state comes back if this or the block raises."""
     # Loading replaces both and does not write to their tensors.
     before = optimizer.state, optimizer.param_groups
     try:

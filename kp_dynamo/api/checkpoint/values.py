@@ -23,11 +23,7 @@ class Encoder:
         self._names: dict[int, str] = {}
 
     def encode(self, value: object, path: str) -> Any:
-        """`value` for `json.dumps`.
-
-        Raises:
-            TPUCheckpointError: An unsupported type, or two tensors with the same path.
-        """
+        """`value` for `json.dumps`; an unsupported type, or a second tensor of one path, raises TPUCheckpointError."""
         match value:
             case torch.Tensor():
                 return {"$tensor": self._named(value, path)}
@@ -66,11 +62,7 @@ class Encoder:
 
 
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The inverse of `Encoder.encode`.
-
-    Raises:
-        KeyError, TypeError, ValueError: `Encoder.encode` did not produce this value.
-    """
+    """The inverse of `Encoder.encode`; another value raises KeyError, TypeError or ValueError."""
     if isinstance(value, list):
         return [decode(member, tensors) for member in value]
     if not isinstance(value, dict):

@@ -74,7 +74,10 @@ class TPUMemoryManager:
                     tensor = torch.zeros(kind.shape, dtype=kind.dtype, device=self.device)
                     xla.materialize([tensor])
             except RuntimeError as cause:
-                raise _device_refuses(kind, cause) from cause
+                is_full = "RESOURCE_EXHAUSTED" in str(cause) or "out of memory" in str(cause).lower()
+                error = TPUOutOfMemoryError if is_full else TPUMemoryError
+                first = (str(cause) or type(cause).__name__).splitlines()[0]
+                raise error(f"the device cannot allocate a tensor {kind}: {first}") from cause
             self._remember(tensor)
         return tensor
 
@@ -254,13 +257,6 @@ class TPUMemoryManager:
         oldest = time.time() - self.config.allocation_history_retention_seconds
         while self._history and self._history[0].timestamp < oldest:
             self._history.popleft()
-
-
-def _device_refuses(kind: BufferKind, cause: RuntimeError) -> TPUMemoryError:
-    first = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
-    is_full = "RESOURCE_EXHAUSTED" in str(cause) or "out of memory" in str(cause).lower()
-    error = TPUOutOfMemoryError if is_full else TPUMemoryError
-    return error(f"the device cannot allocate a tensor {kind}: {first}")
 
 
 def _seconds(name: str, value: object) -> float:

@@ -13,17 +13,11 @@ from kp_dynamo.exceptions import TPUMemoryPoolError
 
 
 class TensorPool:
-    """At most `size` tensors of one kind, each allocated on first use. Not thread-safe: its manager locks.
+    """At most `size` tensors of one kind, each allocated by `make` on first use. Its manager locks.
 
     A returned tensor is lent again: its place in the budget, the object, and its buffer until someone writes to it in
     place. XLA's buffers are immutable, so torch_xla then gives the tensor a new one and frees the old. A tensor that is
     dropped instead of returned makes room for a new one.
-
-    Args:
-        name: Name for messages.
-        size: Maximum number of tensors.
-        kind: Their shape and dtype.
-        make: Allocates a tensor; its exceptions propagate to the caller of `take`.
     """
 
     def __init__(self, name: str, size: int, kind: BufferKind, make: Callable[[], torch.Tensor]) -> None:
@@ -33,11 +27,7 @@ class TensorPool:
         self._num_made = self._num_reused = 0
 
     def take(self) -> torch.Tensor:
-        """Take a free tensor; a reused one keeps its old values, a new one is zero.
-
-        Raises:
-            TPUMemoryPoolError: All are in use.
-        """
+        """Take a free tensor; a reused one keeps its old values, a new one is zero."""
         if self._idle:
             self._num_reused += 1
             tensor = self._idle.pop()
