@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import metadata
+from typing import TypeVar
 
 from kp_dynamo.api import flag_check
 from kp_dynamo.compat import xla
@@ -14,14 +15,19 @@ from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, TPUDist
 from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering import spmd
 
+T = TypeVar("T")
+
+
+def of_type(kind: type[T], name: str, value: object, error: type[TPUBackendError], allowed: str) -> T:
+    """`value`, the argument `name`, if it is a `kind`; `error` otherwise."""
+    if isinstance(value, kind):
+        return value
+    raise error(f"{name} of type {type(value).__name__} is invalid. Allowed: {allowed}.")
+
 
 def checked_config(config: TPUConfig) -> TPUConfig:
     """`config`; raises TPUConfigurationError if it has another type."""
-    if not isinstance(config, TPUConfig):
-        raise TPUConfigurationError(
-            f"config of type {type(config).__name__} is invalid. Allowed: a TPUConfig. Try: config.hardware.tpu."
-        )
-    return config
+    return of_type(TPUConfig, "config", config, TPUConfigurationError, "a TPUConfig. Try: config.hardware.tpu")
 
 
 def start_device(config: TPUConfig) -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.exceptions import TPUDeviceError, TPUModelPreparationError
+from kp_dynamo.api.environment import of_type
+from kp_dynamo.exceptions import TPUBackendError, TPUDeviceError, TPUModelPreparationError
 from kp_dynamo.explanation.run_once import run_backward, uncompiled
 
 logger = logging.getLogger(__name__)
@@ -70,9 +71,7 @@ class _WithKeywords(nn.Module):
 
 def checked_model(model: Any) -> nn.Module:
     """The module; of a compiled one, the original. No module, or a lazy one, raises TPUModelPreparationError."""
-    if not isinstance(model, nn.Module):
-        raise TPUModelPreparationError(f"model of type {type(model).__name__} is invalid. Allowed: a torch.nn.Module.")
-    module = uncompiled(model)
+    module = uncompiled(of_type(nn.Module, "model", model, TPUModelPreparationError, "a torch.nn.Module"))
     assert isinstance(module, nn.Module), "inside a compiled module is a module"
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if torch.nn.parameter.is_lazy(tensor):
@@ -104,6 +103,18 @@ def move(model: nn.Module, device: torch.device) -> nn.Module:
     for held, name, before in places:
         held[name] = moved.setdefault(id(before), held[name])
     return model
+
+
+def move_data(data: Any, device: torch.device, error: type[TPUBackendError], *, copy: bool = False) -> Any:
+    """`data`, nested dicts, lists and tuples, with its tensors on `device`; raises `error` if it has none."""
+    leaves = pytree.tree_leaves(data)
+    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
+        raise error(
+            f"data contains no tensor, only {kinds}. Allowed: a tensor, or dicts, lists and tuples of tensors. "
+            "Try: torch.as_tensor for arrays, dict(data) for other mappings."
+        )
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=copy), data)
 
 
 def _held_tensors(model: nn.Module) -> list[dict[str, Any]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from kp_dynamo.api.models import checked_model, move
+from kp_dynamo.api.environment import of_type
+from kp_dynamo.api.models import checked_model, move, move_data
 from kp_dynamo.api.xla_compiler import XLACompiler
 from kp_dynamo.api.xla_device_manager import XLADeviceManager
 from kp_dynamo.backend import cache_stats, clear_cache
@@ -32,11 +32,9 @@ class TPUBackend:
     """
 
     def __init__(self, config: KernelPyTorchConfig | None = None) -> None:
-        self.config = KernelPyTorchConfig() if config is None else config
-        if not isinstance(self.config, KernelPyTorchConfig):
-            raise TPUConfigurationError(
-                f"config of type {type(config).__name__} is invalid. Allowed: a KernelPyTorchConfig, None."
-            )
+        chosen = KernelPyTorchConfig() if config is None else config
+        allowed = "a KernelPyTorchConfig, None"
+        self.config = of_type(KernelPyTorchConfig, "config", chosen, TPUConfigurationError, allowed)
         self._devices = XLADeviceManager(self.config.hardware.tpu)
         self.compiler = XLACompiler(self.config.hardware.tpu)
 
@@ -82,14 +80,7 @@ class TPUBackend:
         Raises:
             TPUDeviceError: It contains no tensor.
         """
-        leaves = pytree.tree_leaves(data)
-        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
-            raise TPUDeviceError(
-                f"data contains no tensor, only {kinds}. Allowed: a tensor, or dicts, lists and tuples of tensors. "
-                "Try: torch.as_tensor for arrays, dict(data) for other mappings."
-            )
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), data)
+        return move_data(data, self.device, TPUDeviceError)
 
     def optimize_for_inference(self, model: nn.Module, sample_inputs: Any = None) -> nn.Module:
         """`prepare_model`, and `XLACompiler.optimize_for_inference`."""
@@ -164,10 +155,8 @@ class TPUBackend:
 
 
 def _require_optimizer(verb: str, is_wanted: bool, optimizer: object) -> None:
-    if isinstance(optimizer, torch.optim.Optimizer) or (optimizer is None and not is_wanted):
-        return
     asked = f"{verb}_optimizer=True, but " if is_wanted else ""
-    raise TPUCheckpointError(
-        f"{asked}optimizer of type {type(optimizer).__name__} is invalid. Allowed: the torch.optim.Optimizer that "
-        f"trains the model. Try: pass it, or omit optimizer and {verb}_optimizer."
-    )
+    cure = f"pass it, or omit optimizer and {verb}_optimizer"
+    allowed = f"the torch.optim.Optimizer that trains the model. Try: {cure}"
+    if is_wanted or optimizer is not None:
+        of_type(torch.optim.Optimizer, f"{asked}optimizer", optimizer, TPUCheckpointError, allowed)

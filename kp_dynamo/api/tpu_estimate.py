@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from kp_dynamo.aot.report import AotReport
-from kp_dynamo.api.hints import with_hints
+from kp_dynamo.api.hints import hints_of
 from kp_dynamo.api.models import SampleInputs
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import TPUConfig
@@ -21,15 +21,12 @@ def is_estimate_possible() -> bool:
     return bool(find_spec("jax") and find_spec("libtpu")) and xla.device_kind() != "TPU"
 
 
-def aot_report(
-    module: nn.Module, inputs: SampleInputs, config: TPUConfig, options: dict[str, Any] | None = None
-) -> AotReport:
+def aot_report(module: nn.Module, inputs: SampleInputs, config: TPUConfig, options: dict[str, Any]) -> AotReport:
     """The report of `aot_compile` for the configured chip, in the mode of the model; the model does not run."""
     from kp_dynamo.aot.compiling import aot_compile
 
     model, args = inputs.by_position(module)
-    chosen = compile_options(config) if options is None else options
-    return aot_compile(model, args, target=chip_of(config, None).name, options=chosen, train=module.training)
+    return aot_compile(model, args, target=chip_of(config, None).name, options=options, train=module.training)
 
 
 def estimate(module: nn.Module, inputs: SampleInputs, config: TPUConfig, level: str) -> dict[str, Any]:
@@ -39,9 +36,9 @@ def estimate(module: nn.Module, inputs: SampleInputs, config: TPUConfig, level: 
         "target", "train", "cycles_ms", "modelled_ms", "peak_bytes" of the largest program and "fits"; or "target" and
         "problem" if the TPU compiler cannot compile the model.
     """
-    arguments = with_hints(module, {"dynamic": None, "options": compile_options(config, level)}, level)
+    options = {**compile_options(config), **hints_of(module).options, "level": level}
     try:
-        report = aot_report(module, inputs, config, arguments["options"])
+        report = aot_report(module, inputs, config, options)
     except TPUBackendError as problem:
         return {"target": chip_of(config, None).name, "problem": str(problem)}
     return {

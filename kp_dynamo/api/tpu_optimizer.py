@@ -44,14 +44,7 @@ class TPUOptimizationResult:
 
 
 class TPUOptimizer:
-    """Compiles models at a level and measures them.
-
-    Args:
-        config: The configuration; None for the defaults.
-
-    Raises:
-        TPUBackendError: Whatever `TPUBackend` raises.
-    """
+    """Compiles models at a level and measures them; a `TPUBackend` with this configuration is its `backend`."""
 
     def __init__(self, config: KernelPyTorchConfig | None = None) -> None:
         self.backend = TPUBackend(config)
@@ -138,14 +131,13 @@ class TPUOptimizer:
             "num_parameters": sum(p.numel() for p in module.parameters()),
             "parameter_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
         }
-        if sample_inputs is None:
-            compiled = compile_model(module, level=level)
-        else:
-            if is_estimate_possible() if estimate_on_tpu is None else estimate_on_tpu:
-                # First, because it resets Dynamo.
-                metrics["tpu_estimate"] = estimate(module, SampleInputs.of(sample_inputs), config, level)
-            num_programs, compile_start = TELEMETRY.counts["programs"], time.perf_counter()
-            compiled = compile_model(module, sample_inputs, level=level)
+        wants_estimate = is_estimate_possible() if estimate_on_tpu is None else estimate_on_tpu
+        if sample_inputs is not None and wants_estimate:
+            # First, because it resets Dynamo.
+            metrics["tpu_estimate"] = estimate(module, SampleInputs.of(sample_inputs), config, level)
+        num_programs, compile_start = TELEMETRY.counts["programs"], time.perf_counter()
+        compiled = compile_model(module, sample_inputs, level=level)
+        if sample_inputs is not None:
             metrics["num_programs"] = TELEMETRY.counts["programs"] - num_programs
             metrics["compile_s"] = time.perf_counter() - compile_start
             metrics.update(_measured(module, compiled, SampleInputs.of(sample_inputs).on_device_of(module)))

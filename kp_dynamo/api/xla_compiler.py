@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kp_dynamo.api.environment import checked_config, start_device, xla_problem
+from kp_dynamo.api.environment import checked_config, of_type, start_device, xla_problem
 from kp_dynamo.api.hints import with_hints
 from kp_dynamo.api.models import SampleInputs, checked_model, device_of, run_once
 from kp_dynamo.backend import cache_stats
@@ -33,13 +33,8 @@ _MAX_MODELS = 1 << 20
 class XLACompiler:
     """Compiles models; the session keeps up to `cache_max_size` of them, the least recently used are evicted first.
 
-    A model is not moved: the backend copies a CPU model to the device at every call.
-
-    Args:
-        tpu_config: It is read at every call, so changes take effect.
-
-    Raises:
-        TPUConfigurationError: It is not a TPUConfig.
+    A model is not moved: the backend copies a CPU model to the device at every call. The configuration is read at every
+    call, so changes take effect.
     """
 
     def __init__(self, tpu_config: TPUConfig) -> None:
@@ -92,9 +87,7 @@ class XLACompiler:
         }
 
     def benchmark_compilation(self, model: nn.Module, sample_inputs: Any, num_runs: int = 3) -> dict[str, Any]:
-        """Seconds of a cold compilation of `model`, including XLA; no cache is used.
-
-        Dynamo is reset: functions compiled earlier are captured again when called.
+        """Seconds of a cold compilation of `model`, including XLA; no cache is used, and Dynamo is reset.
 
         Returns:
             "min_time", "avg_time" and "max_time" of the first call, and "stages": the average by stage.
@@ -121,11 +114,8 @@ class XLACompiler:
     def _compiled(
         self, module: nn.Module, sample_inputs: Any, use_cache: bool, level: str | None, has_grad: bool = True
     ) -> nn.Module:
-        if not isinstance(use_cache, bool):
-            raise TPUCacheError(
-                f"use_cache of type {type(use_cache).__name__} is invalid. Allowed: True, False. "
-                "Try: sample_inputs=(x, y), for a model of several inputs."
-            )
+        allowed = "True, False. Try: sample_inputs=(x, y), for a model of several inputs"
+        of_type(bool, "use_cache", use_cache, TPUCacheError, allowed)
         arguments = arguments_for(module, self.config, level)
         inputs = None if sample_inputs is None else SampleInputs.of(sample_inputs).on_device_of(module)
         key = (id(module), module.training, has_grad, repr(arguments), inputs and inputs.signature())

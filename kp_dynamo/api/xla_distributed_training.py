@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.api import process_group
-from kp_dynamo.api.models import checked_model, move
+from kp_dynamo.api.environment import of_type
+from kp_dynamo.api.models import checked_model, move, move_data
 from kp_dynamo.api.xla_device_manager import XLADeviceManager
 from kp_dynamo.exceptions import TPUDistributedError
 from kp_dynamo.lowering import spmd
@@ -36,11 +37,8 @@ class XLADistributedTraining:
     """
 
     def __init__(self, device_manager: XLADeviceManager, mesh_shape: tuple[int, ...] | None = None) -> None:
-        if not isinstance(device_manager, XLADeviceManager):
-            raise TPUDistributedError(
-                f"device_manager of type {type(device_manager).__name__} is invalid. Allowed: an XLADeviceManager. "
-                "Try: XLADeviceManager(config.hardware.tpu)."
-            )
+        allowed = "an XLADeviceManager. Try: XLADeviceManager(config.hardware.tpu)"
+        of_type(XLADeviceManager, "device_manager", device_manager, TPUDistributedError, allowed)
         if mesh_shape is not None and not device_manager.is_spmd:
             raise TPUDistributedError(
                 f"mesh_shape={mesh_shape!r} is invalid: programs run on one device. Try: topology=POD, or call "
@@ -88,13 +86,7 @@ class XLADistributedTraining:
         Raises:
             TPUDistributedError: It contains no tensor.
         """
-        device = self.device_manager.device
-        moved = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=True), data)
-        if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(moved)):
-            raise TPUDistributedError(
-                f"data of type {type(data).__name__} contains no tensor. Allowed: tensors, or dicts, lists and tuples "
-                "of them."
-            )
+        moved = move_data(data, self.device_manager.device, TPUDistributedError, copy=True)
         return _shared(moved, self.mesh_shape) if self.device_manager.is_spmd else moved
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
@@ -165,6 +157,4 @@ def _shared(data: Any, mesh_shape: tuple[int, ...]) -> Any:
 
 
 def _tensor(value: object) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor):
-        raise TPUDistributedError(f"tensor of type {type(value).__name__} is invalid. Allowed: a torch.Tensor.")
-    return value
+    return of_type(torch.Tensor, "tensor", value, TPUDistributedError, "a torch.Tensor")

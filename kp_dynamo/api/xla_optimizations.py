@@ -30,14 +30,7 @@ class Change:
 
 
 class XLAOptimizations:
-    """Prepares models for a chip.
-
-    Args:
-        tpu_config: Selects the chip.
-
-    Raises:
-        TPUConfigurationError: It is not a TPUConfig.
-    """
+    """Prepares models for the chip that a TPUConfig selects."""
 
     def __init__(self, tpu_config: TPUConfig) -> None:
         self.config = checked_config(tpu_config)

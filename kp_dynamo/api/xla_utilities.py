@@ -16,6 +16,7 @@ from kp_dynamo.api.xla_flags import best_flags
 from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.config.tpu_config import TPUConfig, TPUVersion
+from kp_dynamo.config.translation import compile_options
 from kp_dynamo.exceptions import TPUConfigurationError
 
 _DISTRIBUTIONS = ("torch", "torch_xla", "libtpu", "jax", "jaxlib")
@@ -100,7 +101,7 @@ class XLAUtilities:
             raise TPUConfigurationError("give both model and sample_inputs, or neither")
         module, given = (model, sample_inputs) if model is not None else _example()
         module, inputs = checked_model(module), SampleInputs.of(given)
-        return best_flags(lambda: aot_report(module, inputs, config))
+        return best_flags(lambda: aot_report(module, inputs, config, compile_options(config)))
 
 
 def _example() -> tuple[nn.Module, torch.Tensor]:

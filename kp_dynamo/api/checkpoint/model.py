@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from kp_dynamo.api.checkpoint.overlap import Copy, overwritten, same_bytes
+from kp_dynamo.api.environment import of_type
 from kp_dynamo.exceptions import TPUCheckpointError
 
 _NUM_SHOWN = 5
@@ -64,10 +65,9 @@ class ModelWrite:
             raise TPUCheckpointError(f"the model could not be written to: {cause}. Nothing was changed.") from cause
 
 
-def read_model(model: object) -> ModelState:
+def read_model(given: object) -> ModelState:
     """The state of a model; raises TPUCheckpointError if part of it is not a dense tensor with values."""
-    if not isinstance(model, nn.Module):
-        raise TPUCheckpointError(f"model of type {type(model).__qualname__} is invalid. Allowed: an nn.Module.")
+    model = of_type(nn.Module, "model", given, TPUCheckpointError, "an nn.Module")
     slots = dict(_slots(model))
     tensors = {_plain_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
     for name, value in tensors.items():

@@ -10,15 +10,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.api.checkpoint.model import ModelState
+from kp_dynamo.api.environment import of_type
 from kp_dynamo.exceptions import TPUCheckpointError
 
 
-def describe(optimizer: object, model: ModelState) -> dict[str, Any]:
+def describe(given: object, model: ModelState) -> dict[str, Any]:
     """The identity of an optimizer: its class, and for each group its parameters with their names in the model."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TPUCheckpointError(
-            f"optimizer of type {type(optimizer).__qualname__} is invalid. Allowed: a torch.optim.Optimizer."
-        )
+    optimizer = of_type(torch.optim.Optimizer, "optimizer", given, TPUCheckpointError, "a torch.optim.Optimizer")
     groups = [[[model.name_of(p), list(p.shape)] for p in group["params"]] for group in optimizer.param_groups]
     return {"class": type(optimizer).__name__, "groups": groups}
 

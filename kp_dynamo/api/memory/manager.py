@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kp_dynamo.api.environment import checked_config, deciding_chip, start_device
+from kp_dynamo.api.environment import checked_config, deciding_chip, of_type, start_device
 from kp_dynamo.api.memory.pool import TensorPool
 from kp_dynamo.api.memory.stats import Allocation, BufferKind, TPUMemoryStats
 from kp_dynamo.compat import xla
@@ -91,8 +91,7 @@ class TPUMemoryManager:
         Raises:
             TPUOutOfMemoryError: The padded tensor exceeds the available memory.
         """
-        if not isinstance(tensor, torch.Tensor):
-            raise TPUMemoryError(f"tensor of type {type(tensor).__qualname__} is invalid. Allowed: a torch.Tensor.")
+        of_type(torch.Tensor, "tensor", tensor, TPUMemoryError, "a torch.Tensor")
         tiled = self.chip.tiled_shape(tensor.shape, tensor.element_size())
         if tiled == tuple(tensor.shape) or not tensor.numel():
             return tensor
