@@ -19,9 +19,7 @@ class XLADeviceManager:
 
     Compiled programs run on the first device and refuse tensors of the others, which can run eager code. Under SPMD
     (`topology=POD`, or `torch_xla.runtime.use_spmd()`) the first device represents all of them and is the only one.
-
-    Args:
-        tpu_config: Sets the flags of the client, and whether programs run on one device or on all.
+    The configuration sets the flags of the client, and whether programs run on one device or on all.
 
     Raises:
         TPUBackendError: The device cannot be used as configured, see `start_device`.

@@ -68,17 +68,11 @@ def _remove_abandoned(folder: str) -> None:
     """Remove scratch folders that no running process has locked."""
     for name in os.listdir(folder):
         if name.startswith(_PREFIX) and name.endswith(_SUFFIX):
-            with contextlib.suppress(OSError):  # already removed, or no permission to open it
-                _remove_unlocked(os.path.join(folder, name))
-
-
-def _remove_unlocked(scratch: str) -> None:
-    lock = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if _try_lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            shutil.rmtree(scratch, ignore_errors=True)
-    finally:
-        os.close(lock)
+            scratch = os.path.join(folder, name)
+            # It may be removed already, or there is no permission to open it.
+            with contextlib.suppress(OSError), opened(scratch, os.O_RDONLY | os.O_DIRECTORY) as lock:
+                if _try_lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _try_lock(lock: int, how: int) -> bool:
@@ -94,16 +88,20 @@ def _mode_for(target: str, probe: str) -> int:
     """Permissions for the new file; creating `probe` reveals the umask, which cannot be read without setting it."""
     with contextlib.suppress(FileNotFoundError):
         return stat.S_IMODE(os.stat(target).st_mode)
-    made = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-    try:
+    with opened(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666) as made:
         return stat.S_IMODE(os.fstat(made).st_mode)
-    finally:
-        os.close(made)
 
 
 def _make_durable(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
+    with opened(path, os.O_RDONLY) as handle:
         os.fsync(handle)
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str], flags: int, mode: int = 0o777) -> Iterator[int]:
+    """A file descriptor, closed after the block."""
+    handle = os.open(path, flags, mode)
+    try:
+        yield handle
     finally:
         os.close(handle)

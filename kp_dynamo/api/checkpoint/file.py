@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from kp_dynamo.api.checkpoint.atomic_file import replacing
+from kp_dynamo.api.checkpoint.atomic_file import opened, replacing
 from kp_dynamo.exceptions import TPUCheckpointError
 
 FORMAT = "kp_tpu.format"
@@ -55,10 +54,14 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], di
     """Read a file of `write_file`; any other raises TPUCheckpointError. The tensors are memory-mapped."""
     _require_path(path)
     try:
-        with _opened(path) as name, safe_open(name, framework="pt") as file:
-            metadata = file.metadata() or {}
-            _require_ours(path, metadata)
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+        with opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise OSError("it is not a regular file")
+            # By its descriptor, because safetensors opens it twice and it may be replaced meanwhile.
+            with safe_open(f"/proc/self/fd/{handle}", framework="pt") as file:
+                metadata = file.metadata() or {}
+                _require_ours(path, metadata)
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
     except _UNREADABLE as cause:
         raise TPUCheckpointError(
             f"{os.fspath(path)!r} cannot be read as a checkpoint: {cause}. Allowed: an intact file of save_checkpoint "
@@ -76,18 +79,6 @@ def _require_path(path: object) -> None:
     name = path.__fspath__() if isinstance(path, os.PathLike) else path
     if not isinstance(name, str) or not name or "\0" in name:
         raise TPUCheckpointError(f"path={path!r} is invalid. Allowed: the name of a file as str or os.PathLike.")
-
-
-@contextlib.contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A name that keeps referring to the file as it is now: safetensors opens it twice, and it may be replaced."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError("it is not a regular file")
-        yield f"/proc/self/fd/{handle}"
-    finally:
-        os.close(handle)
 
 
 def _require_ours(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
