@@ -19,7 +19,7 @@ HUNT_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo aot aot-v7 test test-all test-compat check format bench bench-v5e bench-chips bench-checkpoint zoo hunt wheel clean
+.PHONY: help setup demo aot aot-v7 test test-all test-compat check format bench bench-v5e bench-chips bench-checkpoint measurements zoo hunt wheel clean
 
 help:
 	@echo "make demo      train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
@@ -33,6 +33,7 @@ help:
 	@echo "make bench-v5e what a v5e's compiler makes of the models, beside stock openxla"
 	@echo "make bench-chips  what rewriting attention is worth by the compilers of v5e, v5p and v6e"
 	@echo "make bench-checkpoint  memory of a training step by checkpoint mode, by a v5e's compiler"
+	@echo "make measurements  the tables of README.md and docs/measurements.md, from bench/results/*.json"
 	@echo "make zoo       the table of models: programs, graph breaks, fallbacks, errors"
 	@echo "make hunt      random programs against eager in float64, in every configuration (MINUTES=$(MINUTES))"
 	@echo "make wheel     build dist/*.whl"
@@ -103,6 +104,9 @@ bench-chips: $(READY)
 bench-checkpoint: $(READY)
 	$(BIN)/python -m bench.checkpoint
 	$(BIN)/python -m bench.memory_estimate
+
+measurements: $(READY)
+	$(BIN)/python -m bench.measurements
 
 zoo: $(READY)
 	$(BIN)/python -m tests.zoo

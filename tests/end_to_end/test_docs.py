@@ -13,7 +13,7 @@ from kp_dynamo.config.options import LevelPreset, option_fields
 from tests.spine import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def page(name):

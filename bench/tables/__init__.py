@@ -1,0 +1,21 @@
+"""Every generated table of README.md and docs/measurements.md, by the name between its markers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from bench.tables import cpu, tpu
+from bench.tables.summary import summary
+
+TABLES: dict[str, Callable[[], str]] = {
+    "summary": summary,
+    **{name: partial(cpu.as_written, name) for name in cpu.FORMATS},
+    "step_time": cpu.step_time,
+    "levels": tpu.levels,
+    "goals": tpu.goals,
+    "pallas": tpu.pallas,
+    "chips": tpu.chips,
+    "checkpoint": tpu.checkpoint,
+    "memory_estimate": tpu.memory_estimate,
+}

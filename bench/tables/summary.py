@@ -1,0 +1,53 @@
+"""The table of the README: six rows of all results."""
+
+from __future__ import annotations
+
+from bench.tables.results import load, markdown, slashed
+
+VARIANTS = ("eager", "openxla", "kp_tpu float32", "kp_tpu")
+
+
+def summary() -> str:
+    rows = (_first_call(), _second_compile(), _per_call(), _step_time(), _lengths(), _v5e())
+    return markdown(("", *VARIANTS), rows)
+
+
+def _first_call() -> list[str]:
+    rows, modes = load("first_call"), ("inference", "training")
+    cells = [slashed((rows.row(variant=v, mode=m)["CPU s"] for m in modes), ".1f") for v in VARIANTS]
+    return ["first call of a 32-block Llama, inference / training, CPU-seconds", *cells]
+
+
+def _second_compile() -> list[str]:
+    rows = load("second_compile")
+    openxla, ours = (f"{rows.row(variant=v)['second CPU s']:.2f}" for v in ("openxla", "kp_tpu"))
+    return ["compiling a second, equal 8-block Llama, CPU-seconds", "", openxla, "", ours]
+
+
+def _per_call() -> list[str]:
+    rows, sizes = load("per_call"), (8, 64, 256)
+
+    def cell(variant: str) -> str:
+        return slashed((rows.row(parameters=n, variant=variant)["main thread us"] for n in sizes), ".0f")
+
+    title = "host time of a call with 8 / 64 / 256 parameters, us"
+    return [title, cell("eager"), cell("openxla"), "", cell("kp_tpu")]
+
+
+def _step_time() -> list[str]:
+    rows, models = load("step_time"), ("gpt", "llama", "bert")
+    cells = [slashed((rows.row(model=m, mode="training", variant=v)["ms"] for m in models), ".0f") for v in VARIANTS]
+    return ["training step of GPT / Llama / BERT, two blocks, ms", *cells]
+
+
+def _lengths() -> list[str]:
+    rows = load("buckets")
+    openxla, ours = (f"{rows.row(model='llama', variant=v)['total_s']:.0f}" for v in ("openxla", "buckets"))
+    return ["100 lengths of a Llama with all compiles, seconds; kp_tpu with `buckets`", "", openxla, "", ours]
+
+
+def _v5e() -> list[str]:
+    rows = load("v5e")
+    case = {"model": "gpt4", "S": 512, "mode": "train"}
+    openxla, ours = (f"{rows.row(**case, variant=v)['modelled ms']:.1f}" for v in ("openxla", "balanced"))
+    return ["training step of a 4-block GPT on a v5e, ms by its compiler's estimate", "", openxla, "", ours]

@@ -1,0 +1,67 @@
+"""The tables of README.md and docs/measurements.md are those of bench/results/*.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from bench import measurements, report
+from bench.measurements import PAGES, ROOT, names, outdated
+from bench.tables import TABLES, results
+
+MEASURED = sorted(path.name for path in report.RESULTS.glob("*.json"))
+SUMMARIZED = {"first_call", "second_compile", "per_call", "step_time", "buckets", "v5e"}
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """A folder with copies of the results, which the tables now read, and of the pages."""
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+    shutil.copytree(report.RESULTS, tmp_path / "results")
+    (tmp_path / "docs").mkdir()
+    for page in PAGES:
+        shutil.copy(ROOT / page, tmp_path / page)
+    return tmp_path
+
+
+def test_tables_match_the_results():
+    assert outdated() == [], "Try: make measurements"
+
+
+def test_every_table_is_on_one_page():
+    pages = [(ROOT / page).read_text() for page in PAGES]
+    assert sorted(name for page in pages for name in names(page)) == sorted(TABLES)
+    assert sum(page.count("<!-- table:") for page in pages) == len(TABLES)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_changed_result_makes_pages_outdated_until_they_are_written(copied, name):
+    path = copied / "results" / name
+    content = json.loads(path.read_text())
+    for row in content["rows"]:
+        row |= {key: cell * 1.5 for key, cell in row.items() if isinstance(cell, float)}
+    path.write_text(json.dumps(content))
+    expected = [page for page in PAGES if page != "README.md" or path.stem in SUMMARIZED]
+    assert outdated(copied) == expected
+    measurements.write(copied)
+    assert outdated(copied) == []
+
+
+def test_a_figure_edited_by_hand_makes_a_page_outdated(copied):
+    page = copied / "README.md"
+    page.write_text(page.read_text().replace("| first call of a 32-block Llama", "| first call"))
+    assert outdated(copied) == ["README.md"]
+
+
+def test_text_outside_the_tables_stays():
+    page = "before\n<!-- table: goals -->\nold\n<!-- end of table -->\nafter\n"
+    made = measurements.generated(page)
+    assert made == page.replace("old", TABLES["goals"]())
+    assert measurements.generated(made) == made
+
+
+def test_an_unknown_table_is_an_error():
+    with pytest.raises(KeyError, match="no_such_table"):
+        measurements.generated("<!-- table: no_such_table -->\n<!-- end of table -->")
