@@ -90,7 +90,7 @@ class Results:
         rows = {name: (columns[0][name], columns[1][name]) for name in columns[0]}
         return {
             **rows,
-            "ATen operators met": (f"{len(self.operators)}", ""),
+            "ATen operators covered": (f"{len(self.operators)}", ""),
             "of ATen's core operators": (f"{len(core & set(self.operators))} of {len(core)}", ""),
         }
 
@@ -105,7 +105,7 @@ class Results:
             "refused by name, with buckets": f"{refused / max(buckets, 1):.1%}",
             "refused by name, others": f"{(total('refused') - refused) / max(programs - buckets, 1):.1%}",
             "wrong": f"{total('wrong') or 'none'}",
-            "raised what has no name": f"{total('raised') or 'none'}",
+            "raised an unexpected error": f"{total('raised') or 'none'}",
             "crashed": f"{total('crashed') or 'none'}",
         }
 

@@ -30,16 +30,16 @@ _FILE = Path(__file__).resolve().parents[2] / "docs" / "zoo.md"
 _PREAMBLE = """\
 # The zoo
 
-Models from their configurations with random weights (two layers, width 64 to 128), compiled with
-`backend="kp_tpu"` and compared with eager, in inference and in one training step (loss: a random projection
-of the outputs). Written by `make zoo`: {versions}, {platform}.
+Models with random weights (two layers, width 64 to 128), compiled with `backend="kp_tpu"` and compared with
+eager: inference, and one training step whose loss is a random projection of the outputs. `make zoo` writes this
+page: {versions}, {platform}.
 
-* *float32*: error of `precision="float32"` against eager float32. At most 1e-5 is asked for.
-* *autocast*: error of eager `torch.autocast("cpu", torch.bfloat16)` against eager float64.
-* the levels: error against eager float64, as a multiple of autocast's. At most 1.1 is asked for.
+* *float32*: the error of `precision="float32"` against eager float32. The bound is 1e-5.
+* *autocast*: the error of eager `torch.autocast("cpu", torch.bfloat16)` against eager float64.
+* the levels: the error against eager float64, as a multiple of autocast's. The bound is 1.1.
 
 An error is |difference| / |reference|, over all outputs and, in training, over all gradients together
-(outputs / gradients). Graphs and graph breaks are Dynamo's, programs are what XLA compiled, fallbacks are
+(outputs / gradients). Dynamo counts graphs and graph breaks, XLA compiles the programs, and fallbacks are
 operators that ran on the CPU, all at `precision="float32"`.
 """
 
