@@ -7,7 +7,7 @@ Arguments and results are exact. Code size follows from the matmuls: 0.7 to 0.8 
 `buffers.py` has the rules for which values are temporaries. They follow the graph's order, except that a node without
 readers (a weight's gradient) runs as soon as it can.
 
-docs/checkpointing.md has the error against the TPU's compiler.
+docs/measurements.md has the error against the TPU's compiler.
 """
 
 from __future__ import annotations

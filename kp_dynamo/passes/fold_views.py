@@ -55,7 +55,7 @@ class FoldViews:
     5. integers and complex numbers; symbolic sizes and sizes of 0; views that do not split dimensions into whole parts;
        kp::linear_act.
 
-    docs/passes.md has the measured effect.
+    docs/measurements.md has the measured effect.
 
     Attributes:
         weight_first: Whether heads are computed as weight @ x rather than x @ weight. By the compiler of a v5p a GPT

@@ -50,7 +50,7 @@ class RecomputeActivations:
     3. float64, for which torch_xla 2.9 writes the constants of GELU as float32;
     4. nodes that the user's own checkpoints, or an earlier pass, have tagged.
 
-    docs/passes.md has the measured effect.
+    docs/measurements.md has the measured effect.
     """
 
     name: ClassVar[str] = "recompute_activations"

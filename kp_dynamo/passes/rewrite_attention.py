@@ -68,7 +68,7 @@ class RewriteAttention:
        (`score_layout.py`): a softmax over queries, groups of heads in the rows of a matmul.
 
     Keys stay [N, D, T], as the matmul reads them. A mask that is not evaluated is an operand of both operators, and
-    may be saved at its own size. docs/passes.md has the measured effect.
+    may be saved at its own size. docs/measurements.md has the measured effect.
 
     Attributes:
         block: Queries that are computed at a time. Causal attention skips the keys after them.

@@ -53,7 +53,7 @@ def test_auto_fits_a_budget():
 
 @pytest.mark.slow
 def test_the_estimate_is_near_what_the_compiler_takes(monkeypatch):
-    """Of the larger program: at most a quarter off, see docs/checkpointing.md."""
+    """Of the larger program: at most a quarter off, see docs/measurements.md."""
     estimates = []
     program_report = compiling.program_report
 

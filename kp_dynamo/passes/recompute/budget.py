@@ -16,7 +16,7 @@ from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.recompute.policies import Step, cheapest_first, residual_sums
 from kp_dynamo.passes.recompute.tags import tag_recompute, untag
 
-# How much the estimate of the peak may fall short: see docs/checkpointing.md.
+# How much the estimate of the peak may fall short: see docs/measurements.md.
 MARGIN = 0.25
 _MIB = 2**20
 
