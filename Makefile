@@ -1,4 +1,4 @@
-# Every target sets itself up: the virtual environment is created once, and again when its inputs change.
+# Every target creates the virtual environment if it is missing, and updates it when its inputs change.
 # One recipe at a time, because each uses all cores.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -12,7 +12,7 @@ STEPS  ?= 200
 VERSION ?= 2.8.0
 MINUTES ?= 10
 TARGET ?= v5e
-# Two test processes that share no state, of up to 4 GB each. Neighbouring tests stay together, because they share programs.
+# Two test processes of up to 4 GB each. Neighboring tests run in the same process, because they share programs.
 WORKERS ?= 2
 PYTEST_ARGS ?=
 HUNT_ARGS ?=
@@ -22,22 +22,23 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: help setup demo aot aot-v7 test test-all test-compat check format bench bench-v5e bench-chips bench-checkpoint measurements zoo hunt wheel clean
 
 help:
-	@echo "make demo      train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
-	@echo "make aot       what a TPU's compiler makes of a GPT, without a TPU (TARGET=$(TARGET))"
-	@echo "make aot-v7    the compiler for v7, in an environment of its own"
-	@echo "make test      the test suite, at most 20 minutes on two cores"
-	@echo "make test-all  the slow tests too, and the wheel in an empty environment"
-	@echo "make test-compat  what works on an earlier torch_xla, in an environment of its own (VERSION=$(VERSION))"
-	@echo "make check     ruff (lint and format) and mypy"
-	@echo "make bench     speed and memory against stock openxla and eager"
-	@echo "make bench-v5e what a v5e's compiler makes of the models, beside stock openxla"
-	@echo "make bench-chips  what rewriting attention is worth by the compilers of v5e, v5p and v6e"
-	@echo "make bench-checkpoint  memory of a training step by checkpoint mode, by a v5e's compiler"
-	@echo "make measurements  the tables of README.md and docs/measurements.md, from bench/results/*.json"
-	@echo "make zoo       the table of models: programs, graph breaks, fallbacks, errors"
-	@echo "make hunt      random programs against eager in float64, in every configuration (MINUTES=$(MINUTES))"
-	@echo "make wheel     build dist/*.whl"
-	@echo "make clean     remove what was built; the virtual environment stays"
+	@echo "make demo              train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
+	@echo "make aot               what a TPU's compiler makes of a GPT, without a TPU (TARGET=$(TARGET))"
+	@echo "make aot-v7            install the compiler for v7 in a separate environment"
+	@echo "make test              the tests, at most 20 minutes on two cores"
+	@echo "make test-all          also the slow tests, and the wheel in an empty environment"
+	@echo "make test-compat       the tests of an earlier torch_xla, in a separate environment (VERSION=$(VERSION))"
+	@echo "make check             ruff (lint and format) and mypy"
+	@echo "make format            fix what ruff can fix"
+	@echo "make bench             speed and memory, compared with stock openxla and eager (an hour)"
+	@echo "make bench-v5e         the models by a v5e's compiler, compared with stock openxla"
+	@echo "make bench-chips       the gain of the attention passes, by the compilers of v5e, v5p and v6e"
+	@echo "make bench-checkpoint  the memory of a training step by checkpoint mode, by a v5e's compiler"
+	@echo "make measurements      write the tables of README.md and docs/measurements.md from bench/results/*.json"
+	@echo "make zoo               write docs/zoo.md: programs, graph breaks, fallbacks and errors of each model"
+	@echo "make hunt              compare random programs with eager in float64, in every configuration (MINUTES=$(MINUTES))"
+	@echo "make wheel             build dist/*.whl"
+	@echo "make clean             remove what was built, except the virtual environment"
 
 setup: $(READY)
 
@@ -69,7 +70,7 @@ test: $(READY)
 test-all: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow or not slow" --timeout=3600 $(PYTEST_ARGS)
 
-# Installed without dependencies, because the package requires torch 2.9. The environment takes 7 GB; remove it afterwards.
+# Installed without dependencies, because the package requires torch 2.9. Remove the environment (7 GB) afterwards.
 COMPAT := .venv-compat-$(VERSION)
 
 test-compat: $(COMPAT)/.ready
@@ -115,7 +116,7 @@ hunt: $(READY)
 	$(BIN)/python -m tests.hunt --minutes $(MINUTES) --workers $(WORKERS) $(HUNT_ARGS)
 
 wheel: $(READY)
-	rm -rf build  # setuptools would ship what an earlier build left there
+	rm -rf build  # setuptools would ship the files of an earlier build
 	$(BIN)/python -m build --wheel
 
 clean:

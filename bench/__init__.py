@@ -1,1 +1,1 @@
-"""Benchmarks behind `make bench`: each a module with a `main`, measured beside stock openxla and eager."""
+"""The benchmarks of `make bench`: modules with a `main`, which compare kp_tpu with stock openxla and eager."""

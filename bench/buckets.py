@@ -1,4 +1,4 @@
-"""`python -m bench.buckets`: a hundred lengths, padded to buckets, against one program for each of them.
+"""`python -m bench.buckets`: a hundred lengths, padded to buckets or compiled one by one.
 
 openxla compiles every length, so its time grows with the number of lengths, while that of the buckets does not. A run
 with fewer lengths, such as `--lengths 25`, therefore favors openxla.
@@ -32,7 +32,7 @@ OPTIONS = {"buckets": list(BUCKETS)}
 
 
 def lengths(count: int) -> list[int]:
-    """Distinct lengths of 1 to 512, in the order in which they come."""
+    """Distinct lengths of 1 to 512, in random order."""
     return random.Random(workloads.SEED).sample(range(1, BUCKETS[-1] + 1), count)
 
 

@@ -1,7 +1,7 @@
 """`python -m bench.chips`: the gain of rewriting attention and folding views, by the compiler of each chip.
 
-No time here is measured on a chip, see `bench.v5e`. Level balanced, B x S = 2048; a row is a case on a chip with no
-such pass, with `rewrite_attention` alone, and with both.
+No time here is measured on a chip, see `bench.v5e`. Level balanced, B x S = 2048. A row is a case on a chip: without
+both passes, with `rewrite_attention`, and with both.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 class TableMlp(nn.Module):
-    """Gathers rows of a large argument, so that a copy of the argument would show, as one of a parameter would."""
+    """Gathers rows of a large argument, so that a copy of the argument shows, as a copy of a parameter does."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -103,8 +103,8 @@ def _taken(made: Compiled) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.memory_estimate", description=__doc__)
-    parser.add_argument("--continue", dest="goes_on", action="store_true", help="take the rows that the last run wrote")
-    parser.add_argument("--estimates", action="store_true", help="estimate again, beside the compiler's last figures")
+    parser.add_argument("--continue", dest="goes_on", action="store_true", help="keep the rows of the last run")
+    parser.add_argument("--estimates", action="store_true", help="estimate again, and keep the compiler's figures")
     args = parser.parse_args()
     if args.estimates:
         pairs = zip(_written(), cases(), strict=True)

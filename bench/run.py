@@ -35,7 +35,7 @@ def main() -> None:
     chosen = parser.parse_args().names or list(BENCHMARKS)
     unknown = sorted(set(chosen) - set(BENCHMARKS))
     if unknown:
-        parser.error(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(BENCHMARKS)}")
+        parser.error(f"{unknown[0]!r} is not a benchmark. Allowed: {', '.join(BENCHMARKS)}")
     print(", ".join(f"{name} {value}" for name, value in report.environment().items()))
     start = time.perf_counter()
     for name in (progress := tqdm(chosen, unit="benchmark")):

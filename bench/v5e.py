@@ -119,7 +119,7 @@ def main() -> None:
     args = parser.parse_args()
     unknown = sorted(set(args.models) - set(MODELS))
     if unknown:
-        parser.error(f"there is no model {unknown[0]!r}; choose from {', '.join(MODELS)}")
+        parser.error(f"{unknown[0]!r} is not a model. Allowed: {', '.join(MODELS)}")
     rows: list[dict[str, Any]] = []
     for model, length, train in tqdm(list(cases(args.models or list(MODELS), tuple(args.lengths))), unit="case"):
         kept = {variant: _kept(model, length, train, variant) for variant in args.keep}

@@ -1,1 +1,1 @@
-"""The demo behind `make demo`: a byte-level GPT trained on the sources of the standard library."""
+"""The demo of `make demo`: a byte-level GPT, trained on the sources of the standard library."""

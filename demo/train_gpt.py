@@ -51,7 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--verbose", action="store_true", help="show what every pass did to every graph")
     arguments = parser.parse_args()
     if arguments.steps < 1:
-        parser.error(f"--steps is {arguments.steps}; it must be at least 1")
+        parser.error(f"steps={arguments.steps} is invalid. Allowed: an int >= 1")
     return arguments
 
 

@@ -39,12 +39,12 @@ class Way:
         return torch.compile(function, backend=self.backend, options=self.options or None)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Where eager is to compute in bfloat16: torch's own mixed precision."""
+        """torch's own mixed precision, if eager should compute in bfloat16."""
         return torch.autocast("cpu", torch.bfloat16) if self.is_autocast else contextlib.nullcontext()
 
 
 class Training:
-    """A fresh model and its optimizer; `step` trains on the next batch, which only its number decides."""
+    """A fresh model and its optimizer; `step` trains on the next batch, which depends only on its number."""
 
     def __init__(self, way: Way, corpus: Corpus, num_steps: int) -> None:
         torch.manual_seed(SEED)
