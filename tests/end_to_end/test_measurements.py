@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -53,6 +54,15 @@ def test_a_figure_edited_by_hand_makes_a_page_outdated(copied):
     page = copied / "README.md"
     page.write_text(page.read_text().replace("| first call of a 32-block Llama", "| first call"))
     assert outdated(copied) == ["README.md"]
+
+
+def test_a_figure_that_links_to_the_measurements_is_there():
+    measured = (ROOT / "docs" / "measurements.md").read_text()
+    pages = {path.name: path.read_text().split("\n\n") for path in (ROOT / "docs").glob("*.md")}
+    linked = [(page, p) for page, paragraphs in pages.items() for p in paragraphs if "(measurements.md" in p]
+    figures = [(page, figure) for page, p in linked for figure in re.findall(r"(?<![\w.])\d+\.\d+", p)]
+    assert len(figures) > 20
+    assert [(page, figure) for page, figure in figures if figure not in measured] == []
 
 
 def test_text_outside_the_tables_stays():
