@@ -149,7 +149,7 @@ SOURCES = {_module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
-def test_a_room_imports_what_its_row_says(room):
+def test_a_room_imports_only_what_its_row_allows(room):
     """All of its modules keep to the row, and the row names nothing that none of them imports."""
     modules = {module: path.read_text() for module, path in SOURCES.items() if _room(module) == room}
     assert {module: found for module, source in modules.items() if (found := _violations(module, source))} == {}
@@ -255,7 +255,7 @@ def test_printing_is_seen(source):
 
 
 @pytest.mark.parametrize("source", ["gm.print_readable(print_output=False)", "logger.info('print')", "fingerprint(x)"])
-def test_what_only_sounds_like_printing_is_let_through(source):
+def test_calls_that_only_resemble_printing_are_allowed(source):
     assert not any(map(_prints, ast.walk(ast.parse(source))))
 
 

@@ -105,7 +105,7 @@ def test_cast_bf16_lowers_the_bytes_that_are_touched():
     assert mlp_report().bytes < 0.6 * mlp_report(options=(("precision", "float32"),)).bytes
 
 
-def test_operations_of_torch_s_own_modules_are_told_by_their_paths():
+def test_operations_of_torch_s_own_modules_have_their_paths():
     lines = {origin.line for f in mlp_report().programs[0].dearest for origin in f.origins}
     assert {"module 0 (Linear)", "module 2 (Linear)"} <= lines
 
@@ -223,7 +223,7 @@ def test_the_floors_are_below_the_time():
     assert 0 < report.mfu < 1
 
 
-def test_every_backend_is_asked_for_the_same_products():
+def test_every_backend_has_the_same_matmul_flops():
     """Twice: what watches torch_xla's bridge must be gone after the first."""
     args = (torch.ones(16, 32),)
     for _ in range(2):

@@ -30,7 +30,7 @@ def backward_temporaries(*how: object) -> int:
 
 
 @pytest.mark.slow
-def test_scores_that_are_computed_again_are_faster_and_smaller():
+def test_recomputed_scores_are_faster_and_smaller():
     off, scores = (report(how, "rewrite_attention") for how in ("off", "attention"))
     assert scores.peak_bytes < 0.65 * off.peak_bytes
     assert scores.cycles < off.cycles
@@ -52,7 +52,7 @@ def test_auto_fits_a_budget():
 
 
 @pytest.mark.slow
-def test_the_estimate_is_near_what_the_compiler_takes(monkeypatch):
+def test_the_estimate_is_close_to_the_compiler(monkeypatch):
     """Of the larger program: at most a quarter off, see docs/measurements.md."""
     estimates = []
     program_report = compiling.program_report

@@ -69,7 +69,7 @@ def test_what_has_no_estimate_is_listed_and_never_silently_zero():
     assert cost_of(Module(PROGRAM), V5E).unknown == ("custom-call.1",)
 
 
-def test_the_model_keeps_cycles_for_products_and_takes_bytes_for_the_rest():
+def test_the_model_uses_cycles_for_matmuls_and_bytes_otherwise():
     cost = cost_of(Module(PROGRAM), V5E)
     seconds = {op.name: op.seconds for op in cost.ops}
     result = 512 * 128 * 4

@@ -35,7 +35,7 @@ REPORT = AotReport(
 )  # fmt: skip
 
 
-def test_the_text_says_what_is_known_and_what_is_not():
+def test_the_text_has_known_and_unknown_figures():
     text = str(REPORT)
     assert "modelled        0.040 ms    (by the compiler's cycles 0.020 ms)" in text
     assert "memory: fits. The largest program takes 1.9 MiB; allowed are 13733 of 15259 MiB." in text
@@ -165,7 +165,7 @@ def test_totals_count_every_run_of_a_program():
     assert "3 times a step" in str(report)
 
 
-def test_what_does_not_fit_is_said_loudly():
+def test_a_program_that_does_not_fit_is_reported():
     report = replace(REPORT, memory_budget_bytes=2**20)
     assert not report.fits
     assert "memory: DOES NOT FIT" in str(report)

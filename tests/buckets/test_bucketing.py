@@ -205,7 +205,7 @@ class PoolsByReduction:
         return PassReport(self.name, len(pools))
 
 
-def test_a_refusal_is_told_of_an_operator_that_a_later_pass_replaced():
+def test_a_refusal_names_an_operator_that_a_later_pass_replaced():
     run = compiled(lambda x: F.adaptive_max_pool1d(x.mT, 1).sum(2), buckets=BUCKETS, extra_passes=[PoolsByReduction()])
     for length in (5, 7):
         assert_same(run(rows(length)), rows(length).amax(1))
@@ -309,7 +309,7 @@ def test_a_decode_step_over_a_growing_cache():
         ([1, 2], 0, "not a list"),
     ],
 )
-def test_marks_on_what_has_no_such_dimension(what, dim, says):
+def test_marks_on_a_missing_dimension(what, dim, says):
     with pytest.raises(TPUValidationError, match=says):
         mark_sequence(what, dim)
 
@@ -327,7 +327,7 @@ def scores(x, w):
     return (q @ q.transpose(-1, -2)).softmax(-1)
 
 
-def test_lengths_that_break_a_guard_are_told(caplog):
+def test_lengths_that_break_a_guard_are_reported(caplog):
     """With dynamic=True the width varies as well: its bucket, 20, is no 4 heads of 4."""
     run, w = compiled(scores, dynamic=True, buckets=[20, 40]), torch.randn(16, 16)
     before = snapshot()["exact_lengths"]

@@ -42,7 +42,7 @@ def test_a_step_may_cost_more_than_its_length():
     assert steep.buckets == (90, 100)
 
 
-def test_dear_programs_are_few():
+def test_expensive_programs_are_few():
     assert len(kp_dynamo.plan_buckets(range(1, 50), 8, compile_s=1e6).buckets) == 1
 
 

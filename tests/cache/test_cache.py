@@ -12,7 +12,7 @@ from kp_dynamo.cache import LRUCache
 pytestmark = pytest.mark.compat
 
 
-def test_the_least_recently_used_entry_goes_first():
+def test_the_least_recently_used_entry_is_evicted_first():
     cache = LRUCache(2)
     cache.set("a", 1)
     cache.set("b", 2)

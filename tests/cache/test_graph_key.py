@@ -47,7 +47,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("pair", DIFFERENT.values(), ids=DIFFERENT)
-def test_what_makes_two_texts_differ(pair):
+def test_differences_that_change_the_text(pair):
     one, other = (text(fn, X) for fn in pair)
     assert one != other
 
@@ -105,7 +105,7 @@ def with_argument(value):
 
 
 @pytest.mark.parametrize("value", [object(), lambda x: x, {1, 2}, range(3)], ids=["object", "lambda", "set", "range"])
-def test_what_has_no_stable_text_is_refused(value):
+def test_graphs_without_a_stable_text_are_refused(value):
     gm = with_argument(None)
     next(n for n in gm.graph.nodes if n.op == "call_function").args = (value,)
     with pytest.raises(Uncacheable, match=f"an argument of type {type(value).__name__}"):

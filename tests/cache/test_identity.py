@@ -55,7 +55,7 @@ def test_a_custom_operator_that_is_defined_again_runs_as_it_is_now():
         assert torch.equal(fresh(lambda x: torch.ops.notebook.scaled(x) + 1)(X), X * factor + 1)
 
 
-def test_a_custom_operator_s_gradient_that_is_registered_again_is_the_one_of_now():
+def test_a_gradient_of_a_custom_operator_that_is_registered_again_is_used():
     for gradient in (5.0, 7.0):
         custom_op(2.0, gradient)
         x = X.clone().requires_grad_()
@@ -166,7 +166,7 @@ def test_what_a_pass_reads_counts_and_equal_passes_share():
     assert (counts.aot_traces, counts.capture_hits) == (0, 1)
 
 
-def test_a_pass_that_reads_what_has_no_identity_is_shared_with_nothing():
+def test_a_pass_that_reads_a_value_without_identity_is_not_shared():
     held = [torch.tensor(1.0)]
     make = adding(10.0, held)
     for number in (1.0, 2.0):
@@ -184,7 +184,7 @@ def replaced(cls: type, **members: object) -> type:
     return cls
 
 
-def test_what_tells_two_callables_apart():
+def test_differences_that_distinguish_two_callables():
     def adder(number):
         return lambda x: x + number
 
@@ -226,7 +226,7 @@ def test_no_number_is_given_twice():
     assert len(numbers) == 50
 
 
-def test_what_refers_to_itself_has_an_identity():
+def test_a_value_that_refers_to_itself_has_an_identity():
     def recursive(n):
         return recursive(n - 1) if n else 0
 
@@ -239,6 +239,6 @@ def test_a_logger_is_its_name():
     assert ("logger", __name__) in before[1][1]
 
 
-def test_what_reads_too_much_has_none():
+def test_a_callable_that_reads_too_much_has_no_identity():
     with pytest.raises(Uncacheable, match="more than 2000 values"):
         identity_of(list(range(3000)))

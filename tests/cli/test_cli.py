@@ -89,7 +89,7 @@ def test_explain_trains_on_request_and_prints_json(models, capsys):
     assert [f["op"] for f in explained["fallbacks"]] == ["aten.special_erfcx.default"]
 
 
-def test_what_a_model_prints_is_not_the_answer(models, capsys):
+def test_output_that_a_model_prints_is_separate(models, capsys):
     assert main(["explain", f"{models}:talking", "--json"]) == OK
     printed = capsys.readouterr()
     assert json.loads(printed.out)["totals"]["programs"] == 1
@@ -157,7 +157,7 @@ def test_usage_is_shown_for_what_is_not_known(capsys):
 
 
 @pytest.mark.parametrize(("status", "code"), [("ok", OK), ("failed", FAILED)])
-def test_doctor_exits_with_what_it_found(monkeypatch, capsys, status, code):
+def test_doctor_exits_with_its_result(monkeypatch, capsys, status, code):
     diagnosis = Diagnosis({}, {}, (Check("device", status, "as it is"),), ())
     asked = []
     monkeypatch.setattr(doctor, "diagnose", lambda timeout_s: asked.append(timeout_s) or diagnosis)

@@ -55,7 +55,7 @@ def test_a_device_that_hangs_does_not_hang_doctor(self_test):
     assert "nothing within 0.5 s" in message
 
 
-def test_a_compilation_that_hangs_is_told_from_a_device_that_does(self_test):
+def test_a_hanging_compilation_is_distinguished_from_a_hanging_device(self_test):
     self_test(WELL.splitlines()[0] + "\n" + WELL.splitlines()[1] + "\nimport time; time.sleep(60)")
     ((name, message),) = failed(diagnose(timeout_s=2))
     assert name == "self-test"

@@ -93,7 +93,7 @@ def test_a_native_runtime_beside_what_works_is_no_error(monkeypatch):
     ("version", "earlier"),
     [("2.5.1", "2.5.1"), ("2.8.0+x", "2.8.0+x"), ("2.9.0", None), ("2.4.0", None), ("2.10.0", None)],
 )
-def test_earlier_versions_are_told_from_the_home_version(monkeypatch, version, earlier):
+def test_earlier_versions_are_distinguished_from_2_9(monkeypatch, version, earlier):
     _install(monkeypatch, torch_xla=version)
     assert earlier_version() == earlier
     _install(monkeypatch)

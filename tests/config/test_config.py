@@ -173,7 +173,7 @@ def test_two_configurations_share_nothing():
         (lambda: TPUConfig.from_dict(None), "TPUConfig=None"),
     ],
 )
-def test_what_is_wrong_as_a_whole(make, message):
+def test_invalid_configurations_are_refused(make, message):
     with pytest.raises(TPUConfigurationError, match=message):
         make()
 

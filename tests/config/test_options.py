@@ -124,7 +124,7 @@ def test_lists_become_tuples_and_paths_become_paths():
 
 
 @pytest.mark.parametrize(("key", "value"), PAIRS_WRONG)
-def test_a_wrong_value_is_named_with_what_is_allowed(key, value):
+def test_a_bad_value_raises_with_the_allowed_ones(key, value):
     with pytest.raises(
         TPUConfigurationError, match=rf"^option {key}=.* is invalid.*\. Allowed: .+\. Try: correct it, or omit"
     ) as e:
@@ -207,7 +207,7 @@ class HasAnAddress(AddNothing):
         (HasAnAddress(), "has a memory address in its repr"),
     ],
 )
-def test_what_is_no_pass_is_refused_with_the_reason(candidate, reason):
+def test_an_object_that_is_no_pass_is_refused_with_the_reason(candidate, reason):
     with pytest.raises(TPUConfigurationError, match=re.escape(reason)):
         CompileOptions(extra_passes=[AddNothing(), candidate])
 
@@ -300,7 +300,7 @@ def test_junk_is_accepted_or_refused_in_our_words(junk):
 
 
 @given(st.fixed_dictionaries({}, optional={key: st.just(value) for key, value in ANOTHER_VALUE.items()}))
-def test_what_was_given_comes_back(given_options):
+def test_given_options_are_returned(given_options):
     options = CompileOptions.from_dict(given_options)
     assert {key: getattr(options, key) for key in options.given} == given_options
     stored = {name: getattr(options, name) for name in NAMES}

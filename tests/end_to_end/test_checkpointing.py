@@ -51,7 +51,7 @@ def test_eager_agrees():
     assert difference(found, gradients(model, model)) < 1e-5
 
 
-def test_default_levels_compute_scores_again():
+def test_default_levels_recompute_scores():
     model, _ = model_and_reference()
     options = {"disable_passes": ["rewrite_attention"]}  # which leaves no scores
     rewritten = {p.name: p.rewritten for p in explain(model, TOKENS, options=options).passes}
@@ -60,13 +60,13 @@ def test_default_levels_compute_scores_again():
     assert "checkpoint_attention" not in {p.name for p in explain(model, TOKENS, options={"checkpoint": "auto"}).passes}
 
 
-def test_auto_does_nothing_where_there_is_room():
+def test_auto_recomputes_nothing_while_memory_suffices():
     model, _ = model_and_reference()
     found = explain(model, TOKENS, options={"checkpoint": "auto", "memory_budget_gb": 16})
     assert [p.rewritten for p in found.passes if p.name == "checkpoint_auto"] == [0]
 
 
-def test_auto_says_what_it_decided():
+def test_auto_reports_its_decision():
     model, _ = model_and_reference()
     options = {"checkpoint": "auto", "memory_budget_gb": 0.010, "optimizer_state_factor": 0, "precision": "float32"}
     [decided] = [p for p in explain(model, TOKENS, options=options).passes if p.name == "checkpoint_auto"]
@@ -90,7 +90,7 @@ def test_a_budget_that_cannot_be_met_names_the_smallest_that_can():
 
 
 @pytest.mark.parametrize("share", [-0.1, -1, 1.1, float("nan"), "0.5"])
-def test_a_share_that_is_none_says_what_is_allowed(share):
+def test_an_invalid_share_raises_with_the_allowed_values(share):
     with pytest.raises(Exception, match=r"option checkpoint=.* Allowed: .*'auto', a number >= 0 and <= 1") as caught:
         compiled(torch.sin, checkpoint=share)(torch.ones(2))
     assert isinstance(caught.value.inner_exception, TPUConfigurationError)

@@ -132,7 +132,7 @@ def test_duplicates_and_views_among_inputs_are_not_shared_with_what_has_none(ord
         assert_same((fresh(update)(*mine), mine), (update(*eager), eager))
 
 
-def test_requires_grad_and_strides_and_dtypes_of_inputs_are_told_apart():
+def test_requires_grad_and_strides_and_dtypes_of_inputs_enter_the_key():
     for x in (SQUARE, SQUARE.t(), SQUARE.double(), SQUARE.clone().requires_grad_(), SQUARE[:1], SQUARE.flatten()):
         with counted() as counts:
             result = fresh(lambda x: x * 2)(x)
@@ -141,7 +141,7 @@ def test_requires_grad_and_strides_and_dtypes_of_inputs_are_told_apart():
         assert result.requires_grad == x.requires_grad
 
 
-def test_options_are_told_apart():
+def test_options_enter_the_key():
     for options in ({}, {"matmul_precision": "highest"}, {"level": "conservative"}, {"strict": True}):
         with counted() as counts:
             fresh(torch.mm, **options)(SQUARE, SQUARE)
@@ -257,7 +257,7 @@ def test_a_miss_names_what_differs(caplog):
     assert message.startswith("a new capture; nearest entry: input 0, dim 1: 512 -> 517")
 
 
-def test_threads_compile_and_train_at_once():
+def test_threads_compile_and_train_concurrently():
     results, start = {}, threading.Barrier(4)
 
     def work(number):

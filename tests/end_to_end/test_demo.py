@@ -34,7 +34,7 @@ def test_losses_within_rounding_agree():
     assert all(v.is_met for v in agreement.verdicts(losses_of([5.501, 5.001, 4.499])))
 
 
-def test_training_that_stands_still_disagrees():
+def test_training_without_progress_disagrees():
     float32, default = agreement.verdicts(losses_of([5.5, 5.5, 5.5]))
     assert float32.is_met
     assert not default.is_met

@@ -91,7 +91,7 @@ def test_the_warning_lists_what_is_wrong_once(a_graph, caplog):
 
 
 @on_home
-def test_the_entry_goes_this_way_on_an_earlier_version(monkeypatch, caplog):
+def test_the_entry_point_uses_this_backend_on_an_earlier_version(monkeypatch, caplog):
     monkeypatch.setattr("kp_dynamo.backend.earlier_version", lambda: "2.6.0")
     earlier._warn.cache_clear()
     x = torch.ones(3, device=torch_xla.device())
@@ -226,7 +226,7 @@ FAILING = [
 
 @on_earlier
 @pytest.mark.parametrize(("words", "message", "run"), FAILING, ids=[words for words, _, _ in FAILING])
-def test_what_fails_there_still_does(words, message, run):
+def test_known_failures_of_earlier_versions_still_fail(words, message, run):
     assert limit(words)
     with pytest.raises((RuntimeError, IndexError, NotImplementedError)) as raised:
         run()

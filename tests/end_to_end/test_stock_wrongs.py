@@ -187,7 +187,7 @@ def test_a_model_on_the_cpu_is_compiled():
     assert metrics.metric_data("CompileTime")[0] == 1
 
 
-def test_an_operator_that_runs_on_the_cpu_is_told(caplog):
+def test_an_operator_that_runs_on_the_cpu_is_reported(caplog):
     metrics.clear_all()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

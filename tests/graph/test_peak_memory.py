@@ -43,12 +43,12 @@ def test_arguments_and_results_are_exact():
         (lambda a, b: (torch.ones_like(a) + b).relu(), 0),
     ],
 )
-def test_temporaries_are_what_is_held_at_once(fn, buffers):
+def test_temporaries_are_the_values_alive_together(fn, buffers):
     found = estimate(fn, square(), square(), narrow_matmuls=False)
     assert found.temporaries == buffers * SIZE
 
 
-def test_products_alone_read_bfloat16():
+def test_only_matmuls_read_bfloat16():
     wide = estimate(lambda a, b: (a @ b @ b).sum(), square(), square(), narrow_matmuls=False)
     narrow = estimate(lambda a, b: (a @ b @ b).sum(), square(), square())
     assert narrow.temporaries == wide.temporaries - SIZE // 2
@@ -78,14 +78,14 @@ def test_nothing_is_more_than_all_values_together():
         assert found.total - found.code <= sum(node_bytes(n) for n in joint.graph.nodes if n.op != "output")
 
 
-def test_code_is_that_of_products():
+def test_code_size_follows_from_matmuls():
     assert estimate(lambda a: a.sin().exp().softmax(-1), square()).code == 0
     assert estimate(lambda a, b: a @ b, square(), square()).code == 3 * SIZE // 4
     large = torch.zeros(2048, 2048)
     assert estimate(lambda a, b: a @ b @ b, large, large).code == 2 * 3 << 18
 
 
-def test_a_product_that_is_reduced_on_its_way_stays_wide():
+def test_a_matmul_that_is_reduced_stays_wide():
     """A layer's gradient, of which its bias takes the sum, and products its narrow form."""
 
     def layer(a, b, is_reduced):

@@ -98,7 +98,7 @@ def with_backend(monkeypatch, wrong):
         (lambda x, y: torch.where(x == x[0, 0], float("nan"), x + y), "not finite"),
     ],
 )
-def test_what_is_wrong_is_seen(monkeypatch, wrong, text):
+def test_wrong_results_are_detected(monkeypatch, wrong, text):
     with_backend(monkeypatch, lambda model: wrong)
     outcome = check(a_program(ADDS))
     assert outcome.status == "wrong"
@@ -179,7 +179,7 @@ def test_reasons_count_as_one():
     assert len({plain_reason(text) for text in texts}) == 1
 
 
-def test_what_is_documented_is_what_was_found():
+def test_the_documented_table_matches_the_results():
     """The table of docs/correctness.md, read from results.json."""
     text = (ROOT / "docs" / "correctness.md").read_text().partition("## A hunt")[2].partition("\n## ")[0]
     rows = {name: (all, last) for name, all, last in re.findall(r"^\| (\S.*?) \| (.*?) ?\| (.*?) ?\|$", text, re.M)}

@@ -150,7 +150,7 @@ def test_a_sort_of_operator_that_needs_a_value():
         lambda x: torch._neg_view(x) * 2,
     ],
 )
-def test_what_the_cpu_hands_on_has_nothing_pending(pending, device):
+def test_results_of_cpu_operators_have_nothing_pending(pending, device):
     x = torch.randn(3, 4)
     run = compiled(pending)
     torch.testing.assert_close(run(x.to(device)).cpu(), pending(x), rtol=1e-5, atol=1e-6)

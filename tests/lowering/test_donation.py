@@ -112,7 +112,7 @@ LIVES_ON = {
 
 
 @pytest.mark.parametrize("share", [*LIVES_ON.values()], ids=[*LIVES_ON])
-def test_what_shares_the_buffer_keeps_its_value(share):
+def test_tensors_that_share_the_buffer_keep_their_value(share):
     accumulated = Accumulated()
     kept = share(accumulated.tensor)
     assert accumulated.step() == 1
@@ -125,7 +125,7 @@ VIEWS = {"detach": torch.detach, "data": lambda t: t.data, "view": lambda t: t.v
 
 
 @pytest.mark.parametrize("view", [*VIEWS.values()], ids=[*VIEWS])
-def test_views_see_what_becomes_of_the_tensor(view):
+def test_views_see_the_updated_tensor(view):
     accumulated = Accumulated()
     seen = view(accumulated.tensor)
     for expected in (3, 4, 5):

@@ -252,7 +252,7 @@ def test_factors_of_as_many_matrices_as_each_has_rows():
     assert counts.fallbacks == 0
 
 
-def test_a_mask_that_is_a_factor_keeps_what_is_not_finite():
+def test_a_mask_that_is_a_factor_keeps_infinities_and_nan():
     mask = torch.arange(16) % 3 == 0
     check_like_eager(lambda x, m: (x * m, m * x.double(), x * m.float(), (x * m.to(x.dtype)).sum()), LINE, mask)
     check_like_eager(

@@ -115,7 +115,7 @@ def test_diagonals_lie_in_the_last_dimension(shape, how):
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_float64_is_float64_behind_a_linear(approximate):
+def test_float64_stays_float64_after_a_linear(approximate):
     """Fused into one operator, too, and in its gradient."""
     generator = torch.Generator().manual_seed(0)
     args = [torch.randn(8, 8, dtype=torch.float64, generator=generator) for _ in range(3)]

@@ -99,7 +99,7 @@ def test_large_exponents():
     check_like_eager(lambda x, y: (x**y, x**64, x**1001, 3 ** y.abs(), x ** -y.sign().abs().neg()), x, y)
 
 
-def test_a_product_with_a_boolean_keeps_what_zero_does_not_hide():
+def test_a_multiplication_with_a_boolean_keeps_infinities_and_nan():
     x, mask = torch.tensor([NAN, INF, 1.0]), torch.tensor([False, False, True])
     check_like_eager(lambda x, m: (x * m, m * x, x * m.float(), x * ~m, (x * m).sum(), x * m.double()), x, mask)
 

@@ -59,7 +59,7 @@ def test_xla_agrees_with_the_cpu(scoring, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, BF16, F32])
 @pytest.mark.parametrize("scale", [0.125, 0.3])
-def test_only_a_factor_that_rounds_nothing_goes_before_the_product(scale, dtype):
+def test_only_a_factor_that_rounds_nothing_is_applied_before_the_matmul(scale, dtype):
     q, k, _, _ = operands(dtype)
     scoring = Scoring((), (), (), scale, is_causal=False, zero_rows=False, block=512)
     graph = make_fx(lambda q, k: scoring.scores(q, k, 0))(q, k).graph
@@ -75,7 +75,7 @@ def test_a_row_without_keys_is_zero_and_gives_no_gradient():
     assert all(torch.equal(x[2:], torch.zeros_like(x[2:])) for x in (result, d_q, d_k, d_v))
 
 
-def test_bfloat16_errs_less_than_its_products_one_by_one():
+def test_bfloat16_errs_less_than_separate_matmuls():
     q, k, v, _ = operands(BF16)
     exact = kp.attention(*(t.double() for t in (q, k, v)), *CAUSAL)
     triangle = torch.ones(S, T, dtype=torch.bool).tril()
@@ -92,7 +92,7 @@ def test_fake_results_are_like_real_ones():
         assert (fake.shape, fake.dtype) == (real.shape, real.dtype)
 
 
-def test_operations_are_those_of_the_products():
+def test_flops_are_those_of_the_matmuls():
     q, k, v, grad = operands()
     with FlopCounterMode(display=False) as counter:
         forward = kp.attention_train(q, k, v, *CAUSAL)
@@ -111,6 +111,6 @@ def test_operations_are_those_of_the_products():
         (lambda q, k, v: (q, k, v, *CAUSAL[:-1], 0), "block=0 is invalid: it must be at least 1"),
     ],
 )
-def test_what_has_no_meaning_is_refused(change, message):
+def test_invalid_arguments_are_refused(change, message):
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         kp.attention(*change(*operands()[:3]))

@@ -50,7 +50,7 @@ def test_what_it_refuses(change, equation, error, text):
         contract(*meta, None, equation)
 
 
-def test_it_counts_as_its_product():
+def test_flops_are_those_of_its_matmul():
     x, weight, bias = operands()
     with FlopCounterMode(display=False) as counter:
         contract(x, weight, bias, "bsk,nk->bns")

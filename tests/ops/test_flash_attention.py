@@ -58,7 +58,7 @@ def test_fake_results_are_like_real_ones():
         assert (fake.shape, fake.dtype) == (real.shape, real.dtype)
 
 
-def test_products_are_counted_as_those_of_attention():
+def test_flops_are_those_of_attention():
     with FlopCounterMode(display=False) as mine:
         flash(*operands(F32))
     with FlopCounterMode(display=False) as theirs:

@@ -58,7 +58,7 @@ def test_xla_agrees_with_the_cpu(activation, dtype):
         torch.testing.assert_close(result.cpu(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
-def test_xla_widens_the_operands_before_the_product():
+def test_xla_upcasts_the_operands_before_the_matmul():
     x, w, b, _ = (t.to(torch_xla.device()) for t in operands(dtype=BF16))
     program = torch_xla._XLAC._get_xla_tensors_hlo([linear_act(x, w, b, "gelu")])
     product = next(line for line in program.splitlines() if " dot(" in line)
@@ -79,7 +79,7 @@ def test_out_dtype_keeps_what_a_rounding_would_lose():
     assert not torch.equal(result, result.to(BF16).float())
 
 
-def test_bias_and_gate_may_be_wider_than_the_product():
+def test_bias_and_gate_may_be_wider_than_the_matmul():
     x, w, b, u = operands(dtype=BF16)
     bias, gate = b.float() + 1e-4, u.float() + 1e-4
     result = linear_act(x, w, bias, "gelu", multiplier=gate, out_dtype=F32)

@@ -113,7 +113,7 @@ def test_a_parameter_that_another_graph_uses_is_not_copied_again(copies):
     assert sorted(copies) == [(6,), (6, 3)]
 
 
-def test_a_copy_goes_with_its_tensor():
+def test_a_copy_is_freed_with_its_tensor():
     placement, tensor = Placement(), nn.Parameter(torch.ones(3))
     on_device = weakref.ref(placement.place(tensor))
     assert on_device() is placement.place(tensor)
@@ -122,7 +122,7 @@ def test_a_copy_goes_with_its_tensor():
     assert on_device() is None
 
 
-def test_a_digest_tells_bytes_shape_stride_and_dtype_apart():
+def test_a_digest_depends_on_bytes_shape_stride_and_dtype():
     base = torch.arange(6.0)
     others = [
         base + 1,
@@ -266,7 +266,7 @@ def test_an_xla_device_that_is_not_the_first_is_refused():
 
 
 @pytest.mark.slow
-def test_of_several_xla_devices_the_first_compiles_and_the_others_are_refused():
+def test_only_the_first_xla_device_compiles_and_others_are_refused():
     source = """
 import torch
 from kp_dynamo import TPUConfig, TPUDeviceError, XLADeviceManager
@@ -285,7 +285,7 @@ except torch._dynamo.exc.BackendCompilerFailed as failed:
     assert run_script(source, {"CPU_NUM_DEVICES": "4"}).strip() == "refused"
 
 
-def test_a_number_on_the_cpu_goes_with_xla_tensors():
+def test_a_0_dim_cpu_tensor_is_allowed_with_xla_tensors():
     run = compiled(lambda x, scale: x * scale)
     for value in (2.0, 3.0):
         assert run(torch.ones(2, device="xla"), torch.tensor(value)).tolist() == [value, value]

@@ -96,7 +96,7 @@ def test_sharded_tensors_are_written_to_by_index(answers):
     assert all(difference < CLOSE for difference in answers["writes_by_index"])
 
 
-def test_what_is_saved_beside_the_cpu_keeps_its_shards(answers):
+def test_saved_values_next_to_a_cpu_operator_keep_their_shards(answers):
     assert answers["saved_beside_the_cpu"] < CLOSE
 
 
@@ -137,7 +137,7 @@ def test_another_sharding_is_another_program(answers):
     ]  # fmt: skip
 
 
-def test_a_tensor_lies_as_it_lies_whatever_its_mark(answers):
+def test_a_tensor_keeps_its_sharding_whatever_its_mark(answers):
     assert answers["a_tensor_that_has_lost_its_mark"] == [True, True]
 
 
@@ -220,7 +220,7 @@ def test_an_export_is_for_one_chip(answers):
     assert num_layer_norms >= 2
 
 
-def test_programs_that_were_let_go_compile_again(answers):
+def test_evicted_programs_compile_again(answers):
     assert answers["programs_that_were_let_go"] == [True, True]
 
 

@@ -66,7 +66,7 @@ def test_json_holds_an_exception_in_its_one_line(json_stream):
     assert json.loads(line)["exception"].endswith("ValueError: broken")
 
 
-def test_json_takes_what_json_cannot_say(json_stream):
+def test_json_logs_accept_values_that_json_cannot_represent(json_stream):
     logging.getLogger("kp_dynamo.room").warning("odd", extra={"dtype": torch.bfloat16})
     assert json.loads(json_stream.getvalue())["dtype"] == "torch.bfloat16"
 

@@ -51,7 +51,7 @@ def under_a_budget(seconds, *steps):
             step()
 
 
-def test_a_block_over_its_budget_is_told_of_where_it_is_and_raises_at_its_end(caplog):
+def test_a_block_over_its_budget_warns_with_its_stack_and_raises_at_its_end(caplog):
     done = []
     message = r"compiling it took \d+\.\d s, longer than compile_timeout_s=0\.02 allows"
     with pytest.raises(XLACompilationTimeoutError, match=message):
@@ -116,7 +116,7 @@ def history(monkeypatch):
     monkeypatch.setitem(TELEMETRY.seconds, "xla", 1.5)
 
 
-def test_the_time_of_a_graph_is_foretold_from_what_was_compiled(history, caplog):
+def test_the_time_of_a_graph_is_estimated_from_earlier_compilations(history, caplog):
     assert estimate_compile_s(100, "1.forward", 60) == pytest.approx(20)
     assert estimate_compile_s(100, "1.forward", None) == pytest.approx(20)
     assert caplog.records == []
@@ -126,7 +126,7 @@ def test_the_time_of_a_graph_is_foretold_from_what_was_compiled(history, caplog)
     assert record.getMessage().startswith("compiling 1.forward, 1000 operators, is expected to take 200.0 s")
 
 
-def test_the_first_graph_cannot_be_foretold(monkeypatch):
+def test_the_first_graph_has_no_estimate(monkeypatch):
     monkeypatch.setitem(TELEMETRY.counts, "operators_compiled", 0)
     assert estimate_compile_s(1000, "1.forward", 1) is None
 
