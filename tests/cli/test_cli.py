@@ -172,6 +172,7 @@ def test_doctor_exits_with_its_result(monkeypatch, capsys, status, code):
 def bench(tmp_path, monkeypatch):
     """A repository with a benchmark that shows its arguments and exits with 3."""
     (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").touch()  # a namespace package would lose to the real one on PYTHONPATH
     (tmp_path / "bench" / "__main__.py").write_text("import sys; print(sys.argv[1:], flush=True); sys.exit(3)")
     monkeypatch.setattr(cli, "REPOSITORY", tmp_path)
     return tmp_path
