@@ -15,7 +15,7 @@ from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.telemetry import log
 
 if TYPE_CHECKING:
-    from kp_dynamo.session import Session
+    pass
 
 
 def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, mode: str | None = None) -> Any:
@@ -52,10 +52,6 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
     if "cache_size" in chosen.given:
         SESSION.resize(chosen.cache_size)
     return SESSION.as_backend(chosen)(gm, example_inputs)
-
-
-def compile_in(session: Session, gm: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions) -> Any:
-    return session.as_backend(options)(gm, example_inputs)
 
 
 def cache_stats() -> dict[str, Any]:

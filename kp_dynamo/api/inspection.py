@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch import fx, nn
 
 from kp_dynamo.aot.fakes import Fakes
 from kp_dynamo.api.models import SampleInputs, run_once
-from kp_dynamo.backend import compile_in
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.explanation.recorder import Recorder
 from kp_dynamo.explanation.run_once import dynamo_seconds, run_backward
@@ -38,7 +37,7 @@ def time_compilation(module: nn.Module, inputs: SampleInputs, arguments: dict[st
     how = {"fullgraph": arguments["fullgraph"], "dynamic": arguments["dynamic"]}
     with _fresh_dynamo():
         before, start = dynamo_seconds(), time.perf_counter()
-        run_once(module, torch.compile(module, backend=_backend(session, options), **how), inputs)
+        run_once(module, torch.compile(module, backend=session.as_backend(options), **how), inputs)
         total = time.perf_counter() - start
         stages = {"dynamo": dynamo_seconds() - before, **recorder.seconds()}
     return {**stages, "run": max(0.0, total - sum(stages.values())), "total": total}
@@ -62,7 +61,7 @@ def graph_texts(module: nn.Module, inputs: SampleInputs, options: CompileOptions
             new.clear()
 
     session = Session(options.cache_size, observe, Export(new.append, as_text=True))
-    compile_graph = _backend(session, options)
+    compile_graph = session.as_backend(options)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         texts["fx"][str(len(texts["fx"]) + 1)] = _readable(gm)
@@ -83,10 +82,6 @@ def _fresh_dynamo() -> Iterator[None]:
         yield
     finally:
         torch._dynamo.reset()
-
-
-def _backend(session: Session, options: CompileOptions) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
-    return lambda gm, example_inputs: compile_in(session, gm, example_inputs, options)
 
 
 def _readable(gm: fx.GraphModule) -> str:
