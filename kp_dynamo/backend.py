@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
@@ -13,9 +13,6 @@ from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.telemetry import log
-
-if TYPE_CHECKING:
-    pass
 
 
 def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, mode: str | None = None) -> Any:
