@@ -93,11 +93,14 @@ def test_the_entry_point_is_the_only_registration():
 @pytest.mark.parametrize(
     "code",
     [
-        COMPILE,
-        f"import kp_dynamo\n{COMPILE}",
-        f"{COMPILE}\nimport kp_dynamo\nkp_dynamo.kp_tpu\n{COMPILE}\ntorch._dynamo.reset()\n{COMPILE}",
+        pytest.param(COMPILE, marks=pytest.mark.slow, id="never imported"),
+        pytest.param(f"import kp_dynamo\n{COMPILE}", marks=pytest.mark.slow, id="imported before"),
+        # Its first line is the case "never imported".
+        pytest.param(
+            f"{COMPILE}\nimport kp_dynamo\nkp_dynamo.kp_tpu\n{COMPILE}\ntorch._dynamo.reset()\n{COMPILE}",
+            id="imported after, twice, reset",
+        ),
     ],
-    ids=["never imported", "imported before", "imported after, twice, reset"],
 )
 def test_the_line_of_the_title_works(code):
     _run(code)

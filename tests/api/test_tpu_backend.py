@@ -216,7 +216,9 @@ def test_flags_go_into_the_variable_of_their_reader_and_once(monkeypatch):
         apply_flags("--xla_b --xla_b=2")
 
 
-@pytest.mark.parametrize("flag", ["--xla_there_is_none=1", "--xla_cpu_enable_fast_math=banana"])
+@pytest.mark.parametrize(
+    "flag", ["--xla_there_is_none=1", pytest.param("--xla_cpu_enable_fast_math=banana", marks=pytest.mark.slow)]
+)
 def test_a_flag_that_would_end_the_process_is_an_error(monkeypatch, flag):
     monkeypatch.setattr(xla, "is_started", lambda: False)
     before = dict(os.environ)

@@ -69,7 +69,7 @@ def test_an_interrupted_wait_leaves_nothing(monkeypatch, tmp_path):
     assert not is_alive(started[0])
 
 
-@pytest.mark.parametrize("command", ["aot", "explain"])
+@pytest.mark.parametrize("command", [pytest.param("aot", marks=pytest.mark.slow), "explain"])
 def test_the_command_line_is_stopped_while_the_model_is_made(tmp_path, capfd, command):
     """No limit in the process itself could: nothing of ours runs then."""
     model = tmp_path / "model.py"

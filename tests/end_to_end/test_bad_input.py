@@ -436,8 +436,8 @@ def _returns_twice(graph):
     "call",
     [
         'torch.compile(refused, backend="kp_tpu")(torch.ones(4))',
-        "failing_in_xla(torch.ones(31))",
-        "kp_dynamo.aot_compile(refused, (torch.ones(4),))",
+        pytest.param("failing_in_xla(torch.ones(31))", marks=pytest.mark.slow),
+        pytest.param("kp_dynamo.aot_compile(refused, (torch.ones(4),))", marks=pytest.mark.slow),
     ],
 )
 def test_an_error_that_is_kept_ends_no_later_work(call):

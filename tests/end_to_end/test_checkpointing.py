@@ -15,7 +15,8 @@ from kp_dynamo.ops.optimization_barrier import barriers
 from tests.spine import compiled, counted
 from tests.transformer import TinyGpt
 
-MODES = ["attention", "blocks", 0.6, 0.0, "auto"]
+QUICK_MODES = ["blocks", 0.0]
+MODES = ["attention", *QUICK_MODES, 0.6, "auto"]
 TOKENS = torch.arange(512).reshape(8, 64) % 32
 
 
@@ -36,10 +37,11 @@ def difference(found, expected):
     return ((found - expected).norm() / expected.norm()).item()
 
 
-def test_gradients_are_equal_in_every_mode():
+@pytest.mark.parametrize("modes", [QUICK_MODES, pytest.param(MODES, marks=pytest.mark.slow)], ids=["quick", "all"])
+def test_gradients_are_equal_in_every_mode(modes):
     """With dropout: masks that were drawn again would be others."""
     model, expected = model_and_reference(0.1)
-    for mode in MODES:
+    for mode in modes:
         torch._dynamo.reset()
         budget = {"memory_budget_gb": 0.010, "optimizer_state_factor": 0} if mode == "auto" else {}
         run = compiled(model, checkpoint=mode, **budget)
@@ -110,7 +112,7 @@ def test_optimizer_state_takes_its_room():
     assert rewritten[0] < rewritten[2.0]
 
 
-@pytest.mark.parametrize("mode", ["off", pytest.param("attention", marks=pytest.mark.slow), "blocks"])
+@pytest.mark.parametrize("mode", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("off", "attention")), "blocks"])
 def test_checkpoints_of_the_user_keep_working(mode):
     """Their dropout too: it is drawn once, where eager draws the same mask again."""
     model, expected = model_and_reference(0.1)

@@ -116,7 +116,7 @@ def _check(graph: RandomGraph) -> None:
         assert all(d <= a for d, a in zip(distances, allowed[unit], strict=True)), (options, distances, allowed[unit])
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(random_graphs())
 def test_random_graphs_match_eager(graph: RandomGraph) -> None:
     _check(graph)

@@ -117,7 +117,13 @@ print([name for name in settings if repr(settings[name]) != repr(config.get_conf
 """
 
 
-@pytest.mark.parametrize("before", ["", "import kp_dynamo"], ids=["never imported", "imported before"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param("", id="never imported"),
+        pytest.param("import kp_dynamo", id="imported before", marks=pytest.mark.slow),
+    ],
+)
 def test_the_name_alone_is_enough_and_dynamo_s_settings_stay(before):
     *runs, changed = run_script(ORDERS.format(before=before)).splitlines()
     assert runs == ["[2.5, 2.5]", "[2.5, 2.5]", "[2.5, 2.5] [2.5, 2.5]"]

@@ -31,7 +31,6 @@ class ZooModel:
         build: Makes the module, in whatever state the current seed gives.
         inputs: Makes its keyword arguments.
         breaks: Whether its own source breaks Dynamo's graph (data-dependent routing).
-        quick: Whether `make test` holds it; `make test-all` holds every one.
         seed: Seed of weights and inputs.
         num_seeds: Seeds, from `seed` on, whose bf16 errors are measured as one. More than one where each
             rounding may flip a ReLU or a choice, so that the error of a single seed is mostly chance.
@@ -41,7 +40,6 @@ class ZooModel:
     build: Callable[[], nn.Module]
     inputs: Callable[[], Inputs]
     breaks: bool = False
-    quick: bool = False
     seed: int = 0
     num_seeds: int = 1
 
@@ -154,26 +152,25 @@ _TIMM_VIT = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4, 
 _TIMM_CONVNEXT = dict(depths=(1, 1, 2, 1), dims=(16, 32, 64, 128), num_classes=10)
 
 ZOO = (
-    ZooModel("llama", partial(_decoder, "Llama"), partial(_tokens, mask=True), quick=True),
+    ZooModel("llama", partial(_decoder, "Llama"), partial(_tokens, mask=True)),
     ZooModel("qwen3", partial(_decoder, "Qwen3", head_dim=16), _tokens),
     ZooModel("mistral", partial(_decoder, "Mistral", sliding_window=8), _tokens),
     ZooModel("gpt2", _gpt2, _tokens),
-    ZooModel("bert", partial(_encoder, "Bert"), partial(_tokens, mask=True), quick=True),
+    ZooModel("bert", partial(_encoder, "Bert"), partial(_tokens, mask=True)),
     ZooModel("roberta", partial(_encoder, "Roberta"), partial(_tokens, mask=True)),
     ZooModel("deberta", _deberta, partial(_tokens, mask=True)),
-    ZooModel("t5", _t5, _t5_inputs, quick=True),
+    ZooModel("t5", _t5, _t5_inputs),
     # It gives four numbers: of one seed their error over autocast's is 0.56 to 3.1 at balanced, of ten 0.93.
     ZooModel("vit", _vit, partial(_pixels, 32), num_seeds=10),
     # Of one seed, the gradients' error over autocast's is 0.87 to 1.13 at aggressive, 0.85 to 1.03 at balanced.
     ZooModel("clip", _clip, lambda: {**_tokens(mask=True), **_pixels(32)}, num_seeds=6),
     ZooModel("gemma2", partial(_decoder, "Gemma2", head_dim=16, sliding_window=8), _tokens),
-    ZooModel("mixtral", partial(_decoder, "Mixtral", num_local_experts=4), _tokens, breaks=True, quick=True),
+    ZooModel("mixtral", partial(_decoder, "Mixtral", num_local_experts=4), _tokens, breaks=True),
     ZooModel("whisper", _whisper, _whisper_inputs, breaks=True),
     ZooModel(
         "resnet18",
         partial(timm.create_model, "resnet18", num_classes=10),
         partial(_pixels, 64, "x", 4),
-        quick=True,
         num_seeds=6,
     ),
     ZooModel("convnext", partial(timm.models.convnext.ConvNeXt, **_TIMM_CONVNEXT), partial(_pixels, 64, "x")),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Container, Iterable
 from functools import cache, lru_cache
+from typing import Any
 
 import pytest
 import torch
 
 from tests.zoo.harness import AUTOCAST, EAGER, FLOAT64, RUNS, Result, Setting, counted, over_seeds, steps
-from tests.zoo.models import BY_NAME, ZOO, ZooModel
+from tests.zoo.models import BY_NAME, ZOO
 
 LEVELS = ("conservative", "balanced", "aggressive")
 # Rounding of float32 through some forty layers; the models here show 1e-7 to 1e-6.
@@ -23,7 +26,26 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 
-MODELS = [pytest.param(m.name, marks=[] if m.quick else [pytest.mark.slow]) for m in ZOO]
+
+# What `make test` runs; `make test-all` runs the rest. Training holds the forward of inference too, so inference is
+# quick for few models. Mixtral takes 13 s to train, and resnet18 takes minutes in bfloat16 on XLA:CPU.
+QUICK_IN_FLOAT32 = {
+    *((name, "train") for name in ("bert", "llama", "t5", "resnet18")),
+    *((name, "infer") for name in ("bert", "llama", "mixtral")),
+}
+QUICK_AT_LEVELS = {
+    *((name, "balanced", "train") for name in ("bert", "llama", "t5")),
+    *(("llama", name, "infer") for name in LEVELS),
+    ("bert", "aggressive", "train"),
+    ("llama", "conservative", "train"),
+    ("mixtral", "balanced", "infer"),
+}
+
+
+def cases(quick: Container[tuple[str, ...]], *parts: Iterable[str]) -> list[Any]:
+    """Every combination of a model's name and these parts; slow but for the quick ones."""
+    every = itertools.product([m.name for m in ZOO], *parts)
+    return [pytest.param(*case, marks=[] if case in quick else [pytest.mark.slow]) for case in every]
 
 
 @lru_cache(maxsize=len(RUNS))
@@ -41,8 +63,7 @@ def level(name: str) -> Setting:
     return Setting(backend="kp_tpu", options=(("level", name),))
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "run"), cases(QUICK_IN_FLOAT32, RUNS))
 def test_float32_is_eager_up_to_rounding(name: str, run: str) -> None:
     setting = Setting(backend="kp_tpu", options=(("precision", "float32"),))
     result, counts = counted(lambda: RUNS[run](BY_NAME[name], setting))
@@ -55,27 +76,7 @@ def test_float32_is_eager_up_to_rounding(name: str, run: str) -> None:
     assert bool(counts.graph_breaks) <= BY_NAME[name].breaks, counts
 
 
-def _is_quick(model: ZooModel, level_name: str) -> bool:
-    if level_name == "balanced":
-        return model.quick and model.name != "resnet18"
-    return model.name in ("llama", "bert")
-
-
-# The default level for every quick model, all levels for those that compile in seconds. XLA:CPU takes minutes for
-# resnet18's convolutions in bfloat16.
-AT_LEVELS = [
-    pytest.param(
-        m.name,
-        name,
-        marks=[] if _is_quick(m, name) else [pytest.mark.slow],
-    )
-    for m in ZOO
-    for name in LEVELS
-]
-
-
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize(("name", "level_name"), AT_LEVELS)
+@pytest.mark.parametrize(("name", "level_name", "run"), cases(QUICK_AT_LEVELS, LEVELS, RUNS))
 def test_levels_err_no_more_than_autocast(name: str, level_name: str, run: str) -> None:
     allowed = autocast_errors(name, run)
     result, _ = counted(lambda: over_seeds(run, BY_NAME[name], level(level_name)))
