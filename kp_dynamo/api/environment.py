@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib import metadata
 from typing import TypeVar
 
 from kp_dynamo.api import flag_check
@@ -64,14 +63,6 @@ def xla_problem() -> str:
     except TPUBackendError as problem:
         return str(problem)
     return ""
-
-
-def version_of(distribution: str) -> str:
-    """Its version; "" if it is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def apply_flags(flags: str | None) -> None:

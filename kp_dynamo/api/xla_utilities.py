@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from kp_dynamo.api.environment import checked_config, version_of, xla_problem
+from kp_dynamo.api.environment import checked_config, xla_problem
 from kp_dynamo.api.models import SampleInputs, checked_model
 from kp_dynamo.api.tpu_estimate import aot_report
 from kp_dynamo.api.xla_compiler import arguments_for, readable_errors, timed_compilation
 from kp_dynamo.api.xla_flags import best_flags
 from kp_dynamo.compat import xla
+from kp_dynamo.compat.versions import version_of
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.config.tpu_config import TPUConfig, TPUVersion
 from kp_dynamo.config.translation import compile_options

@@ -11,7 +11,6 @@ import os
 import types
 from collections.abc import Sequence
 from functools import cache
-from importlib import metadata
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from torch import fx
 
 from kp_dynamo.cache.identity import Uncacheable, is_of_library, number_of
 from kp_dynamo.compat import xla
+from kp_dynamo.compat.versions import version_of
 
 # The key hashes the bytes of attributes up to this size; a graph with a larger one is not shared.
 MAX_CONSTANT_BYTES = 1 << 20
@@ -234,14 +234,7 @@ def environment_parts() -> tuple[tuple[str, object], ...]:
     names = ("torch", "torch_xla", "libtpu", "kp_dynamo")
     flags = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_USE_SPMD", "XLA_USE_BF16", "XLA_DOWNCAST_BF16")
     return (
-        ("versions", tuple((name, _version(name)) for name in names)),
+        ("versions", tuple((name, version_of(name)) for name in names)),
         ("device kind", xla.device_kind()),
         ("flags", tuple((name, os.environ.get(name, "")) for name in flags)),
     )
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""

@@ -85,7 +85,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
 
 
 def _result_devices(gm: fx.GraphModule) -> list[tuple[int, torch.device]]:
-    returned = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+    returned: Any = gm.graph.output_node().args[0]
     values = [n.meta.get("example_value") if isinstance(n, fx.Node) else None for n in returned]
     return [(i, v.device) for i, v in enumerate(values) if isinstance(v, torch.Tensor)]
 

@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from kp_dynamo.compat.known_limits import EARLIER_LIMITS, KNOWN_LIMITS, KnownLimit
-from kp_dynamo.compat.versions import CURE, check_versions, earlier_version
+from kp_dynamo.compat.versions import CURE, check_versions, earlier_version, version_of
 from kp_dynamo.exceptions import TPUBackendError
 
 Status = Literal["ok", "failed"]
@@ -70,19 +70,12 @@ def diagnose(timeout_s: float = 300.0) -> Diagnosis:
     Args:
         timeout_s: Time limit for starting the device and compiling. A TPU that others use can take minutes.
     """
-    versions = {"python": platform.python_version(), **{name: _version(name) for name in _DISTRIBUTIONS}}
+    versions = {"python": platform.python_version(), **{name: version_of(name) for name in _DISTRIBUTIONS}}
     settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ}
     checks = [_check_versions(), _check_registration()]
     if all(check.status == "ok" for check in checks):
         checks += _check_device(timeout_s)
     return Diagnosis(versions, settings, tuple(checks), EARLIER_LIMITS if earlier_version() else KNOWN_LIMITS)
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _check_versions() -> Check:

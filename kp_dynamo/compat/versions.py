@@ -22,6 +22,14 @@ _NATIVE = ("torch_tpu", "torchtpu")
 _MINOR = re.compile(r"(\d+\.\d+)(?:\D|$)")
 
 
+def version_of(distribution: str) -> str:
+    """The version of an installed distribution; "" if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def check_versions() -> dict[str, str]:
     """Check that torch and torch_xla fit together, and return their versions by name.
 
@@ -42,35 +50,28 @@ def check_versions() -> dict[str, str]:
 
 def earlier_version() -> str | None:
     """The version of torch_xla if it is one of `EARLIER_MINORS`, else None."""
-    try:
-        version = metadata.version("torch_xla")
-    except metadata.PackageNotFoundError:
-        return None
+    version = version_of("torch_xla")
     return version if _minor(version) in EARLIER_MINORS else None
 
 
 def native_runtime_hint() -> str:
     """A hint for messages if PyTorch's native TPU backend is installed; "" if it is not."""
     for name in _NATIVE:
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        return (
-            f" ({name} {version} is installed: PyTorch's native `tpu` device, which this version of kp_tpu does not "
-            "support; it uses torch_xla)"
-        )
+        if version := version_of(name):
+            return (
+                f" ({name} {version} is installed: PyTorch's native `tpu` device, which this version of kp_tpu does "
+                "not support; it uses torch_xla)"
+            )
     return ""
 
 
 def _installed(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError as cause:
-        raise TPUNotAvailableError(
-            f"{name} is not installed{native_runtime_hint()}; kp_tpu needs {' and '.join(PACKAGES)}, both "
-            f"{SUPPORTED_MINOR}.*; cure: {CURE}"
-        ) from cause
+    if version := version_of(name):
+        return version
+    raise TPUNotAvailableError(
+        f"{name} is not installed{native_runtime_hint()}; kp_tpu needs {' and '.join(PACKAGES)}, both "
+        f"{SUPPORTED_MINOR}.*; cure: {CURE}"
+    )
 
 
 def _minor(version: str) -> str:

@@ -103,7 +103,7 @@ class Pieces:
             self._runs[node.name] = run
             self._count_seconds(seconds)
         results = self._runs[node.name](args)
-        returned = next(n for n in piece.graph.nodes if n.op == "output").args[0]
+        returned = piece.graph.output_node().args[0]
         return results if isinstance(returned, (list, tuple)) else results[0]
 
     def _count_seconds(self, seconds: dict[str, float]) -> None:

@@ -170,7 +170,7 @@ class _FakeRun:
 
     def __init__(self, gm: fx.GraphModule, programs: Sequence[ExportedProgram]) -> None:
         self._gm, self._programs = gm, programs
-        returned = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+        returned = gm.graph.output_node().args[0]
         self._nodes = returned if isinstance(returned, (list, tuple)) else [returned]
         self._inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
 

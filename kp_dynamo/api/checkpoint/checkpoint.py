@@ -20,8 +20,8 @@ from kp_dynamo.api.checkpoint.file import DIGEST, FORMAT, read_file, write_file
 from kp_dynamo.api.checkpoint.model import plan_write, read_model
 from kp_dynamo.api.checkpoint.optimizer import describe, loaded, require_fit
 from kp_dynamo.api.checkpoint.values import Encoder, decode
-from kp_dynamo.api.environment import version_of
 from kp_dynamo.compat import xla
+from kp_dynamo.compat.versions import version_of
 from kp_dynamo.exceptions import TPUCheckpointError
 from kp_dynamo.lowering.pending import run_pending
 
