@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from kp_dynamo.api.xla_optimizations import XLAOptimizations
     from kp_dynamo.api.xla_utilities import XLAUtilities
     from kp_dynamo.backend import cache_stats, clear_cache, kp_tpu
+    from kp_dynamo.buckets.bucket_plan import BucketPlan, plan_buckets
     from kp_dynamo.buckets.marking import mark_sequence
-    from kp_dynamo.buckets.plan import BucketPlan, plan_buckets
     from kp_dynamo.cache.lru import LRUCache
     from kp_dynamo.config.options import CompileOptions
     from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
@@ -109,7 +109,7 @@ __all__ = [
 
 _HOME_OF = {
     "AotReport": "kp_dynamo.aot.report",
-    "BucketPlan": "kp_dynamo.buckets.plan",
+    "BucketPlan": "kp_dynamo.buckets.bucket_plan",
     "CompileOptions": "kp_dynamo.config.options",
     "Explanation": "kp_dynamo.explanation.explain",
     "FlashAttention": "kp_dynamo.passes.flash_attention",
@@ -138,7 +138,7 @@ _HOME_OF = {
     "kp_tpu": "kp_dynamo.backend",
     "load_checkpoint": "kp_dynamo.api.checkpoint.checkpoint",
     "mark_sequence": "kp_dynamo.buckets.marking",
-    "plan_buckets": "kp_dynamo.buckets.plan",
+    "plan_buckets": "kp_dynamo.buckets.bucket_plan",
     "save_checkpoint": "kp_dynamo.api.checkpoint.checkpoint",
     "validate_tpu_configuration": "kp_dynamo.api.validation",
     "validate_tpu_model": "kp_dynamo.api.validation",

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from kp_dynamo.aot.compiler import TpuCompiler
-from kp_dynamo.aot.plan import Plan, plan_of
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.aot.programs import program_report
 from kp_dynamo.aot.report import AotReport
+from kp_dynamo.aot.request import CompileRequest, request_of
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.options import resolve_matmul_precision
@@ -61,12 +61,12 @@ def aot_compile(
         XLACompilationTimeoutError: The time limit passed.
     """
     start = time.perf_counter()
-    plan = plan_of(model, args, target, options, backend, train)
-    timeout_s = plan.given.get("compile_timeout_s") if timeout_s is None else timeout_s
+    request = request_of(model, args, target, options, backend, train)
+    timeout_s = request.given.get("compile_timeout_s") if timeout_s is None else timeout_s
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     with TpuCompiler(target, deadline) as compiler:
         xla.device()
-        run = _Run(plan, compiler)
+        run = _Run(request, compiler)
         with _alone(train):
             run.trace()
         programs = run.collected()
@@ -93,9 +93,9 @@ def _alone(train: bool) -> Any:
 
 @dataclass
 class _Run:
-    """One run of a plan: the submitted programs and the recorded events."""
+    """One run of a request: the submitted programs and the recorded events."""
 
-    plan: Plan
+    request: CompileRequest
     compiler: TpuCompiler
     handed_over: list[Any] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -112,8 +112,8 @@ class _Run:
         from kp_dynamo.aot.trace_programs import call_on_fakes, call_on_zeros
 
         before = dynamo_seconds()
-        call = call_on_zeros if self.plan.needs_device else call_on_fakes
-        call(self.plan, self._receive, self._observe)
+        call = call_on_zeros if self.request.needs_device else call_on_fakes
+        call(self.request, self._receive, self._observe)
         breaks = graph_breaks()
         self.graph_breaks = tuple(f"{b.line or 'at an unknown line'}: {b.reason.splitlines()[0]}" for b in breaks)
         self.seconds = {"dynamo": dynamo_seconds() - before, **self.recorder.seconds()}
@@ -135,22 +135,22 @@ class _Run:
         """Reports of the submitted programs."""
         names = self.names + [f"{i}.{p.name}" for i, p in enumerate(self.handed_over, 1)][len(self.names) :]
         compiled = ((name, p, self.compiler.result()) for name, p in zip(names, self.handed_over, strict=True))
-        return tuple(program_report(name, p, made, CHIPS[self.plan.target]) for name, p, made in compiled)
+        return tuple(program_report(name, p, made, CHIPS[self.request.target]) for name, p, made in compiled)
 
     def report(
         self, programs: tuple[ProgramReport, ...], seconds: dict[str, float], versions: dict[str, str]
     ) -> AotReport:
-        plan, options = self.plan, self.plan.options
+        request, options = self.request, self.request.options
         precision = resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
         return AotReport(
-            target=plan.target,
-            backend=plan.backend,
-            options={name: _plain(value) for name, value in plan.given.items()},
-            train=plan.train,
-            matmul_precision="default" if plan.needs_device else precision,
+            target=request.target,
+            backend=request.backend,
+            options={name: _plain(value) for name, value in request.given.items()},
+            train=request.train,
+            matmul_precision="default" if request.needs_device else precision,
             programs=programs,
             memory_budget_bytes=memory_budget_bytes(
-                CHIPS[plan.target], options.memory_fraction, options.memory_budget_gb
+                CHIPS[request.target], options.memory_fraction, options.memory_budget_gb
             ),
             seconds=seconds,
             peak_host_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
@@ -160,7 +160,7 @@ class _Run:
             ),
             graph_breaks=self.graph_breaks,
             fallbacks=tuple(f"{f.graph} {f.op} at {f.line}" for f in self.recorder.fallbacks()),
-            num_tokens=_num_tokens(plan.args),
+            num_tokens=_num_tokens(request.args),
             versions=versions,
             pass_reports=tuple(self.recorder.passes),
             fallback_reports=tuple(self.recorder.fallbacks()),

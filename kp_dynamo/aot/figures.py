@@ -1,4 +1,4 @@
-"""The figures of a report: measured per program, derived per step."""
+"""The figures of a step, derived from those of its programs (`program_report.py`)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kp_dynamo.aot.fakes import Fakes
-from kp_dynamo.aot.plan import Plan
+from kp_dynamo.aot.request import CompileRequest
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUBackendError, TPUModelPreparationError, XLACompilationError
 from kp_dynamo.explanation.run_once import run_backward, uncompiled
@@ -22,26 +22,26 @@ from kp_dynamo.session import Session
 Receive = Callable[[ExportedProgram], None]
 
 
-def call_on_fakes(plan: Plan, receive: Receive, observe: Observe) -> None:
+def call_on_fakes(request: CompileRequest, receive: Receive, observe: Observe) -> None:
     """Compile on fake tensors, without running; the program calls of a step and its backward are still counted."""
     fakes = Fakes()
-    model, args = fakes.model(uncompiled(plan.model)), fakes.arguments(plan.args)
-    session = Session(plan.options.cache_size, observe, Export(receive))
+    model, args = fakes.model(uncompiled(request.model)), fakes.arguments(request.args)
+    session = Session(request.options.cache_size, observe, Export(receive))
     with fakes.mode:
-        results = _call(_in_mode(model, plan.train), args, session.as_backend(plan.options))
-        if plan.train:
+        results = _call(_in_mode(model, request.train), args, session.as_backend(request.options))
+        if request.train:
             run_backward(results)
 
 
-def call_on_zeros(plan: Plan, receive: Receive, observe: Observe) -> None:
+def call_on_zeros(request: CompileRequest, receive: Receive, observe: Observe) -> None:
     """Call the model on device tensors, with zeros for meta tensors; its programs return zeros too."""
     device = xla.device()
-    model, args = _on_device(uncompiled(plan.model), device), _arguments_on_device(plan.args, device)
-    session = Session(plan.options.cache_size, observe)
+    model, args = _on_device(uncompiled(request.model), device), _arguments_on_device(request.args, device)
+    session = Session(request.options.cache_size, observe)
     with watch_programs(receive):
-        backend = "openxla" if plan.backend == "openxla" else session.as_backend(plan.options)
-        results = _call(_in_mode(model, plan.train), args, backend)
-        if plan.train:
+        backend = "openxla" if request.backend == "openxla" else session.as_backend(request.options)
+        results = _call(_in_mode(model, request.train), args, backend)
+        if request.train:
             run_backward(results)
 
 

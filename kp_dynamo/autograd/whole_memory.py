@@ -1,6 +1,7 @@
-"""Overlapping arguments with a write to one of them: AOTAutograd replaces them by the memory that they share.
+"""Overlapping arguments, one of which the graph writes to: AOTAutograd passes the memory that they share instead.
 
-It traces for the size of that memory at the first call, or for the part that the arguments need, but passes all of it.
+The graph is traced for the part of that memory that the arguments cover, or for its whole size at the first call. A
+call passes the whole memory, whatever its size.
 """
 
 from __future__ import annotations

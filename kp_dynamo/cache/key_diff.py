@@ -1,6 +1,6 @@
-"""A compile key made of named parts, and why a key missed: the nearest cached one and what differs.
+"""Why a key missed: the nearest cached one and what differs.
 
-The parts come in the order in which differences are reported. Three kinds are compared in detail:
+The parts of a key come in the order in which differences are reported. Three kinds are compared in detail:
 
 * a NamedTuple, such as an input's (dtype, shape, stride, ...): field by field;
 * any other tuple, such as all inputs: element by element;
@@ -13,44 +13,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple, cast
 
-Parts = tuple[tuple[str, object], ...]
+from kp_dynamo.cache.compile_key import CompileKey
 
 _NODE = re.compile(r"^.*? = (?P<op>[^\s(]+)\(")
 _MAX_SHOWN = 4
 _MAX_TEXT = 80
 _MAX_SAME = 24  # characters that two clipped texts show of their common prefix
-
-
-@dataclass(frozen=True, eq=False)
-class CompileKey:
-    """Everything that determines a compiled program, in named parts.
-
-    The hash is computed once: a key with a long graph text is looked up on every compilation and touched
-    on every call. Parts compare by `==`, for which 1, 1.0 and True are equal: a part must hold constants
-    as text.
-    """
-
-    parts: Parts
-    _hash: int = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash(self.parts))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, CompileKey):
-            return NotImplemented
-        return self is other or (self._hash == other._hash and self.parts == other.parts)
-
-    def __reduce__(self) -> tuple[type[CompileKey], tuple[Parts]]:
-        """Hashes of strings differ between processes, so a copy recomputes its hash."""
-        return CompileKey, (self.parts,)
 
 
 class _Difference(NamedTuple):

@@ -10,9 +10,10 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_node_safe
 
-from kp_dynamo.cache.graph_key import graph_text, input_parts, is_known_operator, mode_parts, shares_storage
+from kp_dynamo.cache.call_parts import input_parts, mode_parts, shares_storage
+from kp_dynamo.cache.compile_key import Parts
+from kp_dynamo.cache.graph_text import graph_text, is_known_operator
 from kp_dynamo.cache.identity import Uncacheable
-from kp_dynamo.cache.key_diff import Parts
 from kp_dynamo.capture.cpu_view import (
     copy_views_of_view_as_real,
     inputs_on_cpu,

@@ -89,7 +89,8 @@ class CompileOptions:
         None, rules.one_of("off", "attention", "blocks", "auto") | rules.number(minimum=0, maximum=1)
     )
     """Gradient checkpointing; a number is the share of activation bytes to keep. Default: "off" at conservative, else
-    "auto". "auto" recomputes attention scores even if memory suffices, because the TPU compiler's code is faster."""
+    "auto". "auto" recomputes what the memory budget requires. As a level's default it also recomputes attention scores
+    that would fit, because the TPU compiler's code is then faster."""
 
     buckets: Literal["pow2"] | tuple[int, ...] | Mapping[str, int] | None = _option(
         None, rules.one_of("pow2") | rules.buckets() | rules.nothing()
@@ -149,7 +150,8 @@ class CompileOptions:
     dump_dir: Path | None = _option(
         None, rules.folder() | rules.nothing(), not_in_key="it sets where graphs are written, not what is in them"
     )
-    """Folder for the graphs before and after each pass, keys and reports; created when it is first written to."""
+    """Folder for the graphs before and after each pass, the reports of the passes, and the key of each graph. It is
+    created when it is first written to. A capture that the cache holds runs no pass, and writes nothing."""
 
     def __new__(cls, **given: object) -> Self:
         """Check the keys before the generated `__init__`, which would raise TypeError for an unknown one."""

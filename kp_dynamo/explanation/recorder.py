@@ -9,7 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from kp_dynamo.cache.key_diff import CompileKey, explain_miss
+from kp_dynamo.cache.compile_key import CompileKey
+from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.explanation.graph_reports import CaptureReport, FallbackReport, GraphReport, PassOnGraph
 from kp_dynamo.graph.nodes import calls, tensor_of
 from kp_dynamo.graph.places import modules_at

@@ -21,9 +21,9 @@ from kp_dynamo.graph.source_lines import user_line
 from kp_dynamo.graph.symbol_values import SymbolReader, evaluated
 from kp_dynamo.lowering.cast_forms import is_integer
 from kp_dynamo.lowering.fallback import values_forbidden
+from kp_dynamo.lowering.forms import form_of
 from kp_dynamo.lowering.hidden_constants import ExactForms
 from kp_dynamo.lowering.promotion import in_reported_dtype, with_common_dtype
-from kp_dynamo.lowering.sharded_forms import form_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,58 +1,14 @@
-"""Look up the form that replaces an operator in a trace, and lower the operators that shard a tensor."""
+"""Lower the operators that shard a tensor."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
-from kp_dynamo.lowering.accumulation_forms import in_float32
-from kp_dynamo.lowering.cast_forms import CAST_FORMS
-from kp_dynamo.lowering.comparison_forms import COMPARISON_FORMS
-from kp_dynamo.lowering.complex_forms import COMPLEX_FORMS
-from kp_dynamo.lowering.complex_functions import COMPLEX_FUNCTIONS
-from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
-from kp_dynamo.lowering.integer_forms import INTEGER_FORMS
-from kp_dynamo.lowering.linalg_forms import LINALG_FORMS
-from kp_dynamo.lowering.norm_forms import NORM_FORMS
-from kp_dynamo.lowering.order_forms import ORDER_FORMS
-from kp_dynamo.lowering.pool_forms import POOL_FORMS
-from kp_dynamo.lowering.pure_forms import PURE_FORMS
-from kp_dynamo.lowering.random_forms import RANDOM_FORMS
-from kp_dynamo.lowering.reduction_forms import REDUCTION_FORMS
-from kp_dynamo.lowering.scatter_forms import SCATTER_FORMS
-from kp_dynamo.lowering.sharded_scatters import SCATTERS, scattered
-from kp_dynamo.lowering.softmax_forms import SOFTMAX_FORMS
 from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd
-from kp_dynamo.lowering.view_forms import VIEW_FORMS
-
-FORMS: dict[Any, Callable[..., Any]] = {
-    **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS,
-    **LINALG_FORMS, **CAST_FORMS, **INTEGER_FORMS, **COMPARISON_FORMS, **SCATTER_FORMS,
-    **SOFTMAX_FORMS, **ORDER_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS,
-}  # fmt: skip
-
-
-def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
-    """The form that replaces an operator while a graph is traced; None if torch_xla's own lowering is right.
-
-    Args:
-        target: The operator.
-        is_sharded: Whether the program runs on several devices. On one device, marking a tensor does nothing.
-    """
-    if not isinstance(target, torch._ops.OpOverload):
-        return None
-    form = FORMS.get(target, target)
-    if target in SCATTERS and is_sharded:
-        form = partial(scattered, form)
-    if (wide := in_float32(target, form)) is not target:
-        return wide
-    if (sharding_of := _SHARDING_OF.get(target.name())) is None:
-        return None
-    return lambda x, *args: annotated(x, sharding_of(x, *args)) if is_sharded else x.clone()
 
 
 def _of_batch(x: torch.Tensor, mesh_shape: list[int]) -> Any:
@@ -79,6 +35,15 @@ _SHARDING_OF: dict[str, Callable[..., Any]] = {
     "xla::aot_mark_sharding": _of_torch_xlas_function,  # mark_sharding_with_gradients calls it
     "xla::dynamo_mark_sharding": _of_torch_xlas_operator,
 }
+
+
+def sharding_form(target: torch._ops.OpOverload, is_sharded: bool) -> Callable[..., Any] | None:
+    """The form of an operator that shards its operand, None for any other; on one device it only copies."""
+    sharding_of = _SHARDING_OF.get(target.name())
+    if sharding_of is None:
+        return None
+    return lambda x, *args: annotated(x, sharding_of(x, *args)) if is_sharded else x.clone()
+
 
 _library = torch.library.Library("kp", "FRAGMENT")
 

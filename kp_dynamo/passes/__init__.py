@@ -1,6 +1,6 @@
 """The passes, in running order. A file here is a pass; a folder holds what passes share.
 
-`kp_dynamo/pipeline.py` selects and constructs them from the options; `passes/base.py` defines what a pass is.
+`kp_dynamo/pipeline/build.py` selects and constructs them from the options; `passes/base.py` defines what a pass is.
 """
 
 from kp_dynamo.passes.base import GraphPass

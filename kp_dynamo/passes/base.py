@@ -57,7 +57,7 @@ class GraphPass(Protocol):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A match that a pass leaves alone.
+    """A match that a pass reports and does not rewrite.
 
     A matcher returns `Match | Refusal | None`; None if the node is no match at all. A check within a matcher returns
     the reason as text, or None.

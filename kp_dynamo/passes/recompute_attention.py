@@ -1,4 +1,4 @@
-"""The pass `checkpoint_attention`, named after the option that selects it; `recompute/` has the story."""
+"""The pass `checkpoint_attention`, named after the option that selects it; see `recompute/__init__.py`."""
 
 from __future__ import annotations
 

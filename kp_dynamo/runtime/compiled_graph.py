@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from kp_dynamo.cache.key_diff import CompileKey, Parts, explain_miss
+from kp_dynamo.cache.compile_key import CompileKey, Parts
+from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.compat import xla
 from kp_dynamo.error_boundary import translate_errors

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from kp_dynamo.cache.key_diff import CompileKey
+from kp_dynamo.cache.compile_key import CompileKey
 from kp_dynamo.lowering import Executable
 from kp_dynamo.passes.base import PassReport
 

@@ -1,4 +1,4 @@
-"""Copy CPU tensors to the XLA device.
+"""Keep copies on the XLA device of the CPU tensors that are used repeatedly.
 
 A parameter is copied once, and again only after its *bytes* have changed. Version counters do not detect that: they do
 not change for `p.data.add_()`, `p.data = t`, a numpy write or a fused optimizer.

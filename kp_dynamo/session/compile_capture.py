@@ -13,17 +13,17 @@ from torch import fx
 from kp_dynamo.autograd.eager_strides import eager_results
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.stages import GraphStages, trace_and_compile
-from kp_dynamo.cache.graph_key import graph_text
+from kp_dynamo.cache.graph_text import graph_text
 from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.capture.capture import with_dynamo_signature
 from kp_dynamo.capture.cpu_view import surrounding_autocast
 from kp_dynamo.graph.least_memory import require_room
 from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec
-from kp_dynamo.pipeline import check_captured, prepare_graph, required_precision, run_pipeline
+from kp_dynamo.pipeline import check_captured, dump_key, prepare_graph, required_precision, run_pipeline
 from kp_dynamo.runtime.compiled_graph import CompiledGraph, GraphContract, Runtime
 from kp_dynamo.runtime.events import GraphTransformed
 from kp_dynamo.runtime.result_memory import ResultMemory
-from kp_dynamo.session.plan import Plan, matmul_precision
+from kp_dynamo.session.compile_plan import CompilePlan, matmul_precision
 from kp_dynamo.telemetry.counters import TELEMETRY
 
 _unnamed = itertools.count()
@@ -40,7 +40,7 @@ class CaptureCompiler:
         salt: Part of the identity of every graph.
     """
 
-    def __init__(self, plan: Plan, number: int, runtime: Runtime, lowering: Lowering, salt: str) -> None:
+    def __init__(self, plan: CompilePlan, number: int, runtime: Runtime, lowering: Lowering, salt: str) -> None:
         self._plan, self._number, self._runtime, self._lowering = plan, number, runtime, lowering
         self._salt = salt
         # Both belong to the time at which Dynamo calls the backend, not to that of a later backward.
@@ -95,6 +95,7 @@ class CaptureCompiler:
         )
         interface = (("graph", text), ("returned", num_returned), ("overwritten", overwritten))
         key = None if text is None or conditions is None else (*interface, *conditions)
+        dump_key(key, options, f"{self._number}.{name}")
         is_placed = self._plan.capture.mode == "cpu"
         contract = GraphContract(key, is_placed, f"{self._number}.{name}", options.compile_timeout_s)
         return CompiledGraph(gm, contract, self._lowering, spec, self._runtime)

@@ -13,7 +13,8 @@ import torch
 from torch import fx
 from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 
-from kp_dynamo.cache.key_diff import CompileKey, explain_miss
+from kp_dynamo.cache.compile_key import CompileKey
+from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture.capture import Capture, read_capture
 from kp_dynamo.compat import xla
@@ -26,7 +27,7 @@ from kp_dynamo.runtime.event_log import log_event
 from kp_dynamo.runtime.events import CaptureReady, Observe, ignore
 from kp_dynamo.runtime.placement import Placement
 from kp_dynamo.session.compile_capture import CaptureCompiler
-from kp_dynamo.session.plan import Plan, plan_for
+from kp_dynamo.session.compile_plan import CompilePlan, plan_for
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.time_budget import time_budget
@@ -122,7 +123,7 @@ class Session:
             logger.debug("a new capture; nearest entry: %s", explain_miss(key, others))
         return run
 
-    def _compile(self, plan: Plan) -> tuple[int, Callable[..., Any]]:
+    def _compile(self, plan: CompilePlan) -> tuple[int, Callable[..., Any]]:
         """A number and a callable for the capture; the number is reused if Dynamo breaks the graph."""
         number = self._free.pop() if self._free else next(self._numbers)
         lowering = self._export or get_lowering(plan.options.lowering)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from kp_dynamo.cache.key_diff import CompileKey, explain_miss
+from kp_dynamo.cache.compile_key import CompileKey
+from kp_dynamo.cache.key_diff import explain_miss
 
 GRAPH = """\
 x: f32[2, 512] = input
@@ -107,7 +108,7 @@ def test_equal_parts_are_one_key():
 def test_a_key_that_travelled_is_found(tmp_path):
     """Another process hashes strings with another seed."""
     code = (
-        "import sys, pickle; from kp_dynamo.cache.key_diff import CompileKey; "
+        "import sys, pickle; from kp_dynamo.cache.compile_key import CompileKey; "
         "sys.stdout.buffer.write(pickle.dumps(CompileKey((('graph', 'text'),))))"
     )
     travelled = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout

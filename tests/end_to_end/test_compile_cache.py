@@ -186,7 +186,7 @@ def test_an_evicted_program_is_compiled_again_when_it_is_called():
 
 
 def test_a_graph_with_constants_too_large_for_the_key_shares_with_none(monkeypatch):
-    monkeypatch.setattr("kp_dynamo.cache.graph_key.MAX_CONSTANT_BYTES", 4)
+    monkeypatch.setattr("kp_dynamo.cache.graph_text.MAX_CONSTANT_BYTES", 4)
     with counted() as counts:
         for value in (1.0, 2.0, 1.0):
             SESSION.captures.clear()
@@ -326,3 +326,21 @@ def test_a_number_that_varies_is_not_answered_with_an_earlier_one(device):
     run = compiled(lambda x, n: (x * n, n * 2))
     with torch._dynamo.config.patch(automatic_dynamic_shapes=True, specialize_float=False):
         assert [run(SQUARE.to(device), n)[1] for n in (3.5, 5.5, 4.5, 7.5)] == [7, 11, 9, 15]
+
+
+def test_a_dump_has_the_graphs_the_reports_and_the_key(tmp_path):
+    fresh(lambda x: F.silu(x), dump_dir=tmp_path)(torch.ones(3))
+    names = {path.name for path in tmp_path.iterdir()}
+    [graph] = {name.removesuffix(".key.txt") for name in names if name.endswith(".key.txt")}
+    assert {f"{graph}.0.captured.py", f"{graph}.report.json"} < names
+    key = (tmp_path / f"{graph}.key.txt").read_text()
+    assert "aten.silu" in key
+    assert "\ntensors on: cpu\n" in key
+
+
+def test_a_dump_says_that_a_graph_has_no_key(tmp_path, monkeypatch):
+    monkeypatch.setattr("kp_dynamo.cache.graph_text.MAX_CONSTANT_BYTES", 4)
+
+    fresh(lambda x: x + torch.tensor([1.0, 2, 3]), dump_dir=tmp_path)(torch.ones(3))
+    [key] = tmp_path.glob("*.key.txt")
+    assert key.read_text().startswith("shared with: no other graph")

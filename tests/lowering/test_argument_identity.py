@@ -132,7 +132,7 @@ def test_a_module_keeps_its_last_input(device):
 
 
 def test_no_operator_may_write_to_an_argument_of_the_trace(monkeypatch):
-    from kp_dynamo.lowering.sharded_forms import FORMS
+    from kp_dynamo.lowering.forms import FORMS
 
     monkeypatch.delitem(FORMS, torch.ops.aten.copy.default)
 

@@ -9,9 +9,9 @@ import torch
 from kp_dynamo.buckets.bucketing import Bucketing, bucketed
 from kp_dynamo.buckets.resizing import is_poisoned
 from kp_dynamo.buckets.sizes import Buckets
-from kp_dynamo.cache.graph_key import environment_parts
+from kp_dynamo.cache.call_parts import environment_parts
+from kp_dynamo.cache.compile_key import CompileKey, Parts
 from kp_dynamo.cache.identity import Uncacheable, identity_of
-from kp_dynamo.cache.key_diff import CompileKey, Parts
 from kp_dynamo.capture.capture import Capture
 from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.exceptions import TPUConfigurationError
@@ -21,7 +21,7 @@ from kp_dynamo.pipeline import Pipeline, build_backward_pipeline, build_pipeline
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompilePlan:
     """How a capture is compiled.
 
     Attributes:
@@ -57,7 +57,7 @@ class Plan:
         return MemoryBudget(options.chip, room)
 
 
-def plan_for(capture: Capture, options: CompileOptions) -> Plan:
+def plan_for(capture: Capture, options: CompileOptions) -> CompilePlan:
     """Decide how to compile `capture`.
 
     Raises:
@@ -73,7 +73,7 @@ def plan_for(capture: Capture, options: CompileOptions) -> Plan:
     backward_pipeline = build_backward_pipeline(options)
     device = "cpu" if capture.mode == "fake" else capture.mode
     conditions = _conditions(options, (*pipeline, *backward_pipeline), device)
-    return Plan(capture, options, pipeline, backward_pipeline, conditions, bucketing)
+    return CompilePlan(capture, options, pipeline, backward_pipeline, conditions, bucketing)
 
 
 def matmul_precision(options: CompileOptions) -> str:

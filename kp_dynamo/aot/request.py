@@ -19,7 +19,7 @@ _OF_EVERY_BACKEND = ("target", "memory_fraction", "memory_budget_gb", "compile_t
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompileRequest:
     """What to compile, and how."""
 
     model: Callable[..., Any]
@@ -36,7 +36,7 @@ class Plan:
         return self.backend == "openxla" or self.options.lowering == "stock"
 
 
-def plan_of(model: Any, args: Any, target: str, options: Any, backend: str, train: bool) -> Plan:
+def request_of(model: Any, args: Any, target: str, options: Any, backend: str, train: bool) -> CompileRequest:
     """Check the arguments of `aot_compile`.
 
     Raises:
@@ -61,7 +61,7 @@ def plan_of(model: Any, args: Any, target: str, options: Any, backend: str, trai
             f"target={target!r} conflicts with the option target={given['target']!r}. Try: set only one of them."
         )
     _require_shapes(model, args)
-    return Plan(
+    return CompileRequest(
         model, tuple(args), target, given, CompileOptions.from_dict({**given, "target": target}), backend, train
     )
 

@@ -7,8 +7,8 @@ import torch
 from expecttest import assert_expected_inline
 from torch import fx
 
-from kp_dynamo.cache import graph_key
-from kp_dynamo.cache.graph_key import environment_parts, graph_text, input_parts, mode_parts, shares_storage
+from kp_dynamo.cache.call_parts import environment_parts, input_parts, mode_parts, shares_storage
+from kp_dynamo.cache.graph_text import graph_text
 from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.config.options import CompileOptions, ignored_in_key, option_fields
 from tests.graphs import trace_inference, trace_joint
@@ -115,7 +115,7 @@ def test_graphs_without_a_stable_text_are_refused(value):
 def test_a_constant_too_large_or_on_a_device_is_refused(monkeypatch):
     gm = trace_inference(lambda x: x + torch.tensor([1.0, 2, 3]), X)
     assert graph_text(gm)
-    monkeypatch.setattr(graph_key, "MAX_CONSTANT_BYTES", 11)
+    monkeypatch.setattr("kp_dynamo.cache.graph_text.MAX_CONSTANT_BYTES", 11)
     with pytest.raises(Uncacheable, match="a constant on cpu with 3 elements"):
         graph_text(gm)
 

@@ -1,0 +1,52 @@
+"""The forms that replace operators while a graph is traced. A table of a `*_forms.py` counts once it is merged here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from kp_dynamo.lowering.accumulation_forms import in_float32
+from kp_dynamo.lowering.cast_forms import CAST_FORMS
+from kp_dynamo.lowering.comparison_forms import COMPARISON_FORMS
+from kp_dynamo.lowering.complex_forms import COMPLEX_FORMS
+from kp_dynamo.lowering.complex_functions import COMPLEX_FUNCTIONS
+from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
+from kp_dynamo.lowering.integer_forms import INTEGER_FORMS
+from kp_dynamo.lowering.linalg_forms import LINALG_FORMS
+from kp_dynamo.lowering.norm_forms import NORM_FORMS
+from kp_dynamo.lowering.order_forms import ORDER_FORMS
+from kp_dynamo.lowering.pool_forms import POOL_FORMS
+from kp_dynamo.lowering.pure_forms import PURE_FORMS
+from kp_dynamo.lowering.random_forms import RANDOM_FORMS
+from kp_dynamo.lowering.reduction_forms import REDUCTION_FORMS
+from kp_dynamo.lowering.scatter_forms import SCATTER_FORMS
+from kp_dynamo.lowering.sharded_forms import sharding_form
+from kp_dynamo.lowering.sharded_scatters import SCATTERS, scattered
+from kp_dynamo.lowering.softmax_forms import SOFTMAX_FORMS
+from kp_dynamo.lowering.view_forms import VIEW_FORMS
+
+FORMS: dict[Any, Callable[..., Any]] = {
+    **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS,
+    **LINALG_FORMS, **CAST_FORMS, **INTEGER_FORMS, **COMPARISON_FORMS, **SCATTER_FORMS,
+    **SOFTMAX_FORMS, **ORDER_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS,
+}  # fmt: skip
+
+
+def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
+    """The form that replaces an operator while a graph is traced; None if torch_xla's own lowering is right.
+
+    Args:
+        target: The operator.
+        is_sharded: Whether the program runs on several devices. On one device, marking a tensor does nothing.
+    """
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    form = FORMS.get(target, target)
+    if target in SCATTERS and is_sharded:
+        form = partial(scattered, form)
+    if (wide := in_float32(target, form)) is not target:
+        return wide
+    return sharding_form(target, is_sharded)

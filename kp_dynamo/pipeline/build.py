@@ -1,0 +1,126 @@
+"""Select and order the passes of a graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
+from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.hardware import memory_budget_bytes
+from kp_dynamo.passes import PASSES
+from kp_dynamo.passes.base import GraphPass
+from kp_dynamo.passes.cast_bf16 import CastBf16
+from kp_dynamo.passes.fold_casts import FoldCasts
+from kp_dynamo.passes.fold_constants import FoldConstants
+from kp_dynamo.passes.fold_views import FoldViews
+from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
+from kp_dynamo.passes.gate_recomputation import GateRecomputation
+from kp_dynamo.passes.mask_padding import MaskPadding
+from kp_dynamo.passes.precision.keep_float32 import unknown_op_names
+from kp_dynamo.passes.precision.matmul_rules import has_float32_matmul
+from kp_dynamo.passes.recompute.budget import Budget
+from kp_dynamo.passes.recompute_activations import RecomputeActivations
+from kp_dynamo.passes.recompute_attention import RecomputeAttention
+from kp_dynamo.passes.recompute_blocks import RecomputeBlocks
+from kp_dynamo.passes.recompute_casts import RecomputeCasts
+from kp_dynamo.passes.recompute_to_budget import RecomputeToBudget
+from kp_dynamo.passes.recompute_to_share import RecomputeToShare
+from kp_dynamo.passes.rewrite_attention import RewriteAttention
+
+Pipeline = tuple[GraphPass, ...]
+
+OUR_PASSES: tuple[str, ...] = tuple(str(p.name) for p in PASSES)
+
+# Chips whose two cores are one device. For a GPT in inference a v5p takes 0.502 ms with x as the first operand of the
+# matmuls that produce heads, and 0.456 ms with the weight first; a v4 1.868 and 1.774. On v5e and v6e it makes no
+# difference, and a T5 is 10% slower.
+_WEIGHT_FIRST = ("v4", "v5p")
+
+
+def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = ()) -> Pipeline:
+    """The passes for these options, in running order; `lengths` are the symbolic sizes that will be padded.
+
+    Raises:
+        TPUConfigurationError: `disable_passes` or `keep_float32` names an unknown pass or op.
+    """
+    ours: list[GraphPass] = [
+        # First: the other passes then see Python numbers, not tensors that hold one.
+        FoldConstants(),
+        # Before the casts and the masks, which would insert nodes into the pattern that it matches.
+        *([RewriteAttention()] if options.fuse else []),
+        # Before the passes that introduce other operators: it has rules for ATen and kp::attention.
+        *([MaskPadding(lengths)] if lengths else []),
+        # Before the casts: it matches a matmul followed by its activation.
+        *([FuseLinearActivation()] if options.fuse else []),
+        *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),
+        # After the casts, which are placed before the views of a value; before the passes that tag views.
+        *([FoldViews(weight_first=options.chip.name in _WEIGHT_FIRST)] if options.fuse else []),
+        # After the passes that rewrite matmuls.
+        *([FoldCasts()] if options.precision == "bfloat16" else []),
+        # After the passes that change which views and casts of an activation are read.
+        *([RecomputeActivations()] if options.fuse else []),
+        # After the casts, which it tags. Always on: a bfloat16 model has casts of its own.
+        RecomputeCasts(),
+        # After the casts: their results are what would be saved.
+        *_recomputation(options),
+        # Last: the user's passes see the graph that will be lowered.
+        *options.extra_passes,
+    ]
+    _check_names(options)
+    return tuple(p for p in ours if p.name not in options.disable_passes)
+
+
+def build_backward_pipeline(options: CompileOptions) -> Pipeline:
+    """The passes for a backward graph after the partitioner, which has decided what to recompute."""
+    return tuple(p for p in (GateRecomputation(),) if p.name not in options.disable_passes)
+
+
+def _recomputation(options: CompileOptions) -> Pipeline:
+    match options.checkpoint:
+        case "off":
+            return ()
+        case "attention":
+            return (RecomputeAttention(),)
+        case "blocks":
+            return (RecomputeBlocks(),)
+        case "auto":
+            least = () if "checkpoint" in options.given else (RecomputeAttention(),)
+            return (*least, RecomputeToBudget(_budget(options)))
+        case share:
+            return (RecomputeToShare(float(share)),)
+
+
+def _budget(options: CompileOptions) -> Budget:
+    chip = options.chip
+    return Budget(
+        num_bytes=memory_budget_bytes(chip, options.memory_fraction, options.memory_budget_gb),
+        optimizer_state_factor=options.optimizer_state_factor,
+        vmem_bytes=chip.vmem_bytes,
+        narrow_matmuls=resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
+        == "default",
+        is_hard_limit=options.is_memory_bounded,
+    )
+
+
+def _check_names(options: CompileOptions) -> None:
+    no_ops = unknown_op_names(options.keep_float32)
+    if no_ops:
+        raise TPUConfigurationError(
+            f"keep_float32={list(no_ops)} is invalid: not an ATen op. Allowed: op names such as 'aten.mm', and "
+            "globs of module paths such as 'model.layers.*.mlp'."
+        )
+    names = {*OUR_PASSES, *(p.name for p in options.extra_passes)}
+    unknown = sorted(set(options.disable_passes) - names)
+    if unknown:
+        raise TPUConfigurationError(
+            f"disable_passes={unknown} is invalid: unknown pass. Allowed: {', '.join(sorted(names))}."
+        )
+
+
+def required_precision(graph: fx.Graph, asked: str) -> str:
+    """The matmul precision to lower a graph with: `asked`, or "default" if the graph has no float32 matmul.
+
+    libtpu 0.0.21 cannot compile some bfloat16 matmuls at "highest" (T5's attention: "Bad lhs type").
+    """
+    return asked if has_float32_matmul(graph) else "default"

@@ -1,0 +1,126 @@
+"""Prepare a graph and run its passes, with checks, timing and dumps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from torch import fx
+
+from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.exceptions import TPUOptimizationError, TPUOutOfMemoryError
+from kp_dynamo.graph.editing import check_values
+from kp_dynamo.graph.least_memory import REMEDIES
+from kp_dynamo.graph.places import Place, place_of
+from kp_dynamo.passes.base import GraphPass, PassReport
+from kp_dynamo.passes.layout.memory_places import refuse_places_of_inputs, resolve_memory_places
+from kp_dynamo.passes.layout.strides import keep_strides, result_values
+from kp_dynamo.passes.recompute.budget import BudgetError
+from kp_dynamo.pipeline.build import OUR_PASSES, Pipeline
+from kp_dynamo.pipeline.dumps import dump_graph, dump_reports
+from kp_dynamo.telemetry import log
+from kp_dynamo.telemetry.counters import TELEMETRY
+
+
+def check_captured(graph: fx.Graph) -> None:
+    """Check Dynamo's graph, whose inputs are XLA tensors, for what AOTAutograd's graph no longer shows.
+
+    Raises:
+        XLACompilationError: The graph names the storage offset at which a view of an input begins.
+    """
+    refuse_places_of_inputs(graph)
+
+
+def prepare_graph(graph: fx.Graph, *, writes_to_inputs: bool, on_device: bool) -> None:
+    """Prepare a graph that AOTAutograd has traced, once, before all passes.
+
+    Args:
+        graph: Edited in place.
+        writes_to_inputs: Whether it writes to an argument in place.
+        on_device: Whether its arguments are XLA tensors.
+
+    Raises:
+        XLACompilationError: An operator reads or writes memory that no tensor of the graph holds.
+    """
+    resolve_memory_places(graph, writes_to_inputs=writes_to_inputs, on_device=on_device)
+
+
+def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions, graph_name: str) -> list[PassReport]:
+    """Run the passes on `gm` in place; lint, recompile, time, count, trace and dump around each.
+
+    Raises:
+        TPUOptimizationError: A pass raised or left an ill-formed graph, or it refused a match and `strict` is set. The
+            message names the pass and those that ran before it.
+        TPUOutOfMemoryError: `checkpoint="auto"` cannot fit the budget.
+        TPUConfigurationError: `dump_dir` cannot be written.
+    """
+    reports: list[PassReport] = []
+    start = time.perf_counter()
+    dump_graph(gm, options, f"{graph_name}.0.captured")
+    log.trace_graph(gm, f"{graph_name}.before_passes")
+    seen = result_values(gm.graph)
+    for number, graph_pass in enumerate(pipeline, start=1):
+        reports.append(_with_places(_run_pass(gm, graph_pass, [r.name for r in reports]), gm.graph))
+        dump_graph(gm, options, f"{graph_name}.{number}.{graph_pass.name}")
+        TELEMETRY.passed(graph_name, reports[-1].to_dict())
+    keep_strides(gm.graph, seen)
+    TELEMETRY.spent("passes", time.perf_counter() - start)
+    log.trace_graph(gm, f"{graph_name}.after_passes")
+    dump_reports(reports, options, graph_name)
+    if options.strict:
+        _raise_on_refusal(reports)
+    return reports
+
+
+def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> PassReport:
+    signature = _signature(gm.graph)
+    try:
+        report = graph_pass(gm)
+        if not isinstance(report, PassReport):
+            raise TypeError(f"the pass returned {type(report).__name__}, expected a PassReport")
+        is_ours = graph_pass.name in OUR_PASSES
+        if report.rewritten or not is_ours:  # our passes report 0 only for an unchanged graph; a user's may be wrong
+            _check_edited(gm.graph, signature)
+            if not is_ours:
+                check_values(gm.graph)
+            gm.recompile()
+    except BudgetError as cause:
+        raise TPUOutOfMemoryError(f"checkpoint='auto': {cause}. {REMEDIES}") from None
+    except Exception as cause:
+        ran = f"after {', '.join(before)}" if before else "as the first pass"
+        raise TPUOptimizationError(
+            f"pass {graph_pass.name!r} failed, run {ran}: {type(cause).__name__}: {cause}. "
+            f'Disable it with options={{"disable_passes": ["{graph_pass.name}"]}}.'
+        ) from cause
+    return report
+
+
+def _with_places(report: PassReport, graph: fx.Graph) -> PassReport:
+    """The report with the places of its refused nodes, looked up before a later pass replaces them."""
+    if not report.refused:
+        return report
+    nodes = {node.name: node for node in graph.nodes}
+    places = (place_of(nodes[name]) if name in nodes else Place("") for name, _ in report.refused)
+    return replace(report, places=tuple(places))
+
+
+def _check_edited(graph: fx.Graph, signature: tuple[list[str], int]) -> None:
+    graph.lint()
+    if _signature(graph) != signature:
+        raise ValueError("the pass changed the inputs of the graph or the number of its results")
+
+
+def _signature(graph: fx.Graph) -> tuple[list[str], int]:
+    """The names of the inputs and the number of results."""
+    results = graph.output_node().args[0]
+    inputs = [str(n.target) for n in graph.nodes if n.op == "placeholder"]
+    return inputs, len(results) if isinstance(results, (list, tuple)) else 1
+
+
+def _raise_on_refusal(reports: list[PassReport]) -> None:
+    refused = [f"{r.name} refused {node}: {reason}" for r in reports for node, reason in r.refused]
+    if refused:
+        raise TPUOptimizationError(
+            f"strict=True and passes refused {len(refused)} match(es). {'; '.join(refused[:5])}. "
+            "Change these lines, disable the pass, or allow refusals with strict=False."
+        )
