@@ -69,8 +69,8 @@ def _used(root):
 
 def test_a_pass_is_added_in_the_places_that_are_named_and_deleted_again(tmp_path):
     steps = re.sub(r"\s+", " ", (ROOT / "CONTRIBUTING.md").read_text())
-    assert "one line in `PASSES` of `kp_dynamo/passes/__init__.py`" in steps
-    assert "one in the list of `build_pipeline` in `kp_dynamo/pipeline/build.py`" in steps
+    assert "one line to `PASSES` in `kp_dynamo/passes/__init__.py`" in steps
+    assert "another line to the list in `build_pipeline` of `kp_dynamo/pipeline/build.py`" in steps
     package = tmp_path / "kp_dynamo"
     shutil.copytree(ROOT / "kp_dynamo", package, ignore=shutil.ignore_patterns("__pycache__"))
     index, pipeline, new = (
