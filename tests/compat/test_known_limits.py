@@ -105,7 +105,7 @@ raise SystemExit("failed" if failed.is_set() else 0)
 
 @pytest.mark.slow  # a process of its own
 def test_threads_of_eager_torch_xla_may_not_synchronise():
-    assert "Let one thread work eagerly" in limit("`torch_xla.sync()` in one thread").cure
+    assert "Let only one thread work eagerly" in limit("`torch_xla.sync()` fails while another thread").cure
     done = subprocess.run([sys.executable, "-c", SYNC_BESIDE_EAGER], capture_output=True, check=False)
     assert done.returncode != 0
 
@@ -159,7 +159,7 @@ def test_each_seed_repeats_its_own_numbers():
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_every_shape_is_a_program(dynamic):
-    assert limit("Without `buckets`, every set of shapes is an XLA program")
+    assert limit("Without `buckets`, each set of shapes is a separate XLA program")
     compiled = torch.compile(torch.sin, backend="kp_tpu", dynamic=dynamic)
     before = snapshot()["programs"]
     for length in (11, 12, 13):
@@ -169,7 +169,7 @@ def test_every_shape_is_a_program(dynamic):
 
 @pytest.mark.filterwarnings("ignore")
 def test_over_dynamos_limit_a_function_runs_eagerly():
-    assert "recompile_limit" in limit("Without `buckets`, every set of shapes").what
+    assert "recompile_limit" in limit("Without `buckets`, each set of shapes").what
     compiled = torch.compile(torch.cos, backend="kp_tpu", dynamic=False)
     before = snapshot()["programs"]
     with torch._dynamo.config.patch(recompile_limit=2):
@@ -189,7 +189,7 @@ torch.compile(layer, backend="kp_tpu")(torch.ones(1, 2, device="xla")).sum().bac
 
 @pytest.mark.slow  # a process of its own
 def test_a_cpu_backward_before_the_first_use_of_the_device_spoils_xla_backwards():
-    assert "torch_xla.device()" in limit("A backward on the CPU before").cure
+    assert "torch_xla.device()" in limit("a backward runs on the CPU before").cure
     done = subprocess.run(
         [sys.executable, "-c", EARLY_BACKWARD], env={**os.environ, "PJRT_DEVICE": "CPU"}, capture_output=True, text=True
     )
