@@ -15,8 +15,8 @@ from kp_dynamo.ops.optimization_barrier import barriers
 from tests.spine import compiled, counted
 from tests.transformer import TinyGpt
 
-QUICK_MODES = ["blocks", 0.0]
-MODES = ["attention", *QUICK_MODES, 0.6, "auto"]
+QUICK_MODES = ["blocks"]
+MODES = ["attention", *QUICK_MODES, 0.0, 0.6, "auto"]
 TOKENS = torch.arange(512).reshape(8, 64) % 32
 
 
