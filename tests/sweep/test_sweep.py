@@ -1,8 +1,9 @@
 """Torch's own operator samples through the backend: each right, or on the short list of refusals.
 
-`make test` checks every eighth operator, and a few at extremes; `make test-all` all of them, at extremes too: floats and
-integers at the ends of their ranges, whole numbers, which may not be rounded where eager does not, shapes without
-elements or dimensions. Each is checked in a child process, so that an operator that kills it is one failed test.
+`make test` checks every eighth operator, and a few at extremes. `make test-all` checks all of them, also at extremes:
+floats and integers at the ends of their ranges, whole numbers, which may not be rounded where eager does not, and
+shapes without elements or dimensions. Each runs in a child process, so that an operator that kills it is one failed
+test.
 """
 
 from __future__ import annotations
