@@ -163,7 +163,7 @@ def test_what_is_refused(answers, question, words):
 
 def test_what_mark_sharding_returns_cannot_be_traced(answers):
     limit = next(known for known in KNOWN_LIMITS if "mark_sharding` returns" in known.what)
-    assert "the tensor that was marked" in limit.cure
+    assert "the tensor that you marked" in limit.cure
     assert "no attribute '_local_tensor'" in answers["a_tensor_of_torch_xlas_subclass"]
     assert answers["another_sharding_is_another_program"]  # which goes on with the tensors that were marked
 
