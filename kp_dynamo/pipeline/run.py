@@ -1,4 +1,4 @@
-"""Prepare a graph and run its passes, with checks, timing and dumps."""
+"""Run the passes of a graph, with checks, timing and dumps."""
 
 from __future__ import annotations
 
@@ -13,36 +13,12 @@ from kp_dynamo.graph.editing import check_values
 from kp_dynamo.graph.least_memory import REMEDIES
 from kp_dynamo.graph.places import Place, place_of
 from kp_dynamo.passes.base import GraphPass, PassReport
-from kp_dynamo.passes.layout.memory_places import refuse_places_of_inputs, resolve_memory_places
 from kp_dynamo.passes.layout.strides import keep_strides, result_values
 from kp_dynamo.passes.recompute.budget import BudgetError
 from kp_dynamo.pipeline.build import OUR_PASSES, Pipeline
 from kp_dynamo.pipeline.dumps import dump_graph, dump_reports
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
-
-
-def check_captured(graph: fx.Graph) -> None:
-    """Check Dynamo's graph, whose inputs are XLA tensors, for what AOTAutograd's graph no longer shows.
-
-    Raises:
-        XLACompilationError: The graph names the storage offset at which a view of an input begins.
-    """
-    refuse_places_of_inputs(graph)
-
-
-def prepare_graph(graph: fx.Graph, *, writes_to_inputs: bool, on_device: bool) -> None:
-    """Prepare a graph that AOTAutograd has traced, once, before all passes.
-
-    Args:
-        graph: Edited in place.
-        writes_to_inputs: Whether it writes to an argument in place.
-        on_device: Whether its arguments are XLA tensors.
-
-    Raises:
-        XLACompilationError: An operator reads or writes memory that no tensor of the graph holds.
-    """
-    resolve_memory_places(graph, writes_to_inputs=writes_to_inputs, on_device=on_device)
 
 
 def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions, graph_name: str) -> list[PassReport]:

@@ -19,7 +19,13 @@ from kp_dynamo.capture.capture import with_dynamo_signature
 from kp_dynamo.capture.cpu_view import surrounding_autocast
 from kp_dynamo.graph.least_memory import require_room
 from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec
-from kp_dynamo.pipeline import check_captured, dump_key, prepare_graph, required_precision, run_pipeline
+from kp_dynamo.pipeline import (
+    dump_key,
+    refuse_places_of_inputs,
+    required_precision,
+    resolve_memory_places,
+    run_pipeline,
+)
 from kp_dynamo.runtime.compiled_graph import CompiledGraph, GraphContract, Runtime
 from kp_dynamo.runtime.events import GraphTransformed
 from kp_dynamo.runtime.result_memory import ResultMemory
@@ -50,7 +56,7 @@ class CaptureCompiler:
         """A callable with Dynamo's calling convention that runs the capture."""
         capture, bucketing = self._plan.capture, self._plan.bucketing
         if capture.mode == "xla":
-            check_captured(capture.gm.graph)
+            refuse_places_of_inputs(capture.gm.graph)
         with surrounding_autocast(capture.mode):
             eager = eager_results(capture.gm)
             stages = GraphStages(self._transform, self._compile_graph, eager)
@@ -68,7 +74,7 @@ class CaptureCompiler:
         chosen = plan.backward_pipeline if name == "backward" else plan.pipeline
         if aliases is not None:
             is_on_device = plan.capture.mode == "xla"
-            prepare_graph(gm.graph, writes_to_inputs=aliases.has_written_inputs, on_device=is_on_device)
+            resolve_memory_places(gm.graph, writes_to_inputs=aliases.has_written_inputs, on_device=is_on_device)
         bucketing = plan.bucketing if aliases is not None else None
         if bucketing is not None and aliases is not None:
             chosen = bucketing.allowed(chosen, aliases)

@@ -78,9 +78,9 @@ class Session:
 
     def as_backend(self, options: CompileOptions) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
         """A `torch.compile` backend that compiles with these caches; the device must have been started."""
-        log.configure()
 
         def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+            log.configure()  # for every graph, because torch._logging.set_logs undoes it
             # Ahead of time there is no device on which Dynamo could run the graph eagerly.
             may_run_eagerly = self._export is None and not options.strict
             with translate_errors(gm, breaks_graphs=may_run_eagerly):

@@ -340,7 +340,6 @@ def test_a_dump_has_the_graphs_the_reports_and_the_key(tmp_path):
 
 def test_a_dump_says_that_a_graph_has_no_key(tmp_path, monkeypatch):
     monkeypatch.setattr("kp_dynamo.cache.graph_text.MAX_CONSTANT_BYTES", 4)
-
     fresh(lambda x: x + torch.tensor([1.0, 2, 3]), dump_dir=tmp_path)(torch.ones(3))
     [key] = tmp_path.glob("*.key.txt")
     assert key.read_text().startswith("shared with: no other graph")

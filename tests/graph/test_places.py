@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sysconfig
+
 import pytest
 import torch
 
 from kp_dynamo.graph.places import Place, place_of, short_line
 
 ATTENTION = "model.layers.3.self_attn (LlamaAttention)"
-LLAMA = "/home/me/.venv/lib/python3.11/site-packages/transformers/models/llama/modeling_llama.py:123 in forward"
-MINE = "/home/me/model.py:12 in forward"
+SITE = sysconfig.get_paths()["purelib"]
+LLAMA = f"{SITE}/transformers/models/llama/modeling_llama.py:123 in forward"
+MINE = "/src/model.py:12 in forward"
 
 
 @pytest.mark.parametrize(
@@ -41,8 +44,8 @@ def test_a_library_is_shown_by_module_and_the_user_by_line(place, text, verbose)
     ("line", "short"),
     [
         ("/usr/lib/python3/dist-packages/timm/layers/mlp.py:44 in forward", "timm/layers/mlp.py:44 in forward"),
-        ("/opt/py/lib/python3.11/contextlib.py:81 in inner", "contextlib.py:81 in inner"),
-        ("/me/lib64/python3.12/site-packages/lib/python3.py:1 in f", "lib/python3.py:1 in f"),
+        ("/lib/python3.11/contextlib.py:81 in inner", "contextlib.py:81 in inner"),
+        ("/lib64/python3.12/site-packages/lib/python3.py:1 in f", "lib/python3.py:1 in f"),
         ("{here}/demo/model.py:51 in forward", "demo/model.py:51 in forward"),
         ("{here}/.venv/lib/python3.11/site-packages/a/b.py:5 in f", "a/b.py:5 in f"),
         ("{here}-old/model.py:51 in forward", "{here}-old/model.py:51 in forward"),
