@@ -64,7 +64,7 @@ def _called(run, make, place, is_training):
 
 
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-@pytest.mark.parametrize("make", [matrix, of_a_base])
+@pytest.mark.parametrize("make", [matrix, pytest.param(of_a_base, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", VIEWS)
 def test_results_share_memory_as_in_eager(name, make, device):
     place = compat.device() if device == "xla" else torch.device("cpu")

@@ -209,7 +209,7 @@ def attention(x, y):
     return F.scaled_dot_product_attention(x, y, y)
 
 
-@quick
+@case
 def causal_attention(x, w):
     return F.scaled_dot_product_attention(x @ w, x, x, is_causal=True)
 
@@ -219,7 +219,7 @@ def attention_with_mask(x, keep):
     return F.scaled_dot_product_attention(x, x, x, attn_mask=keep.unsqueeze(1))
 
 
-@quick
+@case
 def attention_by_hand(x, w):
     scores = (x @ w) @ x.transpose(1, 2) / 2
     causal = torch.triu(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device), 1)
@@ -410,7 +410,7 @@ def flipped_sum(x):
     return x.flip(1).cumsum(1)
 
 
-@quick
+@case
 def halves(x):
     left, right = x.split([x.shape[1] // 2, x.shape[1] - x.shape[1] // 2], 1)
     return left.sum(1) - right.mean(1)

@@ -87,7 +87,8 @@ def outcome(run, x: Tensor, keep: Tensor) -> Tensor:
     return torch.cat([result.detach().flatten(), torch.autograd.grad((result * ramp).sum(), x)[0].flatten()])
 
 
-@pytest.mark.parametrize("trains", [False, True])
+# Training holds the forward of inference.
+@pytest.mark.parametrize("trains", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("case", CASES, ids=lambda fn: fn.__name__)
 def test_right_and_rewritten(case, trains):
     run, before = compiled(case, buckets=BUCKETS), snapshot()

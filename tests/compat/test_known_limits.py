@@ -75,6 +75,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow  # a process of its own
 def test_a_target_network_loses_its_buffers():
     limit("load_state_dict(model.state_dict())")
     done = subprocess.run([sys.executable, "-c", SHARED_BUFFERS], capture_output=True, check=False)

@@ -211,6 +211,7 @@ for backend in ("openxla", "kp_tpu"):
 """
 
 
+@pytest.mark.slow  # a process of its own
 def test_torch_xla_drops_a_live_program():
     stock_line, our_line = run_script(EVICTED, {"XLA_COMPILATION_CACHE_SIZE": "1"}).splitlines()
     assert "Failed to get computation by hash" in stock_line

@@ -88,7 +88,7 @@ OF_A_NUMBER = {
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64], ids=str)
-@pytest.mark.parametrize("number", [-1, 300, -300, 70, 1.5])
+@pytest.mark.parametrize("number", [-1, 300, *(pytest.param(n, marks=pytest.mark.slow) for n in (-300, 70)), 1.5])
 def test_numbers_that_a_dtype_does_not_hold(dtype, number):
     _check_table(OF_A_NUMBER, _of(dtype), number)
 
