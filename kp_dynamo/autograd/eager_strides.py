@@ -26,7 +26,7 @@ def eager_results(gm: fx.GraphModule) -> list[Any]:
     """
     values: dict[fx.Node, Any] = {}
     for node in gm.graph.nodes:
-        known = node.meta.get("example_value")
+        known = _body(gm, node) or node.meta.get("example_value")
         values[node] = known
         is_moved = any(values[n] is not n.meta.get("example_value") for n in node.all_input_nodes)
         if known is not None and node.op in ("call_function", "call_method") and (is_moved or _may_differ(node)):
@@ -34,6 +34,12 @@ def eager_results(gm: fx.GraphModule) -> list[Any]:
     results = gm.graph.output_node().args[0]
     flat = results if isinstance(results, (list, tuple)) else [results]
     return [values[node] if isinstance(node, fx.Node) else None for node in flat]
+
+
+def _body(gm: fx.GraphModule, node: fx.Node) -> fx.GraphModule | None:
+    """The graph that a node hands to a higher-order operator, whose results then are always recomputed."""
+    body = getattr(gm, str(node.target), None) if node.op == "get_attr" else None
+    return body if isinstance(body, fx.GraphModule) else None
 
 
 def _may_differ(node: fx.Node) -> bool:
@@ -48,7 +54,7 @@ def _recompute(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) ->
     """The value of a node under eager's rules; the known one if it is the same or cannot be recomputed."""
     known = node.meta["example_value"]
     mode = next((t.fake_mode for t in pytree.tree_leaves(known) if hasattr(t, "fake_mode")), None)
-    if mode is None or any(n.op == "get_attr" for n in node.all_input_nodes):
+    if mode is None or any(n.op == "get_attr" and _body(gm, n) is None for n in node.all_input_nodes):
         return known
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
     try:

@@ -123,6 +123,24 @@ def _accumulated(op: Any) -> Callable[..., Any]:
     return form
 
 
+def _cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """XLA multiplies blocks of elements, which may overflow where a zero came before: 0 * inf is NaN.
+
+    After the first zero, eager's product stays zero until an element or the product before it is not finite.
+    """
+    accumulated = _accumulated(aten.cumprod.default)
+    x = x if dtype is None else converted(x, dtype)
+    if not x.is_floating_point() or not x.dim() or not x.numel():
+        return accumulated(x, dim)
+    is_zero = x == 0
+    after_zero = is_zero.to(torch.int32).cumsum(dim) > 0
+    products = accumulated(torch.where(is_zero, 1, x), dim)
+    is_lost = ~x.isfinite() | (~products.isfinite() & ~after_zero)
+    signs = accumulated(torch.where(x.signbit(), -1.0, 1.0).to(x.dtype), dim)
+    zeros = torch.where(is_lost.to(torch.int32).cumsum(dim) > 0, math.nan, 0.0 * signs)
+    return torch.where(after_zero, zeros, products)
+
+
 def _mean(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
     x = x if dtype is None else converted(x, dtype)
     if not x.is_floating_point():
@@ -170,7 +188,8 @@ REDUCTION_FORMS: dict[Any, Callable[..., Any]] = {
             aten.all.default, aten.all.dim, aten.all.dims, aten.any.default, aten.any.dim, aten.any.dims,
         )
     },
-    **{op: _accumulated(op) for op in (aten.cumsum.default, aten.cumprod.default)},
+    aten.cumsum.default: _accumulated(aten.cumsum.default),
+    aten.cumprod.default: _cumprod,
     aten.cummax.default: _cumulative(torch.maximum),
     aten.cummin.default: _cumulative(torch.minimum),
 }  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from kp_dynamo import mark_sequence
-from tests.spine import assert_same, compiled
+from tests.spine import assert_same, check_like_eager, compiled
 
 NARROW = [torch.bfloat16, torch.float16]
 
@@ -190,3 +190,16 @@ def test_float32_keeps_its_program():
     x = torch.ones(4)
     assert in_float32(torch.ops.aten.sum.default, reduced)(x) is x
     assert in_float32(torch.ops.aten.mul.Tensor, reduced) is reduced
+
+
+def test_products_stay_zero_after_a_zero():
+    """XLA multiplies blocks, and 1000 tens overflow."""
+    tens = torch.cat([torch.tensor([2.0, -0.0]), torch.full((1000,), 10.0), torch.tensor([-3.0])])
+    check_like_eager(lambda x: (x.cumprod(0), 1 / x.cumprod(0)), tens)
+    check_like_eager(lambda x: (x.cumprod(0), x.cumprod(1), x.double().cumprod(1)), torch.arange(3000.0).reshape(2, -1))
+
+
+def test_a_product_is_nan_where_infinity_meets_zero():
+    inf, nan = float("inf"), float("nan")
+    rows = [[1, 0, inf, 2], [inf, 0, 1, 2], [0, 2, nan, 3], [3e38, 3e38, 0, 1], [nan, 0, 1, 2], [0, 1, 0, -2]]
+    check_like_eager(lambda x: (x.cumprod(1), x.cumprod(0)), torch.tensor(rows))

@@ -9,7 +9,7 @@ _INDEXED = (
     "{0}[{1}]", "{0}.index_select(0, {1})", "{0}.index_add(0, {1}, {0}[: {1}.shape[0]])", "{0}.index_copy(0, {1}, {0}[: {1}.shape[0]] * 2)",
     "{0}.index_fill(0, {1}, 1.5)", "{0}[..., {1}]", "torch.take({0}, {1})", "{0}.index_put(({1},), {0}[{1}] * 2)", "{0}[{1}, 0]", "{0}[{1}][:, {1}]",
     "{0}.index_put(({1},), {0}[{1}] * 2, accumulate=True)", "{0}.index_reduce(0, {1}, {0}[: {1}.shape[0]], 'amax')", "{0}.index_select(-1, {1})",
-    "F.embedding({1}, {0}.reshape(-1, {0}.shape[-1]))", "{0}[{1} - 1]", "{0}[{1}, {1}]", "torch.zeros_like({0}).index_add_(0, {1}, {0}[: {1}.shape[0]])",
+    "F.embedding({1}, {0}.reshape(-1, {0}.shape[-1]))", "{0}[{1} - 1]", "{0}[{1}, {1}]", "{0}[1:][..., None][{1} - 1, :, {1} * 0]", "{0}.unsqueeze(-1).expand(*{0}.shape, 4)[..., 1:][{1}, ..., {1}]", "torch.zeros_like({0}).index_add_(0, {1}, {0}[: {1}.shape[0]])",
 )  # fmt: skip
 
 
