@@ -56,8 +56,8 @@ KNOWN_LIMITS = (
         "Eager code on XLA tensors may return the result of another expression: after `((a - b) * a).cpu()`, torch_xla "
         "runs the same program for `((a - b) * b).cpu()`, with a in place of b (pytorch/xla#8353). `clip_grad_norm_` "
         "is affected. Compiled functions and `save_checkpoint` receive correct values.",
-        "Compile the eager code too, including the optimizer step. `torch_xla.sync()` after each eager step makes it "
-        "rarer.",
+        "Compile the eager code too, including the optimizer step. `torch_xla.sync()` after each eager step makes this "
+        "error rarer.",
     ),
     KnownLimit(
         "`BatchNorm(momentum=None)` on XLA tensors breaks the graph, because it reads its counter. It runs in eager "
@@ -70,9 +70,9 @@ KNOWN_LIMITS = (
         "Set `capturable=True`, or leave the model and its inputs on the CPU: the backend copies them.",
     ),
     KnownLimit(
-        "`target.load_state_dict(model.state_dict())` on the XLA device lets both share buffers. If a compiled "
-        "function reads the target, and eager code then updates the model in place, the target's buffer is gone "
-        '("async operation is in flight"). torch_xla\'s own backend has this limit too.',
+        "`target.load_state_dict(model.state_dict())` on the XLA device makes both models share buffers. If a "
+        "compiled function reads the target, and eager code then updates the model in place, the target's buffer is "
+        'gone ("async operation is in flight"). torch_xla\'s own backend has this limit too.',
         "Call `torch_xla.sync()` after the copy. After `copy.deepcopy` the backend does this.",
     ),
     KnownLimit(
@@ -92,7 +92,10 @@ EARLIER_LIMITS = (
         "Dropout in training, also in attention, scales by 1/p instead of 1/(1-p), and again in the backward.",
         "Keep dropout out of the compiled region: p=0, or `torch.compiler.disable`.",
     ),
-    KnownLimit("BatchNorm keeps the biased running variance.", "Correct it by n / (n - 1), or keep it out."),
+    KnownLimit(
+        "BatchNorm keeps the biased running variance.",
+        "Correct it by n / (n - 1), or keep it out of the compiled region.",
+    ),
     KnownLimit(
         "`torch.manual_seed` does not repeat the random numbers of compiled graphs.", "Use `torch_xla.manual_seed`."
     ),
@@ -103,7 +106,10 @@ EARLIER_LIMITS = (
         "An operator without an XLA lowering runs on the CPU silently.",
         "Look at `torch_xla.debug.metrics.counter_names()` for names that begin with `aten::`.",
     ),
-    KnownLimit("A graph that returns `x.detach()` of an input fails with an IndexError.", "Return it outside."),
+    KnownLimit(
+        "A graph that returns `x.detach()` of an input fails with an IndexError.",
+        "Return it outside of the compiled function.",
+    ),
     KnownLimit("`dynamic=True` fails at LayerNorm.", "Compile with `dynamic=False`: one program for each length."),
     KnownLimit("`torch.utils.checkpoint` around dropout fails.", "Use only one of the two."),
 )
