@@ -1,4 +1,4 @@
-"""Text from the trained model, and its loss on text that it has not seen."""
+"""Text from the trained model, and its loss on held-out text."""
 
 from __future__ import annotations
 

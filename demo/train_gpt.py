@@ -87,7 +87,7 @@ def _write_text(training: Training) -> None:
     last = training.losses[-25:]
     print(
         f"\nLoss {training.losses[0]:.2f} at first, {sum(last) / len(last):.2f} over the last {len(last)} steps, "
-        f"{generation.held_out_loss(reader, training.corpus):.2f} nats per byte on text it has not seen. It writes:\n"
+        f"{generation.held_out_loss(reader, training.corpus):.2f} nats per byte on held-out text. Generated text:\n"
     )
     print(generation.generate(reader, generation.PROMPT, NUM_WRITTEN), end="\n\n")
 
