@@ -39,8 +39,8 @@ page: {versions}, {platform}.
 * the levels: the error against eager float64, as a multiple of autocast's. The bound is 1.1.
 
 An error is |difference| / |reference|, over all outputs and, in training, over all gradients together
-(outputs / gradients). Dynamo counts graphs and graph breaks, XLA compiles the programs, and fallbacks are
-operators that ran on the CPU, all at `precision="float32"`.
+(outputs / gradients). Dynamo counts graphs and graph breaks. XLA compiles the programs. Fallbacks are
+operators that ran on the CPU. All counts are at `precision="float32"`.
 """
 
 
