@@ -1,8 +1,8 @@
 """Payloads of flash attention custom calls for the TPU's compiler: JAX's Pallas kernels, lowered without a TPU.
 
-JAX lowers a kernel (to Mosaic, MLIR bytecode) for a named platform. It runs nothing and needs no TPU client. It must
-not start one: a TPU accepts one client, and torch_xla holds it. If JAX has not started in this process, it starts here
-on the CPU, and stays there.
+JAX lowers a kernel (to Mosaic, MLIR bytecode) for a named platform. Lowering runs nothing and needs no TPU client.
+JAX must not create a TPU client: a TPU accepts one client, and torch_xla holds it. If JAX is not initialized in this
+process, this module initializes it on the CPU only, and JAX stays on the CPU.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def payload_of(kernel: FlashKernel) -> str:
 
 @contextlib.contextmanager
 def _started_on_cpu(jax: Any) -> Iterator[None]:
-    """Keep JAX from looking for a TPU when it starts. Does nothing if it has started."""
+    """Keep JAX from looking for a TPU when it starts. Does nothing if JAX has started."""
     from jax._src import xla_bridge
 
     asked = jax.config.jax_platforms
