@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make demo              train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
-	@echo "make aot               what a TPU's compiler makes of a GPT, without a TPU (TARGET=$(TARGET))"
+	@echo "make aot               compile a GPT with a TPU's compiler, without a TPU (TARGET=$(TARGET))"
 	@echo "make aot-v7            install the compiler for v7 in a separate environment"
 	@echo "make test              the tests, at most 20 minutes on two cores"
 	@echo "make test-all          also the slow tests, and the wheel in an empty environment"

@@ -62,7 +62,7 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _add_explain(commands: Any) -> None:
-    explain = commands.add_parser("explain", help="what the backend makes of a model, from one run of it")
+    explain = commands.add_parser("explain", help="what the backend does with a model, from one run of it")
     explain.add_argument("spec", metavar="SPEC", help="module_or_file:callable, which returns (model, args)")
     explain.add_argument("--options", type=_options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
     form = explain.add_mutually_exclusive_group()
@@ -74,7 +74,7 @@ def _add_explain(commands: Any) -> None:
 
 
 def _add_aot(commands: Any) -> None:
-    aot = commands.add_parser("aot", help="what a TPU's compiler makes of a model, without a TPU")
+    aot = commands.add_parser("aot", help="compile a model with a TPU's compiler, without a TPU")
     aot.add_argument("spec", metavar="SPEC", nargs="?", help="module_or_file:callable, which returns (model, args)")
     aot.add_argument("--target", default="v5e", help="v4, v5e, v5p, v6e or v7 (default: v5e)")
     aot.add_argument("--train", action="store_true", help="in training mode with the backward (default: inference)")
