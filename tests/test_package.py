@@ -158,3 +158,7 @@ def test_the_wheel_compiles_in_an_empty_environment(wheel):
         subprocess.run(install, check=True)
         found = _run(f"{COMPILE}\nimport kp_dynamo; print(kp_dynamo.__file__)", python, Path(folder))
         assert found.startswith(folder)
+
+
+def test_telemetry_is_there_after_the_import_alone():
+    _run("import kp_dynamo\nassert kp_dynamo.telemetry.snapshot()")

@@ -61,11 +61,7 @@ def _recompute(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) ->
         with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, EagerRules():  # type: ignore[no-untyped-call]
             value = after_function(node.target, known, _called(node, args, kwargs))
         is_copy = _storages(value).isdisjoint(_storages((args, kwargs)))
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:  # Dynamo could compute it, also under vmap: keep its strides
+    except Exception as error:  # noqa: BLE001 - Dynamo could compute it, also under vmap: keep its strides
         logger.debug("%s cannot be recomputed for its strides: %s", node.name, error)
         return known
     is_known = same_strides(value, known) and is_copy

@@ -50,6 +50,8 @@ class Bucketing:
         self.is_refused = False
         self._plans: LRUCache[tuple[int, ...], LengthPlan] = LRUCache(_MAX_PLANS)
         self._arguments: PaddedArguments | None = None
+        # The graph may track gradients where its caller does not: `with torch.enable_grad()` under `no_grad`.
+        self._enables_grad = any(n.target is torch._C._set_grad_enabled and n.args[0] for n in gm.graph.nodes)
 
     def wrap(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `run`, which takes padded inputs and true lengths, in Dynamo's calling convention."""
@@ -135,8 +137,9 @@ class Bucketing:
         return self._planner.padded(lengths, taken)
 
     def _resized(self, tensor: torch.Tensor, shape: Shape) -> torch.Tensor:
-        if tensor.requires_grad and torch.is_grad_enabled():
-            return Resize.apply(tensor, shape, self._poisons)  # type: ignore[no-any-return, no-untyped-call]
+        if tensor.requires_grad and (torch.is_grad_enabled() or self._enables_grad):
+            with torch.enable_grad():
+                return Resize.apply(tensor, shape, self._poisons)  # type: ignore[no-any-return, no-untyped-call]
         return resized(tensor, shape, poisons=self._poisons)
 
 

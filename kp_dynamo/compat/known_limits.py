@@ -65,6 +65,11 @@ KNOWN_LIMITS = (
         "Set a momentum, or leave the model and its inputs on the CPU: the backend copies them.",
     ),
     KnownLimit(
+        "Backward hooks of a module break the graph. On XLA tensors, the module runs in eager torch_xla, whose "
+        "gradient of `F.elu` is wrong for negative numbers.",
+        "Use `register_hook` of a tensor, or leave the model and its inputs on the CPU: the backend copies them.",
+    ),
+    KnownLimit(
         "A compiled optimizer with several parameter groups on XLA tensors (Adam, AdamW, RAdam, NAdam, ...) counts the "
         "steps of the first group wrong: Dynamo of torch 2.9 moves the counter after it has read it.",
         "Set `capturable=True`, or leave the model and its inputs on the CPU: the backend copies them.",

@@ -28,6 +28,4 @@ def _index(op: Any) -> Callable[..., Any]:
     return form
 
 
-INDEX_FORMS: dict[Any, Callable[..., Any]] = {
-    op: _index(op) for op in (aten.index.Tensor, aten._unsafe_index.Tensor)
-}
+INDEX_FORMS: dict[Any, Callable[..., Any]] = {op: _index(op) for op in (aten.index.Tensor, aten._unsafe_index.Tensor)}

@@ -126,7 +126,8 @@ def _accumulated(op: Any) -> Callable[..., Any]:
 def _cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """XLA multiplies blocks of elements, which may overflow where a zero came before: 0 * inf is NaN.
 
-    After the first zero, eager's product stays zero until an element or the product before it is not finite.
+    After a zero, eager's product stays zero unless an element is not finite. Eager multiplies float32 in float64,
+    where the product before the zero overflows later than here.
     """
     accumulated = _accumulated(aten.cumprod.default)
     x = x if dtype is None else converted(x, dtype)
@@ -135,8 +136,11 @@ def _cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> 
     is_zero = x == 0
     after_zero = is_zero.to(torch.int32).cumsum(dim) > 0
     products = accumulated(torch.where(is_zero, 1, x), dim)
-    is_lost = ~x.isfinite() | (~products.isfinite() & ~after_zero)
-    signs = accumulated(torch.where(x.signbit(), -1.0, 1.0).to(x.dtype), dim)
+    is_lost = ~x.isfinite()
+    if x.dtype == torch.float64:
+        is_lost = is_lost | (~products.isfinite() & ~after_zero)
+    # torch_xla lacks signbit; the sign of a zero is that of its inverse.
+    signs = accumulated(torch.where(torch.where(is_zero, 1 / x, x) < 0, -1.0, 1.0).to(x.dtype), dim)
     zeros = torch.where(is_lost.to(torch.int32).cumsum(dim) > 0, math.nan, 0.0 * signs)
     return torch.where(after_zero, zeros, products)
 

@@ -1,5 +1,6 @@
 """Each known limit is still one: a test fails where something has been mended, and the limit is to be struck off."""
 
+import math
 import os
 import subprocess
 import sys
@@ -35,6 +36,21 @@ def test_batch_norm_without_a_momentum_runs_in_eager_torch_xla():
     x, models = torch.randn(5, 4), [nn.BatchNorm1d(4, momentum=None) for _ in range(2)]
     torch.compile(models[0].to("xla"), backend="kp_tpu")(x.to("xla")), models[1](x)
     torch.testing.assert_close(models[0].running_var.cpu() * 5 / 4, models[1].running_var)
+
+
+def test_a_module_with_backward_hooks_runs_in_eager_torch_xla():
+    assert limit("Backward hooks of a module")
+    model = nn.Sequential(nn.ELU())
+    x = torch.tensor([-2.0, 0.5])
+    found = []
+    for hook in (None, lambda module, grad_input, grad_output: None):
+        if hook is not None:
+            model[0].register_full_backward_hook(hook)
+        leaf = x.to("xla").requires_grad_()
+        torch.compile(model, backend="kp_tpu", options={"precision": "float32"})(leaf).sum().backward()
+        found.append(leaf.grad.cpu())
+    torch.testing.assert_close(found[0], torch.tensor([math.exp(-2), 1.0]))
+    assert not torch.allclose(found[1], found[0])
 
 
 def test_complex128_is_fetched_without_its_imaginary_part():

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from kp_dynamo import mark_sequence
-from tests.spine import assert_same, check_like_eager, compiled
+from tests.spine import assert_same, check_like_eager, compiled, counted
 
 NARROW = [torch.bfloat16, torch.float16]
 
@@ -195,7 +195,9 @@ def test_float32_keeps_its_program():
 def test_products_stay_zero_after_a_zero():
     """XLA multiplies blocks, and 1000 tens overflow."""
     tens = torch.cat([torch.tensor([2.0, -0.0]), torch.full((1000,), 10.0), torch.tensor([-3.0])])
-    check_like_eager(lambda x: (x.cumprod(0), 1 / x.cumprod(0)), tens)
+    with counted() as counts:
+        check_like_eager(lambda x: (x.cumprod(0), 1 / x.cumprod(0)), tens)
+    assert counts.fallbacks == 0
     check_like_eager(lambda x: (x.cumprod(0), x.cumprod(1), x.double().cumprod(1)), torch.arange(3000.0).reshape(2, -1))
 
 
@@ -203,3 +205,5 @@ def test_a_product_is_nan_where_infinity_meets_zero():
     inf, nan = float("inf"), float("nan")
     rows = [[1, 0, inf, 2], [inf, 0, 1, 2], [0, 2, nan, 3], [3e38, 3e38, 0, 1], [nan, 0, 1, 2], [0, 1, 0, -2]]
     check_like_eager(lambda x: (x.cumprod(1), x.cumprod(0)), torch.tensor(rows))
+    large = torch.tensor([1e300, 1e300, 0, 1], dtype=torch.float64)
+    check_like_eager(lambda x: x.cumprod(0), large)

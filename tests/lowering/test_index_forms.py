@@ -20,7 +20,13 @@ X, Y = torch.arange(60.0).reshape(3, 4, 5) / 60, torch.arange(240.0).reshape(3, 
         lambda x, y, a, b, c: (x.transpose(0, 1)[1:][a, :, b], x.permute(2, 1, 0)[a, 1:, a], x[a.int(), 1:, b]),
         lambda x, y, a, b, c: (y[:, a, 1:, b], y[a, 1:, 1:, b], y[a, 1:, b, a], y[a, :, b, 1:], y[:, 1:, a][:, :, c]),
         lambda x, y, a, b, c: (x[torch.stack([a, c])[1:], 1:, b[None]], x[-a, 1:, -b], x[a, 1:, 2]),
-        lambda x, y, a, b, c: (x[1:, a, b], x[1:, 1:][:, a], x[1:, :, 1:][..., a], y[1:, a, b, 1:], y[:, 1:][:, a, :, b]),
+        lambda x, y, a, b, c: (
+            x[1:, a, b],
+            x[1:, 1:][:, a],
+            x[1:, :, 1:][..., a],
+            y[1:, a, b, 1:],
+            y[:, 1:][:, a, :, b],
+        ),
     ],
 )
 def test_separated_indices_read_a_slice(read):

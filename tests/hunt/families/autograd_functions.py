@@ -61,6 +61,20 @@ _FUNCTIONS = {
                 (x,) = ctx.saved_tensors
                 return torch.where(x.abs() < 0.5, g, torch.zeros_like(g))
     """,
+    "Tracked": """
+        class Tracked:
+            @staticmethod
+            def apply(x):
+                with torch.enable_grad():
+                    return x.sin() * 2
+    """,
+    "Untracked": """
+        class Untracked:
+            @staticmethod
+            def apply(x):
+                with torch.no_grad():
+                    return x.sin() * 2
+    """,
     "Cubed": """
         class Cubed(torch.autograd.Function):
             @staticmethod
