@@ -40,13 +40,13 @@ def test_batch_norm_without_a_momentum_runs_in_eager_torch_xla():
 
 def test_a_module_with_backward_hooks_runs_in_eager_torch_xla():
     assert limit("Backward hooks of a module")
-    model = nn.Sequential(nn.ELU())
-    x = torch.tensor([-2.0, 0.5])
     found = []
     for hook in (None, lambda module, grad_input, grad_output: None):
+        torch._dynamo.reset()
+        model = nn.Sequential(nn.ELU())
         if hook is not None:
             model[0].register_full_backward_hook(hook)
-        leaf = x.to("xla").requires_grad_()
+        leaf = torch.tensor([-2.0, 0.5]).to("xla").requires_grad_()
         torch.compile(model, backend="kp_tpu", options={"precision": "float32"})(leaf).sum().backward()
         found.append(leaf.grad.cpu())
     torch.testing.assert_close(found[0], torch.tensor([math.exp(-2), 1.0]))
