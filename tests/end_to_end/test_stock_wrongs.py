@@ -199,6 +199,18 @@ def test_an_operator_that_runs_on_the_cpu_is_reported(caplog):
     assert "linalg_eig" in caplog.text
 
 
+def separated(x, a, b):
+    return x[a, 1:3, b]
+
+
+@pytest.mark.parametrize("wrong", [openxla, stock])
+def test_indices_with_a_dimension_between_them_read_another_slice(wrong):
+    x, a, b = torch.arange(60.0).reshape(3, 4, 5), torch.tensor([0, 1, 2]), torch.tensor([3, 1, 2])
+    on_device = [t.to("xla") for t in (x, a, b)]
+    assert wrong(separated)(*on_device).tolist() == [[3, 8], [11, 16], [22, 27]]
+    assert compiled(separated)(*on_device).tolist() == separated(x, a, b).tolist() == [[8, 13], [26, 31], [47, 52]]
+
+
 EVICTED = """
 import torch, torch_xla
 x = torch.ones(2, device=torch_xla.device())
