@@ -23,6 +23,7 @@ from kp_dynamo.lowering.pool_forms import POOL_FORMS
 from kp_dynamo.lowering.pure_forms import PURE_FORMS
 from kp_dynamo.lowering.random_forms import RANDOM_FORMS
 from kp_dynamo.lowering.reduction_forms import REDUCTION_FORMS
+from kp_dynamo.lowering.scan_forms import SCAN_FORMS
 from kp_dynamo.lowering.scatter_forms import SCATTER_FORMS
 from kp_dynamo.lowering.sharded_forms import sharding_form
 from kp_dynamo.lowering.sharded_scatters import SCATTERS, scattered
@@ -32,7 +33,7 @@ from kp_dynamo.lowering.view_forms import VIEW_FORMS
 FORMS: dict[Any, Callable[..., Any]] = {
     **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS,
     **LINALG_FORMS, **CAST_FORMS, **INTEGER_FORMS, **COMPARISON_FORMS, **INDEX_FORMS, **SCATTER_FORMS,
-    **SOFTMAX_FORMS, **ORDER_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS,
+    **SOFTMAX_FORMS, **SCAN_FORMS, **ORDER_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS,
 }  # fmt: skip
 
 
