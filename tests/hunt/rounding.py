@@ -13,6 +13,7 @@ Those that choose among equal values get ties broken, as torch does not say whic
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,6 +47,18 @@ _CHOICES = (
 )
 CHOICES = frozenset(packet for name in _CHOICES.split() if (packet := getattr(_aten, name, None)) is not None)
 _TIE = 2.0**-22
+
+
+def _norm_inside(args: Any, results: Any) -> torch.Tensor:
+    return args[0].abs().max() * results[2].abs().max()
+
+
+# What operators round inside, where digits cancel: the size of that in the result, from arguments and results. GELU
+# adds 1 to `erf`, which is near -1. Norms subtract the mean from `x`, which XLA may fuse with the product that `x` is.
+_INSIDE: dict[Any, Callable[[Any, Any], torch.Tensor]] = {
+    _aten.gelu: lambda args, result: args[0].abs() / 2,
+    **dict.fromkeys((_aten.native_layer_norm, _aten.native_group_norm, _aten.native_batch_norm), _norm_inside),
+}
 # Running mean and variance, which native_batch_norm writes to, though its schema does not say so.
 _WRITTEN = {_aten.native_batch_norm: slice(3, 5)}
 
@@ -103,7 +116,16 @@ class Jitter(TorchDispatchMode):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     pytree.tree_map_only(torch.Tensor, lambda t: self._move_in_place(t, unit), value)
             return result
-        return pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t, unit), result)
+        moved = pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t, unit), result)
+        return self._moved_inside(func.overloadpacket, args, moved)
+
+    def _moved_inside(self, packet: Any, args: Any, results: Any) -> Any:
+        first = results[0] if isinstance(results, tuple) else results
+        if packet not in _INSIDE or first.numel() == 0:
+            return results
+        size = _INSIDE[packet](args, results).nan_to_num(0.0, 0.0, 0.0)
+        first.add_((size * (self._factor(first, 0.0) - 1)).to(first.dtype))
+        return results
 
     def _operands(self, func: Any, args: list[Any], kwargs: Any, *, rounds: bool) -> Any:
         packet = func.overloadpacket

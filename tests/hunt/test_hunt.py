@@ -165,6 +165,15 @@ def test_running_statistics_move_as_all_else():
     assert 0 < norm.running_mean.norm() < 1e-6
 
 
+def test_what_cancels_inside_an_operator_moves():
+    """Both are exact in torch: a norm of one element is 0, and GELU far below 0 rounds its `erf` and no more."""
+    x = torch.tensor([[1.7, -0.3], [0.4, 1.1]])
+    with Jitter("nothing", 1):
+        norm, tail = torch.nn.functional.group_norm(x, 2), torch.nn.functional.gelu(torch.full((4,), -5.2))
+    assert 0 < norm.abs().max() < 2**-22 * 1.7 * 316.3
+    assert 1e-8 < (tail - torch.nn.functional.gelu(torch.tensor(-5.2).double())).abs().max() < 2**-23 * 2.6
+
+
 def test_shares_of_dropout():
     assert odd_shares([(480, 1000, 0.5), (30, 40, 0.75)]) is None
     assert "elements of 1000" in odd_shares([(900, 1000, 0.5)])

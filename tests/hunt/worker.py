@@ -126,6 +126,7 @@ def prepare(*, is_sharded: bool = False) -> None:
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Check the program that is asked for."""
     from kp_dynamo import clear_cache
+    from kp_dynamo.compat import xla
     from tests.hunt.check import check
     from tests.hunt.drawing import program_of
     from tests.hunt.program import Program
@@ -139,6 +140,9 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     except Exception:  # noqa: BLE001
         outcome = {"status": "broken", "text": f"the hunter itself: {traceback.format_exc()[-600:]}"}
     clear_cache()
+    # What eager code on XLA tensors could not run, torch_xla reports to whoever comes next.
+    with contextlib.suppress(RuntimeError):
+        xla.synchronize()
     return {"program": program.to_json(), "outcome": outcome}
 
 
