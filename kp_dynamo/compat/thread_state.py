@@ -30,8 +30,9 @@ def install() -> None:
       The patch accepts the second registration.
     """
     _symbolic_trace.Tracer.trace = _noted(_symbolic_trace.Tracer.trace)  # type: ignore[method-assign]
-    for asked in (_symbolic_trace.is_fx_tracing, _symbolic_trace.is_fx_symbolic_tracing):
-        _only_here(asked)
+    for name in ("is_fx_tracing", "is_fx_symbolic_tracing"):
+        if hasattr(_symbolic_trace, name):  # the second is new in torch 2.9
+            _only_here(getattr(_symbolic_trace, name))
     registry.register_backend = _once_each(registry.register_backend)
 
 

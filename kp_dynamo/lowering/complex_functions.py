@@ -147,6 +147,16 @@ def _acosh(a: torch.Tensor, b: torch.Tensor) -> _Parts:
     return (p * r + q * s).asinh(), 2 * torch.atan2(q, r)
 
 
+def _exp(a: torch.Tensor, b: torch.Tensor) -> _Parts:
+    """exp(a) (cos(b) + i sin(b)) in two steps, because the result may be finite if exp(a) is not."""
+    half, turns = (a / 2).exp(), b.isfinite()
+    real, imaginary = half * b.cos() * half, half * b.sin() * half
+    # C99: without an angle, the limits are 0 and infinity + NaN i.
+    real = torch.where(turns | a.isfinite() | a.isnan(), real, torch.maximum(a, torch.zeros_like(a)))
+    imaginary = torch.where(turns | (a != -math.inf), imaginary, torch.zeros_like(a))
+    return real, torch.where(b == 0, b, imaginary)
+
+
 def _expm1(a: torch.Tensor, b: torch.Tensor) -> _Parts:
     half = (b / 2).sin()
     imaginary = torch.where(b == 0, b, a.exp() * b.sin())
@@ -190,5 +200,6 @@ COMPLEX_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.log2.default: _of_parts(_log, ELEMENTWISE_FORMS[aten.log2.default], 1 / math.log(2)),
     aten.log10.default: _of_parts(_log, ELEMENTWISE_FORMS[aten.log10.default], 1 / math.log(10)),
     aten.log1p.default: _of_parts(_log1p, aten.log1p.default),
+    aten.exp.default: _of_parts(_exp, aten.exp.default),
     aten.expm1.default: _of_parts(_expm1, aten.expm1.default),
 }

@@ -28,6 +28,15 @@ def _clamp(x: torch.Tensor, low: Any = None, high: Any = None) -> Any:
     return aten.clamp.default(x, -_INF if low is None else low, _INF if high is None else high)
 
 
+def _atan2(y: torch.Tensor, x: torch.Tensor) -> Any:
+    """XLA divides subnormal numbers as zeros, but compares them as they are: 0 / 0 is NaN."""
+    return aten.atan2.default(_without_subnormals(y), _without_subnormals(x))
+
+
+def _without_subnormals(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.abs() < torch.finfo(x.dtype).tiny, x * 0, x) if x.dtype.is_floating_point else x
+
+
 def _nan_to_num(x: torch.Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
     """torch_xla uses the bounds of float32 for bfloat16."""
     if not x.dtype.is_floating_point:
@@ -202,6 +211,7 @@ ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
     aten.log2.default: _logarithm(aten.log2.default, 2.0),
     aten.log10.default: _logarithm(aten.log10.default, 10.0),
     aten.erf.default: _erf,
+    aten.atan2.default: _atan2,
     aten.lerp.Scalar: _lerp,
     aten.lerp.Tensor: _lerp,
     aten.log_sigmoid_forward.default: _log_sigmoid,

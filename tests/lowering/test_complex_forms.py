@@ -1,5 +1,7 @@
 """Complex numbers: gradients with a conjugate, branches as ATen's, NaN in either part."""
 
+import math
+
 import pytest
 import torch
 
@@ -27,6 +29,15 @@ OF_PARTS = [
     torch.sin, torch.cos, torch.tan, torch.sinh, torch.cosh, torch.tanh, torch.asin, torch.acos, torch.atan,
     torch.asinh, torch.acosh, torch.atanh, torch.sqrt, torch.rsqrt, torch.log, torch.log2, torch.log10, torch.expm1,
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_exp_at_infinities(dtype):
+    """XLA multiplies exp(-inf) by the cosine of infinity, and overflows where only exp(a) does."""
+    line = torch.tensor([-math.inf, -100.0, -1.0, -0.0, 0.0, 1.0, 3.0, 88.9, math.inf, math.nan]).double()
+    z = torch.complex(line.repeat_interleave(10), line.repeat(10)).to(dtype)
+    # On the CPU: `.cpu()` of an XLA tensor of complex128 loses its imaginary part.
+    assert_same(torch.view_as_real(compiled(torch.exp)(z)), torch.view_as_real(z.exp()))
 
 
 @pytest.mark.parametrize("fn", OF_PARTS, ids=lambda fn: fn.__name__)

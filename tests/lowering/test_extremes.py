@@ -91,6 +91,13 @@ def test_operators_of_two_at_extremes(dtype):
     check_like_eager(functions, *PAIRS.to(dtype))
 
 
+def test_the_angle_of_subnormal_numbers():
+    """XLA divides them as zeros: 0 / 0."""
+    y, x = torch.tensor([1e-40, -1e-40, 1e-40, 0.0]), torch.tensor([1e-40, 1e-40, -1e-40, -1e-40])
+    mine = compiled(torch.atan2)(y, x)
+    assert_same(mine, torch.atan2(y * 0, x.sign() * 0))
+
+
 def test_quotients_that_round_up_to_a_whole_number():
     """1 // 0.1 is 9, and 1 % 0.1 almost 0.1."""
     x, y = torch.tensor([1.0, -1.0, 3.0, 0.3, 6.0]), torch.tensor([0.1, 0.1, 0.1, 0.1, -0.2])
