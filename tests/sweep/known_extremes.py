@@ -33,6 +33,9 @@ _SINGULAR = "the vectors of a singular value of 0 are not unique, nor is its gra
 _CANCELS = "terms of a gradient that cancel, each rounded once"
 _OWN_ALGORITHM = "XLA's algorithm takes other steps than LAPACK's"
 _REFUSED_FILL = "refused: a value that wants a gradient"
+_NO_ELEMENTS = "of no elements: a constant, where eager's wants a gradient, which is None"
+_FAKES = "torch's own fake tensors fail, under any backend"
+_HALF = "refused: XLA has no complex numbers of half precision"
 _SOLVED = "a gradient of many digits lost: eager's float32 is as far from float64"
 
 
@@ -42,12 +45,14 @@ def _differs(reason: str, *kinds: str) -> Difference:
 
 KNOWN_FLOATS: dict[str, Difference] = {
     "cdist": _differs("p = 0 counts a NaN as a difference", *_INFINITE, "nan"),
-    "chalf": _differs("refused: XLA has no complex numbers of half precision", *_ALL),
+    "chalf": _differs(_HALF, *_ALL),
     "cholesky": _differs("XLA's own factorisation; eager gives the infinity back", "inf"),
     "cumprod": _differs(_TRACED, *_INFINITE),
     "dist": _differs("powers of tiny differences underflow; eager accumulates in float64", "tiny"),
+    "index_fill": _differs(_REFUSED_FILL, *_ALL),
+    "isin": _differs("subnormal numbers equal 0", SUBNORMAL),
     "kthvalue": _differs(_NO_PLACE, *_INFINITE, "nan", "zero", SUBNORMAL),
-    "linalg.det": _differs("of no elements: a constant, where eager's wants a gradient, which is None", *_ALL),
+    "linalg.det": _differs(_NO_ELEMENTS, *_ALL),
     "linalg.lu_solve": _differs(_SOLVED, "huge"),
     "linalg.norm.subgradients_at_zero": _differs(_NO_GRADIENT, *_ALL),
     "linalg.svdvals": _differs(_SINGULAR, "zero", SUBNORMAL),
@@ -80,18 +85,18 @@ KNOWN_FLOATS: dict[str, Difference] = {
 }
 
 KNOWN_INTEGERS: dict[str, Difference] = {
-    "chalf": _differs("refused: XLA has no complex numbers of half precision", *INTEGERS),
+    "chalf": _differs(_HALF, *INTEGERS),
     "kthvalue": _differs(_NO_PLACE, *INTEGERS),
     "to_sparse": _differs("refused: XLA has dense tensors only", *INTEGERS),
     "topk": _differs(_NO_PLACE, *INTEGERS),
 }
 
 KNOWN_WHOLE: dict[str, Difference] = {
-    "chalf": _differs("refused: XLA has no complex numbers of half precision", *WHOLE),
+    "chalf": _differs(_HALF, *WHOLE),
     "cumprod": _differs(_CANCELS, "multiples"),
     "index_fill": _differs(_REFUSED_FILL, *WHOLE),
     "kthvalue": _differs(_NO_PLACE, *WHOLE),
-    "linalg.det": _differs("of no elements: a constant, where eager's wants a gradient, which is None", *WHOLE),
+    "linalg.det": _differs(_NO_ELEMENTS, *WHOLE),
     "linalg.eigvalsh": _differs(_OWN_ALGORITHM, "whole", "equal"),
     "linalg.householder_product": _differs(_OWN_ALGORITHM, "whole"),
     "linalg.norm.subgradients_at_zero": _differs(_NO_GRADIENT, *WHOLE),
@@ -112,11 +117,17 @@ KNOWN_WHOLE: dict[str, Difference] = {
 }
 
 KNOWN_SHAPES: dict[str, Difference] = {
+    "chalf": _differs(_HALF, *SHAPES),
+    "index_fill": _differs(_REFUSED_FILL, "first without rows", "scalars", "first and scalars"),
+    "linalg.det": _differs(_NO_ELEMENTS, *SHAPES),
+    "linalg.householder_product": _differs(_NO_ELEMENTS, "no columns"),
     "linalg.norm.subgradients_at_zero": _differs(
         _NO_GRADIENT, "no rows", "no columns", "first without rows", "first and scalars"
     ),
     "norm": _differs(_NO_GRADIENT, *SHAPES),
-    "unsafe_split": _differs("torch's own fake tensors fail, under any backend", "no rows", "first without rows"),
+    "split": _differs(_FAKES, "no rows", "first without rows"),
+    "unsafe_chunk": _differs(_FAKES, "no rows", "first without rows"),
+    "unsafe_split": _differs(_FAKES, "no rows", "first without rows"),
 }
 
 KNOWN_EXTREMES = {"floats": KNOWN_FLOATS, "integers": KNOWN_INTEGERS, "whole": KNOWN_WHOLE, "shapes": KNOWN_SHAPES}
