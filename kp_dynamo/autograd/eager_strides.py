@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.autograd.eager_rules import EagerRules, after_function, may_call_operator_with_rule
@@ -58,7 +59,8 @@ def _recompute(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) ->
         return known
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, EagerRules():  # type: ignore[no-untyped-call]
+        # Dynamo computes with the Python dispatcher too: in C++, matmul reads sizes as integers, which fixes them.
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, enable_python_dispatcher(), EagerRules():  # type: ignore[no-untyped-call]
             value = after_function(node.target, known, _called(node, args, kwargs))
         is_copy = _storages(value).isdisjoint(_storages((args, kwargs)))
     except Exception as error:  # noqa: BLE001 - Dynamo could compute it, also under vmap: keep its strides

@@ -464,3 +464,18 @@ def test_complex_numbers_are_padded():
             rotated(eager).square().sum().backward()
             assert_same((run(mine).detach(), mine.grad), (rotated(eager).detach(), eager.grad))
     assert counts.graphs == 2
+
+
+def attended(x):
+    """The strides of a dropout's result are recomputed, and then those of the matmul that reads it."""
+    heads = x.view(x.shape[0], x.shape[1], 2, 2).transpose(1, 2)
+    weights = F.dropout((heads @ heads.mT).softmax(-1), 0.1, training=False)
+    return (weights @ heads).transpose(1, 2).reshape(x.shape)
+
+
+def test_lengths_stay_symbolic_where_strides_are_recomputed():
+    run = compiled(attended, buckets=BUCKETS)
+    with counted() as counts:
+        for length in (5, 7, 6):
+            assert_same(run(rows(length)), attended(rows(length)))
+    assert counts.programs == 1
