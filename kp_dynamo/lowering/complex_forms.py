@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
+
 aten = torch.ops.aten
 
 
@@ -40,6 +42,24 @@ def _angle(z: torch.Tensor) -> torch.Tensor:
     return torch.where(x.isnan(), x, torch.where(x < 0, math.pi, 0.0).to(x.dtype))
 
 
+def _sub(x: Any, other: Any, *, alpha: Any = 1) -> Any:
+    """x + (-other) for a real number: a zero's sign selects a side of a branch cut, and -0 - 0 is -0, -0 + 0 is 0."""
+    is_complex = isinstance(x, torch.Tensor) and x.is_complex() and isinstance(other, (int, float))
+    return aten.add.Tensor(x, other, alpha=-alpha) if is_complex else aten.sub.Tensor(x, other, alpha=alpha)
+
+
+def _sub_number(x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
+    is_complex = x.is_complex() and isinstance(other, (int, float))
+    return aten.add.Scalar(x, other, -alpha) if is_complex else aten.sub.Scalar(x, other, alpha)
+
+
+def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, value: Any = 1) -> Any:
+    """torch_xla scales the product of a and b, ATen the first factor: an infinite part makes fewer parts NaN."""
+    if not x.is_complex():
+        return ELEMENTWISE_FORMS[aten.addcmul.default](x, a, b, value=value)
+    return x + a * value * b
+
+
 def _view_as_real(z: torch.Tensor) -> torch.Tensor:
     """torch_xla's own layout lacks a dimension, so XLA aborts the process in a matmul or a concatenation."""
     parts = aten.view_as_real.default(z)
@@ -59,6 +79,9 @@ COMPLEX_FORMS: dict[Any, Callable[..., Any]] = {
     aten.complex.default: _complex,
     aten.polar.default: _polar,
     aten.angle.default: _angle,
+    aten.sub.Tensor: _sub,
+    aten.sub.Scalar: _sub_number,
+    aten.addcmul.default: _addcmul,
     aten.view_as_real.default: _view_as_real,
     **{
         op: _logical(op)

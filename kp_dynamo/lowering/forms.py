@@ -13,6 +13,7 @@ from kp_dynamo.lowering.cast_forms import CAST_FORMS
 from kp_dynamo.lowering.comparison_forms import COMPARISON_FORMS
 from kp_dynamo.lowering.complex_forms import COMPLEX_FORMS
 from kp_dynamo.lowering.complex_functions import COMPLEX_FUNCTIONS
+from kp_dynamo.lowering.complex_powers import COMPLEX_POWERS
 from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
 from kp_dynamo.lowering.index_forms import INDEX_FORMS
 from kp_dynamo.lowering.integer_forms import INTEGER_FORMS
@@ -33,7 +34,7 @@ from kp_dynamo.lowering.view_forms import VIEW_FORMS
 FORMS: dict[Any, Callable[..., Any]] = {
     **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS,
     **LINALG_FORMS, **CAST_FORMS, **INTEGER_FORMS, **COMPARISON_FORMS, **INDEX_FORMS, **SCATTER_FORMS,
-    **SOFTMAX_FORMS, **SCAN_FORMS, **ORDER_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS,
+    **SOFTMAX_FORMS, **SCAN_FORMS, **ORDER_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS, **COMPLEX_POWERS,
 }  # fmt: skip
 
 
