@@ -22,6 +22,7 @@ from kp_dynamo.capture.cpu_view import (
     retarget_to_cpu,
 )
 from kp_dynamo.capture.exponents import specialize_exponents
+from kp_dynamo.capture.inactive_dropout import remove_inactive_dropout
 from kp_dynamo.capture.tensor_devices import placement_mode
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
@@ -78,6 +79,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     moved = tuple((i, device) for i, device in results if device.type != ("cpu" if mode == "fake" else mode))
     key = _early_key(gm, inputs, moved, with_modules) if not held else None
     specialize_exponents(gm)
+    remove_inactive_dropout(gm)
     retarget_to_cpu(gm, mode)
     if mode == "xla":
         copy_views_of_view_as_real(gm)
