@@ -96,8 +96,7 @@ def _results(draft: Draft) -> list[str]:
         results += [extra] if extra is not None and extra not in (*results, *draft.random) else []
     if draft.has_buckets and not draft.chance(25):
         results = [f"{name}.clone()" if draft.is_view_of_input(name) else name for name in results]
-    # Copies: dropout that is off is its operand in eager and here, and with none of torch's own backends.
-    return [*results, *(f"{name}.clone()" for name in draft.random)]
+    return [*results, *draft.random]
 
 
 def _optimizer(draft: Draft) -> str | None:

@@ -19,8 +19,7 @@ def dropout(draft: Draft) -> None:
         text = f"{draft.attribute(f'nn.Dropout({p})', 'dropout')}({x})"
     else:
         text = f"F.dropout({x}, {p}, {draft.choose('self.training', 'training=self.training', 'True', 'False')})"
-    # Of nothing: its operand in eager, and with none of torch's backends.
-    name = draft.let(f"{text}.clone()") if p == "0.0" else draft.drawn(text)
+    name = draft.let(text) if p == "0.0" else draft.drawn(text)  # of nothing: its operand
     if name is not None and draft.chance(2):
         draft.let(
             draft.choose("{0} + {1}", "{0} * {1}", "F.gelu({0})", "{0}.mean(0)", "torch.cat([{0}, {1}])").format(
