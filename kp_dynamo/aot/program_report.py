@@ -88,6 +88,7 @@ class ProgramReport:
         dearest: The operations with the highest modelled time.
         num_copies: Copies and relayouts in the schedule.
         custom_calls: Custom calls without a cycle estimate, in order.
+        held_bytes: The most that the step holds beside the program's arguments while it runs; 0 if unknown.
     """
 
     name: str
@@ -110,6 +111,7 @@ class ProgramReport:
     dearest: tuple[FusionReport, ...]
     num_copies: int
     custom_calls: tuple[CustomCallReport, ...] = ()
+    held_bytes: int = 0
 
     @property
     def custom_call_ms(self) -> float:
@@ -136,7 +138,7 @@ def program_from_dict(content: Mapping[str, Any]) -> ProgramReport:
     Raises:
         KeyError, TypeError: The content is not a ProgramReport.
     """
-    known = {f.name: content[f.name] for f in fields(ProgramReport)}
+    known = {f.name: content[f.name] for f in fields(ProgramReport) if f.name in content or f.name != "held_bytes"}
     dearest = tuple(FusionReport(**{**fusion, "origins": _origins(fusion)}) for fusion in content["dearest"])
     calls = tuple(CustomCallReport(**{**call, "origins": _origins(call)}) for call in content["custom_calls"])
     return ProgramReport(**{**known, "unknown": tuple(known["unknown"]), "dearest": dearest, "custom_calls": calls})

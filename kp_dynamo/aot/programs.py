@@ -44,6 +44,7 @@ def program_report(name: str, program: ExportedProgram, made: Compiled, chip: Ch
         ms_by_kind=dict(by_kind),
         dearest=tuple(_fusion(op, program) for op in dearest if op.total_seconds > 0),
         num_copies=sum(op.times for op in cost.ops if op.kind == "copy" and op.seconds > 0),
+        held_bytes=program.held_bytes,
         custom_calls=tuple(_custom_call(op, program) for op in cost.ops if op.is_opaque),
     )
 

@@ -72,7 +72,8 @@ def _memory(report: AotFigures) -> Iterator[str]:
     chip = CHIPS[report.target]
     verdict = "fits" if report.fits else "DOES NOT FIT"
     yield (
-        f"memory: {verdict}. The largest program takes {report.peak_bytes / _MIB:.1f} MiB; allowed are "
+        f"memory: {verdict}. The step takes {report.step_peak_bytes / _MIB:.1f} MiB at its peak, its largest program "
+        f"{report.peak_bytes / _MIB:.1f} MiB; allowed are "
         f"{report.memory_budget_bytes / _MIB:.0f} of {chip.hbm_bytes / _MIB:.0f} MiB."
     )
     yield from (f"  {note}" for note in chip.notes)

@@ -26,11 +26,13 @@ def call_on_fakes(request: CompileRequest, receive: Receive, observe: Observe) -
     """Compile on fake tensors, without running; the program calls of a step and its backward are still counted."""
     fakes = Fakes()
     model, args = fakes.model(uncompiled(request.model)), fakes.arguments(request.args)
-    session = Session(request.options.cache_size, observe, Export(receive))
+    export = Export(receive)
+    session = Session(request.options.cache_size, observe, export)
     with fakes.mode:
         results = _call(_in_mode(model, request.train), args, session.as_backend(request.options))
         if request.train:
             run_backward(results)
+    export.finish()
 
 
 def call_on_zeros(request: CompileRequest, receive: Receive, observe: Observe) -> None:

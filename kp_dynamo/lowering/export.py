@@ -25,6 +25,7 @@ from kp_dynamo.lowering.cut import SplitGraphInterpreter, is_xla_piece, spec_of_
 from kp_dynamo.lowering.flash_calls import CustomCalls
 from kp_dynamo.lowering.program import settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
+from kp_dynamo.lowering.step_memory import StepMemory
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.ops.flash_kernels import flash_calls
@@ -43,6 +44,7 @@ class ExportedProgram:
         gm: The graph that it computes.
         num_runs: Number of calls. Equal graphs share a program, which is exported once.
         donated: Its parameters whose buffers its results may reuse.
+        held_bytes: The most that the step holds beside its arguments when it is called, without padding.
     """
 
     name: str
@@ -52,6 +54,7 @@ class ExportedProgram:
     gm: fx.GraphModule
     num_runs: int = 0
     donated: tuple[int, ...] = ()
+    held_bytes: int = 0
 
 
 class Export:
@@ -66,6 +69,13 @@ class Export:
 
     def __init__(self, receive: Callable[[ExportedProgram], None], as_text: bool = False) -> None:
         self._receive, self._as_text = receive, as_text
+        self._memory = StepMemory()
+        self._exported: list[ExportedProgram] = []
+
+    def finish(self) -> None:
+        """Add parameters and inputs to what each program of the step holds: all of them are known at its end."""
+        for program in self._exported:
+            program.held_bytes += self._memory.given_bytes
 
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
         check_layouts(gm)
@@ -73,7 +83,7 @@ class Export:
         programs: list[ExportedProgram] = []
         missing = self._export(gm, args, spec, programs)
         seconds = {"trace": time.perf_counter() - start}
-        run = _FakeRun(gm, programs)
+        run = _FakeRun(gm, programs, self._memory)
         if not missing:
             return Executable(run, num_programs=1, seconds=seconds)
         check_runs_somewhere(missing, spec)
@@ -111,6 +121,7 @@ class Export:
         origins = {n.name: (str(n.target), source_line(n)) for n in calls}
         seconds = time.perf_counter() - start
         programs.append(ExportedProgram(spec.name, stablehlo, origins, seconds, gm, donated=donated))
+        self._exported.append(programs[-1])
         self._receive(programs[-1])
         return []
 
@@ -168,15 +179,23 @@ def _operation_names() -> Iterator[None]:
 class _FakeRun:
     """Returns fake tensors with the shapes of a graph's results, without running the graph."""
 
-    def __init__(self, gm: fx.GraphModule, programs: Sequence[ExportedProgram]) -> None:
-        self._gm, self._programs = gm, programs
+    def __init__(self, gm: fx.GraphModule, programs: Sequence[ExportedProgram], memory: StepMemory) -> None:
+        self._gm, self._programs, self._memory = gm, programs, memory
         returned = gm.graph.output_node().args[0]
         self._nodes = returned if isinstance(returned, (list, tuple)) else [returned]
         self._inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
+        beside = self._memory.beside(args)
         for program in self._programs:
+            # At the first run there is nothing to compare with; the figure may be negative before `finish`.
+            program.held_bytes = max(program.held_bytes, beside) if program.num_runs else beside
             program.num_runs += 1
+        results = self._results(args)
+        self._memory.add(results)
+        return results
+
+    def _results(self, args: Sequence[Any]) -> list[Any]:
         if any(_is_symbolic(node) for node in self._nodes):
             return list(self._gm(*args))  # on fake tensors: this only computes the sizes of this call
         given = dict(zip(self._inputs, args, strict=True))

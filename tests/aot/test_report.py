@@ -38,7 +38,7 @@ REPORT = AotReport(
 def test_the_text_has_known_and_unknown_figures():
     text = str(REPORT)
     assert "modelled        0.040 ms    (by the compiler's cycles 0.020 ms)" in text
-    assert "memory: fits. The largest program takes 1.9 MiB; allowed are 13733 of 15259 MiB." in text
+    assert "memory: fits. The step takes 1.9 MiB at its peak, its largest program 1.9 MiB; allowed are 13733" in text
     assert "aten.mm.default at model.py:3 in forward" in text
     assert "no estimate from the compiler, counted as no cycles: 1\n  1.inference custom-call.1" in text
     assert "no chip ran this program" in text.splitlines()[-1]
