@@ -67,6 +67,9 @@ def configurations(draw: Any, *, is_sharded: bool) -> Configuration:
         options["checkpoint"] = checkpoint
     if draw(st.sampled_from((False, False, False, True))):
         options["donate"] = "mutated"
+    blocks = draw(st.sampled_from((None, None, "off", "on", "on", "on")))
+    if blocks is not None:
+        options["blocks"] = blocks
     device = draw(st.sampled_from(("cpu", "xla")))
     dynamic, is_marked = draw(st.sampled_from(_PADDED if has_buckets else _STATIC))
     return Configuration(

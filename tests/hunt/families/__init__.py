@@ -20,6 +20,7 @@ from tests.hunt.families import (
     padding,
     promotion,
     recurrent,
+    stacks,
     state,
     views,
 )
@@ -44,4 +45,5 @@ FAMILIES: dict[str, tuple[Step, ...]] = {
     "extremes": extremes.STEPS,
     "matrices": matrices.STEPS,
     "complex_numbers": complex_numbers.STEPS,
+    "stacks": stacks.STEPS,
 }
