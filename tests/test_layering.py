@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "kp_dynamo.error_boundary": ("torch", "kp_dynamo.exceptions", "kp_dynamo.graph"),
     "kp_dynamo.passes": ("torch", "sympy", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.ops"),
     "kp_dynamo.capture": ("torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.exceptions"),
+    "kp_dynamo.blocks": ("torch", "kp_dynamo.cache", "kp_dynamo.capture", "kp_dynamo.graph", "kp_dynamo.hardware"),
     "kp_dynamo.autograd": ("torch", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.ops"),
     # FX and ATen come in, a callable goes out: nothing of what made the graph.
     "kp_dynamo.lowering": (
@@ -45,9 +46,9 @@ MAY_IMPORT = {
         "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.lowering", "kp_dynamo.passes", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.session": (
-        "torch", "kp_dynamo.autograd", "kp_dynamo.buckets", "kp_dynamo.cache", "kp_dynamo.capture", "kp_dynamo.compat",
-        "kp_dynamo.config", "kp_dynamo.error_boundary", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.hardware",
-        "kp_dynamo.lowering", "kp_dynamo.pipeline", "kp_dynamo.runtime", "kp_dynamo.telemetry",
+        "torch", "kp_dynamo.autograd", "kp_dynamo.blocks", "kp_dynamo.buckets", "kp_dynamo.cache", "kp_dynamo.capture",
+        "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.error_boundary", "kp_dynamo.exceptions", "kp_dynamo.graph",
+        "kp_dynamo.hardware", "kp_dynamo.lowering", "kp_dynamo.pipeline", "kp_dynamo.runtime", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.legacy_backend": (
         "torch", "kp_dynamo.capture", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.error_boundary",

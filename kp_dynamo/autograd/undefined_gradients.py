@@ -74,6 +74,27 @@ class UndefinedGradients:
         node.register_hook(after)
 
 
+def pass_on_undefined(results: Sequence[Any]) -> None:
+    """In the backward of one call's results, leave every gradient undefined if none of the results has one.
+
+    Only the backward of another piece of a divided graph calls such a backward.
+    """
+    node = _backward_node(results)
+    if node is None:
+        return
+    is_undefined = False
+
+    def before(gradients: Sequence[Any]) -> None:
+        nonlocal is_undefined
+        is_undefined = all(gradient is None for gradient in gradients)
+
+    def after(gradients: Sequence[Any], _: Any) -> tuple[Any, ...] | None:
+        return (None,) * len(gradients) if is_undefined else None
+
+    node.register_prehook(before)
+    node.register_hook(after)
+
+
 def _results_with_tangents(metadata: Any) -> list[int]:
     """The results of the forward that have a tangent, in the order of the tangents."""
     written = metadata.mutated_inp_runtime_indices

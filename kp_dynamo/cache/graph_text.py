@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,14 +29,19 @@ def graph_text(gm: fx.GraphModule, *, with_modules: bool = False) -> str:
         Uncacheable: A node holds an object that has no stable text.
     """
     number = {node: f"%{i}" for i, node in enumerate(gm.graph.nodes)}
-    lines = [f"{number[node]}: {_node_text(gm, node, number)}" for node in gm.graph.nodes]
+    lines = [f"{number[node]}: {node_text(gm, node, number)}" for node in gm.graph.nodes]
     if with_modules:
         modules = [list(dict(node.meta.get("nn_module_stack") or {}).values()) for node in gm.graph.nodes]
         lines = [f"{line} # {[path for path, _ in stack]}" for line, stack in zip(lines, modules, strict=True)]
     return "\n".join(lines)
 
 
-def _node_text(gm: fx.GraphModule, node: fx.Node, number: dict[fx.Node, str]) -> str:
+def node_text(gm: fx.GraphModule, node: fx.Node, number: Mapping[fx.Node, str]) -> str:
+    """The text of one node, without its own number; `number` has the text of the nodes that it reads.
+
+    Raises:
+        Uncacheable: The node holds an object that has no stable text.
+    """
     if node.op == "get_attr":
         return f"= attribute({_attribute_text(gm, str(node.target))})"
     # The text omits names of placeholders and outputs, but not of methods and modules.
@@ -93,7 +99,7 @@ _PLAIN = (
 )  # fmt: skip
 
 
-def _text(value: Any, number: dict[fx.Node, str]) -> str:
+def _text(value: Any, number: Mapping[fx.Node, str]) -> str:
     if isinstance(value, fx.Node):
         return number[value]
     if isinstance(value, (list, tuple)):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_node_safe
+from torch._subclasses.fake_tensor import FakeTensor
 
 from kp_dynamo.cache.call_parts import input_parts, mode_parts, shares_storage
 from kp_dynamo.cache.compile_key import Parts
@@ -40,6 +41,8 @@ class Capture:
         moved_results: (position, device) of results that eager returns on another device than the others.
         key: Text and input metadata that decide the whole compilation; None if AOTAutograd adds guards or reads
             values, so that only its own graphs may be looked up.
+        passed: For a piece of a divided graph, the positions of its inputs that other pieces compute. They and the
+            piece's results stay on the device. None for a whole graph.
     """
 
     gm: fx.GraphModule
@@ -48,6 +51,7 @@ class Capture:
     held: list[torch.Tensor]
     moved_results: tuple[tuple[int, torch.device], ...]
     key: Parts | None
+    passed: frozenset[int] | None = None
 
 
 def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: bool) -> Capture:
@@ -87,6 +91,23 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     return Capture(gm, inputs_on_cpu([*lifted, *inputs]), mode, lifted, moved, key)
 
 
+def piece_capture(
+    whole: Capture, gm: fx.GraphModule, inputs: list[Any], passed: frozenset[int], with_modules: bool
+) -> Capture:
+    """The capture of a piece of `whole`.
+
+    Args:
+        whole: The capture that is divided.
+        gm: The graph of the piece.
+        inputs: Its inputs, as in a capture.
+        passed: See `Capture`.
+        with_modules: As for `read_capture`.
+    """
+    key = _early_key(gm, inputs, (), with_modules)
+    key = None if key is None else (*key, ("passed", tuple(sorted(passed))))
+    return Capture(gm, inputs, whole.mode, [], (), key, passed)
+
+
 def _result_devices(gm: fx.GraphModule) -> list[tuple[int, torch.device]]:
     returned: Any = gm.graph.output_node().args[0]
     values = [n.meta.get("example_value") if isinstance(n, fx.Node) else None for n in returned]
@@ -114,6 +135,8 @@ def _early_key(gm: fx.GraphModule, inputs: Sequence[Any], moved: object, with_mo
 
 def _is_plain(value: Any) -> bool:
     """A plain tensor of static shape; numbers among the inputs imply symbolic shapes."""
+    if type(value) is FakeTensor and not is_fake(value):  # an input of a piece of a divided graph
+        return all(isinstance(size, int) for size in value.shape)
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return False
     context = torch._guards.TracingContext.try_get()

@@ -18,6 +18,7 @@ MatmulPrecision = Literal["default", "high", "highest"]
 CastScope = Literal["linear", "matmul", "all"]
 Target = Literal["auto", "v4", "v5e", "v5p", "v6e", "v7"]
 LoweringName = Literal["openxla", "stock"]
+Blocks = Literal["auto", "on", "off"]
 
 _MATMUL_PRECISION_OF_TORCH: dict[str, MatmulPrecision] = {"highest": "highest", "high": "high", "medium": "default"}
 
@@ -91,6 +92,14 @@ class CompileOptions:
     """Gradient checkpointing; a number is the share of activation bytes to keep. Default: "off" at conservative, else
     "auto". "auto" recomputes what the memory budget requires. As a level's default it also recomputes attention scores
     that would fit, because the TPU compiler's code is then faster."""
+
+    blocks: Blocks = _option(
+        "auto",
+        rules.one_of(*get_args(Blocks)),
+        not_in_key="it decides how a graph is divided, not what a program contains; captures are looked up by it",
+    )
+    """Whether repeated layers are compiled once, as programs of their own. "auto": at least three equal layers, if the
+    host time of the extra calls is small beside the step. "on": wherever it is correct. "off": never."""
 
     buckets: Literal["pow2"] | tuple[int, ...] | Mapping[str, int] | None = _option(
         None, rules.one_of("pow2") | rules.buckets() | rules.nothing()
@@ -196,6 +205,11 @@ class CompileOptions:
     def chip(self) -> Chip:
         """The chip that `target` selects if no chip is present."""
         return CHIPS["v5e" if self.target == "auto" else self.target]
+
+    @property
+    def reads_modules(self) -> bool:
+        """Whether passes may read which module an operator came from."""
+        return bool(self.keep_float32 or self.extra_passes)
 
     @property
     def is_memory_bounded(self) -> bool:

@@ -59,6 +59,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
         return Explanation(
             graph_breaks=graph_breaks(),
             captures=tuple(recorder.captures),
+            divisions=tuple(recorder.divisions),
             passes=tuple(recorder.passes),
             graphs=tuple(recorder.graphs()),
             fallbacks=tuple(recorder.fallbacks()),

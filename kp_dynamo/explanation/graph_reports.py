@@ -45,6 +45,20 @@ class CaptureReport:
 
 
 @dataclass(frozen=True)
+class DivisionReport:
+    """Whether one captured graph was divided at repeated layers.
+
+    Attributes:
+        pieces: For each piece in the order of its first run: the number of its capture (None if it is cached), the
+            module of its first operator, its operators, and how many times it runs. Empty if the graph stays whole.
+        reason: Why it stays whole, or "".
+    """
+
+    pieces: tuple[tuple[int | None, str, int, int], ...]
+    reason: str
+
+
+@dataclass(frozen=True)
 class PassOnGraph:
     """What one pass did to one graph.
 

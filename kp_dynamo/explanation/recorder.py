@@ -11,10 +11,16 @@ from torch import fx
 
 from kp_dynamo.cache.compile_key import CompileKey
 from kp_dynamo.cache.key_diff import explain_miss
-from kp_dynamo.explanation.graph_reports import CaptureReport, FallbackReport, GraphReport, PassOnGraph
+from kp_dynamo.explanation.graph_reports import (
+    CaptureReport,
+    DivisionReport,
+    FallbackReport,
+    GraphReport,
+    PassOnGraph,
+)
 from kp_dynamo.graph.nodes import calls, tensor_of
 from kp_dynamo.graph.places import modules_at
-from kp_dynamo.runtime.events import CaptureReady, Event, GraphTransformed, ProgramReady
+from kp_dynamo.runtime.events import CaptureDivided, CaptureReady, Event, GraphTransformed, ProgramReady
 
 
 class Recorder:
@@ -31,6 +37,7 @@ class Recorder:
         self._spent: Counter[str] = Counter()  # seconds in the stages below AOTAutograd, by number of the capture
         self._seconds = {"aot": 0.0, "passes": 0.0}
         self.captures: list[CaptureReport] = []
+        self.divisions: list[DivisionReport] = []
         self.passes: list[PassOnGraph] = []
 
     def __call__(self, event: Event) -> None:
@@ -38,6 +45,9 @@ class Recorder:
         match event:
             case CaptureReady():
                 self._capture(event)
+            case CaptureDivided():
+                pieces = tuple((p.capture, p.module, p.num_operators, p.runs) for p in event.pieces)
+                self.divisions.append(DivisionReport(pieces, event.reason))
             case GraphTransformed():
                 self._transformed(event)
             case ProgramReady():

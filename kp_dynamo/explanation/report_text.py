@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from kp_dynamo.explanation.graph_reports import CaptureReport, FallbackReport, GraphBreak, GraphReport
+from kp_dynamo.explanation.graph_reports import CaptureReport, DivisionReport, FallbackReport, GraphBreak, GraphReport
 from kp_dynamo.explanation.pass_text import first_places
 from kp_dynamo.explanation.text_layout import rows_with_details
 from kp_dynamo.graph.places import Place, short_line
@@ -33,6 +33,16 @@ def capture_lines(captures: Sequence[CaptureReport]) -> Iterator[str]:
     for capture in captures:
         name = "equal to an earlier one" if capture.number is None else str(capture.number)
         yield f"{name}: {capture.seconds:.2f} s, {_looked_up(capture.key, capture.is_hit, capture.why_missed)}"
+
+
+def division_lines(divisions: Sequence[DivisionReport], verbose: bool = False) -> Iterator[str]:
+    """The repeated layers of each divided graph; `verbose` also says why the other graphs stay whole."""
+    for found in divisions:
+        layers = [f"{module or 'layer'} x {runs}" for _, module, _, runs in found.pieces if runs > 1]
+        if layers:
+            yield f"repeated layers, compiled once: {', '.join(layers)}"
+        elif verbose and found.reason:
+            yield f"repeated layers: none compiled once; {found.reason}"
 
 
 def graph_lines(graphs: Sequence[GraphReport]) -> Iterator[str]:

@@ -6,9 +6,23 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from kp_dynamo.explanation.graph_reports import CaptureReport, FallbackReport, GraphBreak, GraphReport, PassOnGraph
+from kp_dynamo.explanation.graph_reports import (
+    CaptureReport,
+    DivisionReport,
+    FallbackReport,
+    GraphBreak,
+    GraphReport,
+    PassOnGraph,
+)
 from kp_dynamo.explanation.pass_text import pass_lines
-from kp_dynamo.explanation.report_text import break_lines, capture_lines, fallback_lines, graph_lines, section
+from kp_dynamo.explanation.report_text import (
+    break_lines,
+    capture_lines,
+    division_lines,
+    fallback_lines,
+    graph_lines,
+    section,
+)
 from kp_dynamo.explanation.text_layout import counted, wrapped
 
 
@@ -18,7 +32,8 @@ class Explanation:
 
     Attributes:
         graph_breaks: Dynamo's graph breaks and their reasons.
-        captures: Dynamo's graphs.
+        captures: Dynamo's graphs, and the pieces of those that were divided at repeated layers.
+        divisions: Which graphs were divided, and why the others were not.
         passes: What each pass did to each graph.
         graphs: The graphs that were lowered.
         fallbacks: Operators that ran on the CPU.
@@ -27,6 +42,7 @@ class Explanation:
 
     graph_breaks: tuple[GraphBreak, ...]
     captures: tuple[CaptureReport, ...]
+    divisions: tuple[DivisionReport, ...]
     passes: tuple[PassOnGraph, ...]
     graphs: tuple[GraphReport, ...]
     fallbacks: tuple[FallbackReport, ...]
@@ -62,6 +78,7 @@ class Explanation:
             [
                 *section("graph breaks", self.graph_breaks, break_lines),
                 *section("graphs captured by Dynamo", self.captures, capture_lines),
+                *division_lines(self.divisions, verbose),
                 *pass_lines(self.passes, verbose),
                 *section("graphs lowered", self.graphs, graph_lines),
                 f"XLA programs: {self.num_programs}",

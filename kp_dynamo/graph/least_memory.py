@@ -58,7 +58,7 @@ def held_by(graph: fx.Graph) -> list[IoTensor]:
 
 def _held(role: str, nodes: Iterator[fx.Node] | list[fx.Node]) -> Iterator[IoTensor]:
     for node in nodes:
-        value = node.meta.get("val")
+        value = node.meta.get("val", node.meta.get("example_value"))
         if isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape):
             text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
             reader = next(iter(node.users), node) if role == "argument" else node

@@ -7,6 +7,7 @@ from torch import fx
 
 from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.graph.step_share import WHOLE, StepShare
 from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.passes import PASSES
 from kp_dynamo.passes.base import GraphPass
@@ -38,8 +39,13 @@ OUR_PASSES: tuple[str, ...] = tuple(str(p.name) for p in PASSES)
 _WEIGHT_FIRST = ("v4", "v5p")
 
 
-def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = ()) -> Pipeline:
-    """The passes for these options, in running order; `lengths` are the symbolic sizes that will be padded.
+def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), share: StepShare = WHOLE) -> Pipeline:
+    """The passes for these options, in running order.
+
+    Args:
+        options: The options.
+        lengths: The symbolic sizes that will be padded.
+        share: What the graph, a piece of a divided one, gets of the memory.
 
     Raises:
         TPUConfigurationError: `disable_passes` or `keep_float32` names an unknown pass or op.
@@ -63,7 +69,7 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = ()) -> Pi
         # After the casts, which it tags. Always on: a bfloat16 model has casts of its own.
         RecomputeCasts(),
         # After the casts: their results are what would be saved.
-        *_recomputation(options),
+        *_recomputation(options, share),
         # Last: the user's passes see the graph that will be lowered.
         *options.extra_passes,
     ]
@@ -76,7 +82,7 @@ def build_backward_pipeline(options: CompileOptions) -> Pipeline:
     return tuple(p for p in (GateRecomputation(),) if p.name not in options.disable_passes)
 
 
-def _recomputation(options: CompileOptions) -> Pipeline:
+def _recomputation(options: CompileOptions, share: StepShare) -> Pipeline:
     match options.checkpoint:
         case "off":
             return ()
@@ -86,12 +92,12 @@ def _recomputation(options: CompileOptions) -> Pipeline:
             return (RecomputeBlocks(),)
         case "auto":
             least = () if "checkpoint" in options.given else (RecomputeAttention(),)
-            return (*least, RecomputeToBudget(_budget(options)))
-        case share:
-            return (RecomputeToShare(float(share)),)
+            return (*least, RecomputeToBudget(_budget(options, share)))
+        case kept:
+            return (RecomputeToShare(float(kept)),)
 
 
-def _budget(options: CompileOptions) -> Budget:
+def _budget(options: CompileOptions, share: StepShare) -> Budget:
     chip = options.chip
     return Budget(
         num_bytes=memory_budget_bytes(chip, options.memory_fraction, options.memory_budget_gb),
@@ -100,6 +106,7 @@ def _budget(options: CompileOptions) -> Budget:
         narrow_matmuls=resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
         == "default",
         is_hard_limit=options.is_memory_bounded,
+        share=share,
     )
 
 

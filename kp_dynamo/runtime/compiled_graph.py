@@ -39,12 +39,15 @@ class GraphContract:
         is_placed: Whether arguments are CPU tensors, and results go back to the CPU.
         label: Its name in logs, dumps and reports: "1.forward".
         timeout_s: Soft time limit for compiling it for one set of shapes, or None.
+        resident: Positions of results that stay on the device although arguments are placed: other pieces of a divided
+            graph read them.
     """
 
     key: Parts | None
     is_placed: bool
     label: str
     timeout_s: float | None = None
+    resident: frozenset[int] = frozenset()
 
 
 _numbers = itertools.count()
@@ -117,7 +120,17 @@ class CompiledGraph:
         args.clear()
         results = executable.run(values)
         count = self._spec.num_returned
-        return to_host(results[:count], strides) + [own.get(id(r), r) for r in results[count:]]
+        return self._moved(results[:count], strides) + [own.get(id(r), r) for r in results[count:]]
+
+    def _moved(self, results: Sequence[Any], strides: Sequence[Strides]) -> list[Any]:
+        """The results on the CPU, except those that stay on the device."""
+        resident = self._contract.resident
+        if not resident:
+            return to_host(results, strides)
+        leaving = [i for i in range(len(results)) if i not in resident]
+        moved = to_host([results[i] for i in leaving], [strides[i] for i in leaving])
+        by_position = dict(zip(leaving, moved, strict=True))
+        return [by_position.get(i, result) for i, result in enumerate(results)]
 
     def _strides_in(self, args: Sequence[Any]) -> list[Strides]:
         symbols = self._symbols.read(args)

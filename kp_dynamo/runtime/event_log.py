@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from kp_dynamo.runtime.events import CaptureReady, Event, GraphTransformed, ProgramReady
+from kp_dynamo.runtime.events import CaptureDivided, CaptureReady, Event, GraphTransformed, ProgramReady
 
 logger = logging.getLogger(__name__)
 
@@ -16,6 +16,8 @@ def log_event(event: Event) -> None:
             logger.debug("capture cache hit: nothing is traced", extra={"event": "capture", "is_hit": True})
         case CaptureReady():
             logger.debug("capture %s took %.3f s", event.number, event.seconds, extra=_capture_fields(event))
+        case CaptureDivided():
+            _log_division(event)
         case GraphTransformed():
             _log_passes(event)
         case ProgramReady():
@@ -24,6 +26,14 @@ def log_event(event: Event) -> None:
 
 def _capture_fields(event: CaptureReady) -> dict[str, object]:
     return {"event": "capture", "is_hit": False, "number": event.number, "seconds": event.seconds}
+
+
+def _log_division(event: CaptureDivided) -> None:
+    fields = {"event": "blocks", "runs": [piece.runs for piece in event.pieces], "reason": event.reason}
+    if event.pieces:
+        logger.info("%d pieces run %s times", len(event.pieces), fields["runs"], extra=fields)
+    else:
+        logger.debug("compiled as a whole: %s", event.reason, extra=fields)
 
 
 def _log_passes(event: GraphTransformed) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import fx
 
@@ -29,6 +30,35 @@ class CaptureReady:
     number: int | None
     key: CompileKey | None
     seconds: float
+
+
+class PieceRuns(NamedTuple):
+    """A piece of a divided capture: its own capture, its size, how often it runs, and where it comes from.
+
+    Attributes:
+        capture: The number of the piece among the captures that AOTAutograd traced; None on a capture cache hit.
+        module: The module of its first operator, "" if it belongs to none.
+        num_operators: The operators in Dynamo's graph.
+        runs: How many times it runs in a call.
+    """
+
+    capture: int | None
+    module: str
+    num_operators: int
+    runs: int
+
+
+@dataclass(frozen=True)
+class CaptureDivided:
+    """A graph that Dynamo captured was looked at for repeated layers.
+
+    Attributes:
+        pieces: What it was divided into, in the order of their first call; empty if it stays whole.
+        reason: Why it stays whole, or "".
+    """
+
+    pieces: tuple[PieceRuns, ...]
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +91,7 @@ class ProgramReady:
     executable: Executable
 
 
-Event = CaptureReady | GraphTransformed | ProgramReady
+Event = CaptureReady | CaptureDivided | GraphTransformed | ProgramReady
 Observe = Callable[[Event], None]
 
 

@@ -13,6 +13,7 @@ from torch import fx
 from kp_dynamo.autograd.eager_strides import eager_results
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.stages import GraphStages, trace_and_compile
+from kp_dynamo.autograd.undefined_gradients import pass_on_undefined
 from kp_dynamo.cache.graph_text import graph_text
 from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.capture.capture import with_dynamo_signature
@@ -64,7 +65,9 @@ class CaptureCompiler:
         if self._plan.options.donate == "mutated" and capture.mode == "xla":
             run = _recording_donated(run)
         run = run if bucketing is None else bucketing.wrap(run)
-        if capture.mode == "cpu":
+        if capture.passed is not None:
+            run = _passing_on_undefined(run)
+        elif capture.mode == "cpu":
             run = ResultMemory(capture.gm, eager, lays_out_all=bucketing is not None).around(run)
         return with_dynamo_signature(run, capture)
 
@@ -103,8 +106,19 @@ class CaptureCompiler:
         key = None if text is None or conditions is None else (*interface, *conditions)
         dump_key(key, options, f"{self._number}.{name}")
         is_placed = self._plan.capture.mode == "cpu"
-        contract = GraphContract(key, is_placed, f"{self._number}.{name}", options.compile_timeout_s)
+        resident = self._resident(name, num_returned, len(overwritten)) if is_placed else frozenset()
+        contract = GraphContract(key, is_placed, f"{self._number}.{name}", options.compile_timeout_s, resident)
         return CompiledGraph(gm, contract, self._lowering, spec, self._runtime)
+
+    def _resident(self, name: str, num_returned: int, num_overwritten: int) -> frozenset[int]:
+        """The results of a piece that stay on the device: values that it passes on, gradients of those it received.
+
+        A new value of an input that the piece writes to is copied into the caller's tensor.
+        """
+        passed = self._plan.capture.passed
+        if passed is None:
+            return frozenset()
+        return passed if name == "backward" else frozenset(range(num_overwritten, num_returned))
 
 
 def _recording_donated(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,6 +130,17 @@ def _recording_donated(run: Callable[..., Any]) -> Callable[..., Any]:
         return results
 
     return recording
+
+
+def _passing_on_undefined(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, a piece of a divided graph, whose backward passes on that no result has a gradient."""
+
+    def called(*args: Any) -> Any:
+        results = run(*args)
+        pass_on_undefined(results)
+        return results
+
+    return called
 
 
 def _graph_text(gm: fx.GraphModule) -> Any | None:

@@ -16,6 +16,7 @@ from kp_dynamo.capture.capture import Capture
 from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.graph.least_memory import MemoryBudget
+from kp_dynamo.graph.step_share import WHOLE, StepShare
 from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.pipeline import Pipeline, build_backward_pipeline, build_pipeline
 
@@ -45,7 +46,8 @@ class CompilePlan:
         """The identity of the capture and of all its compile settings; None if it has no stable identity."""
         if self.capture.key is None or self.conditions is None:
             return None
-        return CompileKey((*self.capture.key, *self.conditions))
+        divides = self.options.blocks if self.capture.passed is None else "off"  # a piece is not divided again
+        return CompileKey((*self.capture.key, ("blocks", divides), *self.conditions))
 
     @property
     def memory_budget(self) -> MemoryBudget | None:
@@ -57,8 +59,8 @@ class CompilePlan:
         return MemoryBudget(options.chip, room)
 
 
-def plan_for(capture: Capture, options: CompileOptions) -> CompilePlan:
-    """Decide how to compile `capture`.
+def plan_for(capture: Capture, options: CompileOptions, share: StepShare = WHOLE) -> CompilePlan:
+    """Decide how to compile `capture`, which gets `share` of the memory.
 
     Raises:
         TPUConfigurationError: The options contradict each other, or name an unknown pass or op.
@@ -69,7 +71,7 @@ def plan_for(capture: Capture, options: CompileOptions) -> CompilePlan:
             "buffers it shares. Allowed: lowering='openxla', or donate='off'."
         )
     capture, bucketing = _bucketing(capture, options)
-    pipeline = build_pipeline(options, bucketing.symbols if bucketing is not None else ())
+    pipeline = build_pipeline(options, bucketing.symbols if bucketing is not None else (), share)
     backward_pipeline = build_backward_pipeline(options)
     device = "cpu" if capture.mode == "fake" else capture.mode
     conditions = _conditions(options, (*pipeline, *backward_pipeline), device)

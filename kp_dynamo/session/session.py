@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 
+from kp_dynamo.blocks.division import Division
 from kp_dynamo.cache.compile_key import CompileKey
 from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.cache.lru import LRUCache
@@ -21,11 +22,13 @@ from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.exceptions import TPUDeviceError
+from kp_dynamo.graph.step_share import WHOLE, StepShare
 from kp_dynamo.lowering import Lowering, get_lowering
 from kp_dynamo.runtime.compiled_graph import Program, Runtime
 from kp_dynamo.runtime.event_log import log_event
-from kp_dynamo.runtime.events import CaptureReady, Observe, ignore
+from kp_dynamo.runtime.events import CaptureDivided, CaptureReady, Observe, PieceRuns, ignore
 from kp_dynamo.runtime.placement import Placement
+from kp_dynamo.session.compile_blocks import division_of, joined, shares_of
 from kp_dynamo.session.compile_capture import CaptureCompiler
 from kp_dynamo.session.compile_plan import CompilePlan, plan_for
 from kp_dynamo.telemetry import log
@@ -85,26 +88,39 @@ class Session:
             may_run_eagerly = self._export is None and not options.strict
             with translate_errors(gm, breaks_graphs=may_run_eagerly):
                 chosen = options.on(xla.chip_name())
-                by_module = bool(chosen.keep_float32 or chosen.extra_passes)
-                compiled = self._compiled(read_capture(gm, example_inputs, with_modules=by_module), chosen)
+                compiled = self._compiled(read_capture(gm, example_inputs, with_modules=chosen.reads_modules), chosen)
             return torch._dynamo.disable(compiled, reason="a compiled graph")
 
         return backend
 
     def _compiled(self, capture: Capture, options: CompileOptions) -> Callable[..., Any]:
-        """A callable that runs `capture`: cached from an equal capture, or compiled through AOTAutograd."""
+        """A callable that runs `capture`."""
+        return self._numbered(capture, options)[1]
+
+    def _numbered(
+        self, capture: Capture, options: CompileOptions, share: StepShare = WHOLE
+    ) -> tuple[int | None, Callable[..., Any]]:
+        """The number of a capture and a callable that runs it; no number if it is cached from an equal capture."""
         if capture.mode == "fake" and self._export is None:
             raise TPUDeviceError(
                 "the inputs are fake tensors, which have no values. Allowed: tensors on the CPU or on the XLA device. "
                 "Try: kp_dynamo.aot_compile, which compiles a model for a TPU without running it."
             )
-        plan = plan_for(capture, options)
+        plan = plan_for(capture, options, share)
         key = plan.key
         run = self._look_up(key)
         if run is not None:
             self.runtime.observe(CaptureReady(None, key, 0.0))
-            return run
+            return None, run
         start = time.perf_counter()
+        division = division_of(plan)
+        if isinstance(division, Division):
+            run = self._joined(division, capture, options)
+            if key is not None:
+                self.captures.set(key, run)
+            return None, run
+        if division is not None:
+            self.runtime.observe(CaptureDivided((), division.reason))
         number, run = self._compile(plan)
         TELEMETRY.count("aot_traces")
         if key is not None:
@@ -112,7 +128,16 @@ class Session:
         seconds = time.perf_counter() - start
         TELEMETRY.spent("aot_and_below", seconds)
         self.runtime.observe(CaptureReady(number, key, seconds))
-        return run
+        return number, run
+
+    def _joined(self, division: Division, capture: Capture, options: CompileOptions) -> Callable[..., Any]:
+        """A callable that runs the pieces of a capture, each compiled, or cached from an equal piece."""
+        shares = shares_of(division, capture, options)
+        compiled = [self._numbered(p.capture, options, s) for p, s in zip(division.pieces, shares, strict=True)]
+        pieces = zip(compiled, division.pieces, strict=True)
+        found = tuple(PieceRuns(number, piece.module, piece.num_calls, piece.runs) for (number, _), piece in pieces)
+        self.runtime.observe(CaptureDivided(found, ""))
+        return joined(division, capture, [run for _, run in compiled])
 
     def _look_up(self, key: CompileKey | None) -> Callable[..., Any] | None:
         if key is None:

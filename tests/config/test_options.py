@@ -44,6 +44,7 @@ ANOTHER_VALUE = {
     "disable_passes": ("cast_bf16",),
     "extra_passes": (AddNothing(2),),
     "donate": "mutated",
+    "blocks": "on",
     "buckets": (64, 128),
     "over_bucket": "error",
     "cache_size": 7,
@@ -58,6 +59,7 @@ WRONG = {
     "matmul_precision": ["medium", 3],
     "keep_float32": ["aten.mm", [1], [""], {"aten.mm"}, None],
     "fuse": [1, 0, "yes", None],
+    "blocks": ["On", True, None],
     "checkpoint": ["on", True, False, None, 1.5, -0.1, float("nan")],
     "buckets": ["pow3", [], [128, 64], [64, 64], [0], [1.5], [True], {"min": 1}, {"min": 9, "max": 3, "step": 1}, 64],
     "over_bucket": ["ignore", None],
@@ -224,6 +226,7 @@ def test_every_option_changes_the_key_or_says_why_not():
 
 def test_what_the_key_ignores_and_why():
     assert ignored_in_key() == {
+        "blocks": "it decides how a graph is divided, not what a program contains; captures are looked up by it",
         "cache_size": "it limits how many programs are kept, not what is in them",
         "compile_timeout_s": "it limits how long compiling may take, not what is compiled",
         "dump_dir": "it sets where graphs are written, not what is in them",

@@ -229,6 +229,7 @@ passes: 5, and 5 that found nothing to do
 EXPLANATION = Explanation(
     graph_breaks=(GraphBreak("model.py:3 in forward", "print(x)", "builtin print\n  Hint: do not"),),
     captures=(CaptureReport(1, "a1", False, "the cache is empty", 1.5), CaptureReport(None, "a1", True, "", 0.0)),
+    divisions=(),
     passes=(
         PassOnGraph("1.joint", "cast_bf16", 2, (("exp", "it is sensitive"),)),
         PassOnGraph("1.joint", "fold_casts", 0, ()),
@@ -308,7 +309,7 @@ passes: 1
 
 def test_an_explanation_of_nothing_has_no_tables():
     assert_expected_inline(
-        Explanation((), (), (), (), (), {"dynamo": 0.5}).text(),
+        Explanation((), (), (), (), (), (), {"dynamo": 0.5}).text(),
         """\
 graph breaks: none
 graphs captured by Dynamo: none

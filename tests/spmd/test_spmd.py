@@ -42,6 +42,11 @@ def test_a_forward_and_a_backward_serve_all_steps(answers):
     assert answers["sgd"]["programs"] == 0  # the same graphs, of another model
 
 
+def test_repeated_layers_are_compiled_once(answers):
+    assert max(answers["repeated_layers"]["loss"], answers["repeated_layers"]["weights"]) < CLOSE
+    assert answers["repeated_layers"]["programs"] == 6
+
+
 def test_stock_goes_wrong_from_the_third_step(answers):
     first, second, *others = answers["stock"]
     assert max(first, second) < 1e-6

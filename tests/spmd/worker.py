@@ -127,6 +127,18 @@ def adamw() -> Any:
 
 
 @check
+def repeated_layers() -> Any:
+    """Four equal layers, compiled once: the shardings of the values between them are those of the arguments."""
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(16, 16), *(Block() for _ in range(4)), nn.Linear(16, 4))
+    mine = devices().wrap_model(copy.deepcopy(eager))
+    with programs() as count:
+        losses = trained(mine, compiled(mine, blocks="on"), "xla")
+    expected = trained(eager, eager, "cpu")
+    return {"loss": max(off(losses, expected)), "weights": weights_off(mine, eager), "programs": count[0]}
+
+
+@check
 def sgd() -> Any:
     return _training(torch.optim.SGD)
 

@@ -11,6 +11,7 @@ from kp_dynamo.graph.nodes import primal_inputs
 from kp_dynamo.graph.peak_memory import code_bytes, peak_memory
 from kp_dynamo.graph.saved_values import ForwardPart, partitioned, saved_by_min_cut
 from kp_dynamo.graph.sizes import node_bytes
+from kp_dynamo.graph.step_share import WHOLE, StepShare
 from kp_dynamo.passes.base import PassReport, Refusal, reported
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.recompute.policies import Step, cheapest_first, residual_sums
@@ -36,6 +37,7 @@ class Budget:
         vmem_bytes: Vector memory of the chip.
         narrow_matmuls: Whether matmuls read float32 operands as bfloat16.
         is_hard_limit: Whether to raise if nothing fits; otherwise the best attempt stays.
+        share: What a piece of a divided graph gets of this memory.
     """
 
     num_bytes: float
@@ -43,6 +45,7 @@ class Budget:
     vmem_bytes: int
     narrow_matmuls: bool
     is_hard_limit: bool
+    share: StepShare = WHOLE
 
 
 def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
@@ -52,7 +55,7 @@ def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
         BudgetError: They cannot fit, and the budget is a hard limit.
     """
     state = budget.optimizer_state_factor * _trainable_bytes(gm.graph)
-    room = (budget.num_bytes - state) * (1 - MARGIN)
+    room = (budget.share.of(budget.num_bytes) - state) * (1 - MARGIN)
     if _all_bytes(gm.graph) <= room:
         return PassReport(name, 0)
     before = _peak(gm, budget)
@@ -62,9 +65,10 @@ def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
     attempt = _Attempt(gm, budget)
     least = attempt.find(before, room)
     if least > room and budget.is_hard_limit:
+        needed = budget.share.budget_for(least / (1 - MARGIN) + state)
         raise BudgetError(
             f"even with recomputation the programs take {least / _MIB:.1f} MiB by estimate, "
-            f"and {given}. The smallest sufficient budget is {_rounded_up_gb(least / (1 - MARGIN) + state):.3f} GB"
+            f"and {given}. The smallest sufficient budget is {_rounded_up_gb(needed):.3f} GB"
         )
     note = (
         f"{attempt.freed_bytes / _MIB:.1f} MiB are recomputed, {attempt.flops / 1e9:.2f} GFLOP: by estimate "

@@ -1,0 +1,244 @@
+"""Divides Dynamo's graph: what precedes the first block, each block once, what stands between and after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo.blocks.boundaries import Boundaries
+from kp_dynamo.blocks.matching import Matcher, Repeat
+from kp_dynamo.blocks.node_effects import Effects, EffectsOfNodes, operands_of
+from kp_dynamo.blocks.node_ids import node_ids
+from kp_dynamo.blocks.pieces import input_like, piece_graph
+from kp_dynamo.blocks.regions import changes_other_state, regions
+from kp_dynamo.blocks.repeats import runs
+from kp_dynamo.blocks.schedule import Constant, Schedule, Step, with_dead_values
+from kp_dynamo.capture.capture import Capture, piece_capture
+from kp_dynamo.graph.module_paths import module_of
+
+_CALLS = ("call_function", "call_method")
+
+
+@dataclass(frozen=True)
+class Undivided:
+    """The graph stays whole.
+
+    Attributes:
+        reason: Why.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the graph that is compiled by itself.
+
+    Attributes:
+        capture: Its graph and inputs.
+        num_calls: Number of its calls.
+        runs: How many times it runs.
+        module: The module of its first call, "" if it belongs to none.
+        effects: What running it once does: FLOPs and bytes.
+    """
+
+    capture: Capture
+    num_calls: int
+    runs: int
+    module: str
+    effects: tuple[Effects, ...]
+
+
+@dataclass(frozen=True)
+class Division:
+    """A graph as pieces, and the order in which they run.
+
+    Attributes:
+        pieces: The distinct pieces; a block that occurs several times is one.
+        schedule: The steps.
+        written: Positions of the inputs that the graph writes to.
+    """
+
+    pieces: tuple[Piece, ...]
+    schedule: Schedule
+    written: tuple[int, ...]
+
+    @property
+    def reads_written_inputs_again(self) -> bool:
+        """Whether several steps read an input that the graph writes to."""
+        given = [number for step in self.schedule.steps for number in set(step.inputs)]
+        return any(given.count(number) > 1 for number in self.written)
+
+
+Accept = Callable[[Sequence[Effects], int], bool]
+"""(effects of the calls of a block, how many times it occurs) -> whether to make it a piece."""
+
+
+def divide(capture: Capture, accept: Accept, *, least: int, with_modules: bool) -> Division | Undivided:
+    """Divide a captured graph at its repeated blocks.
+
+    Args:
+        capture: The graph.
+        accept: Decides about each block.
+        least: Least number of occurrences of a block.
+        with_modules: Whether equal layers with different module paths are different blocks.
+    """
+    graph = capture.gm.graph
+    reason = _reason_to_keep_whole(capture)
+    if reason is not None:
+        return Undivided(reason)
+    nodes = [node for node in graph.nodes if node.op in _CALLS]
+    ids = node_ids(capture.gm, nodes, with_modules=with_modules)
+    effects = EffectsOfNodes(capture.gm, dict(zip(nodes, ids, strict=True)))
+    boundaries = Boundaries(graph, nodes, effects, regions(nodes))
+    found = _Search(nodes, ids, Matcher(nodes, boundaries, least), effects, accept, least).repeats()
+    if not found:
+        return Undivided(
+            f"no stretch of its {len(nodes)} operators repeats {least} times and can be compiled by itself"
+        )
+    return _Divider(capture, nodes, effects, boundaries, with_modules=with_modules).divided(found)
+
+
+def _reason_to_keep_whole(capture: Capture) -> str | None:
+    graph = capture.gm.graph
+    if capture.held or [*capture.gm.parameters(), *capture.gm.buffers()]:
+        return "it holds tensors itself, as a compiled optimizer does"
+    if any(node.op == "call_module" for node in graph.nodes):
+        return "it calls whole modules"
+    if any(isinstance(node.meta.get("example_value"), _NUMBERS) for node in graph.nodes):
+        return "it computes with sizes or numbers that vary from call to call"
+    nodes = [node for node in graph.nodes if node.op in _CALLS]
+    outside = (node for node, region in zip(nodes, regions(nodes), strict=False) if not region.level)
+    state = next((node for node in outside if changes_other_state(node)), None)
+    if state is not None:
+        return f"{getattr(state.target, '__name__', state.target)} changes a state that pieces would not share"
+    results: Any = graph.output_node().args[0]
+    if any(isinstance(r, fx.Node) and r.op not in (*_CALLS, "placeholder") for r in results):
+        return "a result is an attribute of the graph"
+    return None
+
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class _Search:
+    """Finds the blocks of a graph: those that cover most first, then others to their left and right."""
+
+    def __init__(
+        self,
+        nodes: Sequence[fx.Node],
+        ids: Sequence[int],
+        matcher: Matcher,
+        effects: EffectsOfNodes,
+        accept: Accept,
+        least: int,
+    ) -> None:
+        self._nodes, self._ids, self._matcher, self._effects = nodes, ids, matcher, effects
+        self._accept, self._least = accept, least
+
+    def repeats(self) -> list[Repeat]:
+        return self._between(0, len(self._nodes))
+
+    def _between(self, first: int, last: int) -> list[Repeat]:
+        for run in runs(self._ids[first:last], self._least):
+            moved = run._replace(start=run.start + first, stop=run.stop + first)
+            # A block has a matmul: this also excludes most repeats quickly.
+            if not any(self._effects[node].flops for node in self._nodes[moved.start : moved.start + moved.period]):
+                continue
+            found = self._matcher.repeat(moved)
+            if found is not None and self._accept(self._effects_of(found), found.count):
+                return [*self._between(first, found.start), found, *self._between(found.stop, last)]
+        return []
+
+    def _effects_of(self, repeat: Repeat) -> list[Effects]:
+        return [self._effects[node] for node in self._nodes[repeat.start : repeat.start + repeat.period]]
+
+
+class _Divider:
+    """Builds the pieces and the steps."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        nodes: Sequence[fx.Node],
+        effects: EffectsOfNodes,
+        boundaries: Boundaries,
+        *,
+        with_modules: bool,
+    ) -> None:
+        self._capture, self._nodes, self._effects, self._boundaries = capture, nodes, effects, boundaries
+        self._with_modules = with_modules
+        self._position = {node: i for i, node in enumerate(nodes)}
+        self._inputs = capture.gm.graph.find_nodes(op="placeholder")
+        self._number = {node: i for i, node in enumerate((*self._inputs, *nodes))}
+        self._pieces: list[Piece] = []
+        self._steps: list[Step] = []
+
+    def divided(self, repeats: Sequence[Repeat]) -> Division | Undivided:
+        done = 0
+        for repeat in repeats:
+            self._add_rest(done, repeat.start)
+            self._add_blocks(repeat)
+            done = repeat.stop
+        self._add_rest(done, len(self._nodes))
+        if any(self._passes_written_twice(step) for step in self._steps):
+            return Undivided("a block writes to one of its inputs, and gets one tensor as two of them")
+        results: Any = self._capture.gm.graph.output_node().args[0]
+        returned = [self._number[r] if isinstance(r, fx.Node) else Constant(r) for r in results]
+        written = tuple(self._number[node] for node in self._boundaries.written)
+        return Division(tuple(self._pieces), with_dead_values(self._steps, returned), written)
+
+    def _add_rest(self, start: int, stop: int) -> None:
+        """What is no block."""
+        nodes = self._nodes[start:stop]
+        outputs = [n for n in nodes if any(not start <= self._position.get(u, -1) < stop for u in n.users)]
+        if not outputs and not any(self._effects[node].writes for node in nodes):
+            return
+        operands = [operand for node in nodes for operand in operands_of(node)]
+        inputs = [n for n in dict.fromkeys(operands) if not start <= self._position.get(n, -1) < stop]
+        passed = frozenset(i for i, node in enumerate(inputs) if node in self._position)
+        self._add_piece(start, stop, (inputs, outputs), passed, runs=1)
+        self._add_step(inputs, outputs)
+
+    def _add_blocks(self, repeat: Repeat) -> None:
+        def values(number: int) -> tuple[list[fx.Node], list[fx.Node]]:
+            first = repeat.start + number * repeat.period
+            return [nodes[number] for nodes in repeat.inputs], [self._nodes[first + o] for o in repeat.outputs]
+
+        first = repeat.start + repeat.model * repeat.period
+        computed = (any(node in self._position for node in nodes) for nodes in repeat.inputs)
+        passed = frozenset(i for i, is_computed in enumerate(computed) if is_computed)
+        self._add_piece(first, first + repeat.period, values(repeat.model), passed, repeat.count)
+        for number in range(repeat.count):
+            self._add_step(*values(number))
+
+    def _add_step(self, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
+        given, computed = (tuple(self._number[node] for node in nodes) for nodes in (inputs, outputs))
+        self._steps.append(Step(len(self._pieces) - 1, given, computed))
+
+    def _add_piece(
+        self,
+        start: int,
+        stop: int,
+        values: tuple[Sequence[fx.Node], Sequence[fx.Node]],
+        passed: frozenset[int],
+        runs: int,
+    ) -> None:
+        nodes, (inputs, outputs), regions = self._nodes[start:stop], values, self._boundaries.regions
+        gm = piece_graph(self._capture.gm, nodes, inputs, outputs, (regions[start], regions[stop]))
+        capture = piece_capture(self._capture, gm, [self._example(node) for node in inputs], passed, self._with_modules)
+        effects = tuple(self._effects[node] for node in nodes)
+        self._pieces.append(Piece(capture, len(nodes), runs, module_of(nodes[0]), effects))
+
+    def _example(self, node: fx.Node) -> Any:
+        if node in self._position:
+            return input_like(node)
+        return self._capture.inputs[self._number[node]]
+
+    def _passes_written_twice(self, step: Step) -> bool:
+        writes = any(effects.writes for effects in self._pieces[step.piece].effects)
+        return writes and len(set(step.inputs)) < len(step.inputs)

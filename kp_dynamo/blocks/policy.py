@@ -1,0 +1,61 @@
+"""When repeated layers are compiled by themselves: the rule of `blocks="auto"`, with its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kp_dynamo.blocks.node_effects import Effects
+from kp_dynamo.hardware import Chip
+
+LEAST_REPEATS = {"auto": 3, "on": 2}
+"""Below three, compiling the layer once saves less than the extra programs around it cost."""
+MAX_HOST_SHARE = 0.05
+CALL_SECONDS = 50e-6
+"""Host time of calling one more program, AOTAutograd's wrapper included: 21 us in inference, 52 in training."""
+_LEAST_CALLS = 4
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a device computes.
+
+    Attributes:
+        flops: Peak floating point operations a second.
+        bytes_per_s: Memory bandwidth.
+    """
+
+    flops: float
+    bytes_per_s: float
+
+
+XLA_CPU = Speed(100e9, 10e9)
+"""XLA's CPU device on two cores, float32: 130 GFLOP/s for a matmul of size 256, 10.5 GB/s for a sum."""
+
+
+def speed_of(chip: Chip) -> Speed:
+    """The peak figures of a chip, for bfloat16 matmuls."""
+    return Speed(chip.bf16_flops, chip.hbm_bytes_per_s)
+
+
+def is_block(effects: Sequence[Effects], count: int) -> bool:
+    """Whether a repeated stretch is worth a program: a layer has a matmul, and more than that."""
+    return sum(e.num_calls for e in effects) >= _LEAST_CALLS and any(e.flops for e in effects)
+
+
+def step_seconds(pieces: Iterable[tuple[Sequence[Effects], int]], speed: Speed, *, trains: bool) -> float:
+    """A lower bound of the time of a step: its matmuls at peak, or their operands at memory speed.
+
+    Args:
+        pieces: (effects of the calls of a piece, how many times it runs).
+        speed: The device.
+        trains: Whether there is a backward, which takes twice the time of the forward.
+    """
+    matmuls = ((e, runs) for effects, runs in pieces for e in effects if e.flops)
+    forward = sum(runs * max(e.flops / speed.flops, e.num_bytes / speed.bytes_per_s) for e, runs in matmuls)
+    return forward * (3 if trains else 1)
+
+
+def host_seconds(num_steps: int, *, trains: bool) -> float:
+    """The host time that dividing a graph adds to a step."""
+    return (num_steps - 1) * CALL_SECONDS * (2 if trains else 1)

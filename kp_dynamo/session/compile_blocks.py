@@ -1,0 +1,126 @@
+"""Decides whether a capture is divided at its repeated blocks, and joins the compiled pieces."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kp_dynamo.autograd.argument_overlap import OverlapCheck, overlapping
+from kp_dynamo.autograd.eager_strides import eager_results
+from kp_dynamo.blocks.division import Division, Undivided, divide
+from kp_dynamo.blocks.policy import (
+    LEAST_REPEATS,
+    MAX_HOST_SHARE,
+    XLA_CPU,
+    host_seconds,
+    is_block,
+    speed_of,
+    step_seconds,
+)
+from kp_dynamo.blocks.step_memory import step_shares
+from kp_dynamo.capture.capture import Capture, with_dynamo_signature
+from kp_dynamo.compat import xla
+from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.exceptions import TPUOptimizationError
+from kp_dynamo.graph.least_memory import MemoryBudget, require_room
+from kp_dynamo.graph.step_share import StepShare
+from kp_dynamo.hardware import memory_budget_bytes
+from kp_dynamo.runtime.pieces import returning_to_host, taking_from_device
+from kp_dynamo.runtime.result_memory import ResultMemory
+from kp_dynamo.session.compile_plan import CompilePlan
+from kp_dynamo.telemetry.warn_once import warn_once
+
+logger = logging.getLogger(__name__)
+
+
+def division_of(plan: CompilePlan) -> Division | Undivided | None:
+    """The capture of a plan as pieces, or why it stays whole; None if that is not asked.
+
+    Raises:
+        TPUOptimizationError: blocks="on" and `strict`, and it stays whole.
+    """
+    options = plan.options
+    if options.blocks == "off" or plan.capture.passed is not None:
+        return None
+    found = _divided(plan)
+    if isinstance(found, Undivided) and options.blocks == "on":
+        message = f"blocks='on' has no effect on a graph: {found.reason}"
+        if options.strict:
+            raise TPUOptimizationError(f"strict=True and {message}. Try: blocks='auto', or strict=False.")
+        warn_once(logger, "%s. It is compiled as a whole.", message)
+    return found
+
+
+def _divided(plan: CompilePlan) -> Division | Undivided:
+    capture, options = plan.capture, plan.options
+    if plan.bucketing is not None:
+        return Undivided("its lengths are padded to buckets")
+    if options.lowering == "stock":
+        return Undivided("lowering='stock'")
+    least = LEAST_REPEATS[options.blocks]
+    found = divide(capture, is_block, least=least, with_modules=options.reads_modules)
+    if isinstance(found, Undivided):
+        return found
+    if found.written and overlapping(capture.inputs, frozenset(found.written)):
+        return Undivided("it writes to an input that overlaps another in memory")
+    if options.donate == "mutated" and found.reads_written_inputs_again:
+        return Undivided("donate='mutated', and a later piece reads an input that the graph writes to")
+    if options.blocks == "on":
+        return found
+    return _if_it_pays(found, plan)
+
+
+def _if_it_pays(division: Division, plan: CompilePlan) -> Division | Undivided:
+    trains = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in plan.capture.inputs)
+    is_on_cpu = plan.capture.mode != "fake" and xla.chip_name() is None
+    speed = XLA_CPU if is_on_cpu else speed_of(plan.options.chip)
+    pieces = ((piece.effects, piece.runs) for piece in division.pieces)
+    step = step_seconds(pieces, speed, trains=trains)
+    host = host_seconds(len(division.schedule.steps), trains=trains)
+    if host <= MAX_HOST_SHARE * step:
+        return division
+    return Undivided(
+        f"{len(division.schedule.steps)} calls in place of one add {host * 1e3:.1f} ms of host time to a step of "
+        f"{step * 1e3:.1f} ms, more than {MAX_HOST_SHARE:.0%}"
+    )
+
+
+def shares_of(division: Division, capture: Capture, options: CompileOptions) -> list[StepShare]:
+    """What each piece gets of the memory.
+
+    Raises:
+        TPUOutOfMemoryError: The user set a budget, and the inputs of the whole graph exceed it.
+    """
+    budget = memory_budget_bytes(options.chip, options.memory_fraction, options.memory_budget_gb)
+    if options.is_memory_bounded:
+        require_room(capture.gm.graph, "whole", MemoryBudget(options.chip, budget))
+    return step_shares(division, capture.inputs, budget, options.optimizer_state_factor)
+
+
+def joined(division: Division, capture: Capture, compiled: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """A callable with Dynamo's calling convention that runs the pieces of a divided capture, which are compiled."""
+    is_on_cpu = capture.mode == "cpu"
+    if is_on_cpu:
+        pairs = zip(compiled, (piece.capture.passed for piece in division.pieces), strict=True)
+        compiled = [taking_from_device(run, passed) if passed else run for run, passed in pairs]
+    run = division.schedule.around(compiled)
+    if is_on_cpu:
+        eager = eager_results(capture.gm)
+        run = returning_to_host(run, eager)
+        run = ResultMemory(capture.gm, eager, lays_out_all=False).around(run)
+    if division.written:
+        run = _checking(run, OverlapCheck(division.written, {}))
+    return with_dynamo_signature(run, capture)
+
+
+def _checking(run: Callable[..., Any], overlap: OverlapCheck) -> Callable[..., Any]:
+    """Each piece checks the overlap of its own arguments only."""
+
+    def called(*args: Any) -> Any:
+        overlap.require_same(args)
+        return run(*args)
+
+    return called

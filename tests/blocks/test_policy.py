@@ -1,0 +1,113 @@
+"""When `blocks="auto"` divides, and how the pieces share the memory of the chip."""
+
+import pytest
+import torch
+
+from kp_dynamo.blocks.division import divide
+from kp_dynamo.blocks.node_effects import Effects
+from kp_dynamo.blocks.policy import Speed, host_seconds, is_block, step_seconds
+from kp_dynamo.blocks.step_memory import step_shares
+from kp_dynamo.capture.capture import read_capture
+from kp_dynamo.graph.step_share import WHOLE, StepShare
+from kp_dynamo.passes.recompute.budget import Budget, fitted
+from tests.blocks import stacks
+from tests.blocks.test_divided_models import divided
+from tests.graphs import trace_joint
+
+MATMUL, ADD = Effects(flops=1000, num_bytes=10), Effects(num_bytes=10)
+
+
+def test_a_layer_has_a_matmul_and_more():
+    assert is_block([MATMUL, ADD, ADD, ADD], 3)
+    assert not is_block([ADD] * 9, 3)
+    assert not is_block([MATMUL, ADD], 3)
+    assert is_block([Effects(flops=10, num_calls=9)], 3)
+
+
+def test_a_step_takes_at_least_the_time_of_its_matmuls():
+    fast_memory, fast_units = Speed(100.0, 1e9), Speed(1e9, 10.0)
+    pieces = [([MATMUL, ADD], 4), ([MATMUL], 1)]
+    assert step_seconds(pieces, fast_memory, trains=False) == 50
+    assert step_seconds(pieces, fast_units, trains=False) == 5
+    assert step_seconds(pieces, fast_memory, trains=True) == 150
+
+
+def test_one_program_adds_no_host_time():
+    assert host_seconds(1, trains=True) == 0
+    assert host_seconds(11, trains=True) == 2 * host_seconds(11, trains=False) > 0
+
+
+def test_auto_leaves_a_small_model_whole_and_says_why():
+    mine, events = divided(stacks.Stack(), blocks="auto")
+    mine(torch.randn(2, 5, 3))
+    assert events[0].reason.startswith("6 calls in place of one add ")
+    assert events[0].reason.endswith(", more than 5%")
+
+
+def test_auto_divides_a_large_model():
+    class Wide(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.tanh(layer(x)) * 0.5 + x
+            return x.sum()
+
+    mine, events = divided(Wide(), blocks="auto")
+    with torch.no_grad():
+        mine(torch.randn(256, 512))
+    assert [piece.runs for piece in events[0].pieces] == [4, 1]
+
+
+def test_a_share_of_the_memory_and_its_inverse():
+    share = StepShare(outside_bytes=100, inside_bytes=20, fraction=0.25)
+    assert share.of(520) == 20 + 400 * 0.25
+    assert share.budget_for(share.of(520)) == pytest.approx(520)
+    assert WHOLE.of(520) == WHOLE.budget_for(520) == 520
+
+
+def test_a_model_that_surely_fits_shares_no_memory():
+    """So that models of different depths share the programs of their layers."""
+    assert shares_of_stack(budget_bytes=1e9) == [WHOLE] * 3
+
+
+def test_what_all_layers_save_is_held_at_once():
+    before, layer, after = shares_of_stack(budget_bytes=1e6)
+    assert before.fraction + 16 * layer.fraction + after.fraction == pytest.approx(1)
+    held = {share.outside_bytes + share.inside_bytes for share in (before, layer, after)}
+    assert len(held) == 1  # parameters, gradients and optimizer state of the whole step
+    assert layer.of(1e6) < 1e6 / 16
+
+
+def shares_of_stack(budget_bytes):
+    found = []
+
+    def backend(gm, inputs):
+        capture = read_capture(gm, inputs, with_modules=False)
+        division = divide(capture, is_block, least=2, with_modules=False)
+        found.extend(step_shares(division, capture.inputs, budget_bytes, optimizer_state_factor=2.0))
+        return gm.forward
+
+    torch.compile(stacks.Stack(16), backend=backend)(torch.randn(64, 32, 3))
+    return found
+
+
+def test_less_memory_recomputes_more():
+    def layer(x, weight):
+        return torch.tanh(torch.tanh(x @ weight).exp() * 2).sum()
+
+    tagged = {}
+    for share in (WHOLE, StepShare(0.0, 0.0, 0.3)):
+        joint = trace_joint(layer, torch.randn(512, 64), torch.randn(64, 64, requires_grad=True))
+        budget = Budget(2e6, 0.0, vmem_bytes=0, narrow_matmuls=False, is_hard_limit=False, share=share)
+        tagged[share] = fitted(joint, "checkpoint_auto", budget).rewritten
+    assert tagged[WHOLE] == 0
+    assert tagged[StepShare(0.0, 0.0, 0.3)] > 0
+
+
+def test_a_budget_that_one_layer_fits_and_the_step_does_not():
+    mine, _ = divided(stacks.Stack(16), checkpoint="auto", memory_budget_gb=0.0035)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"The smallest sufficient budget is 0\.026 GB"):
+        mine(torch.randn(64, 32, 3))

@@ -1,0 +1,146 @@
+"""Graphs that stay whole, each with its reason, and layers that are left out of a block."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from kp_dynamo.exceptions import TPUOptimizationError
+from tests.blocks import stacks
+from tests.blocks.test_composition import close
+from tests.blocks.test_divided_models import divided, flat
+from tests.spine import on
+
+
+def what_became_of(fn, *args, dynamic=None, **options):
+    """What became of the only graph of `fn`, whose results are eager's."""
+    mine, events = divided(fn, **options)
+    mine = mine if dynamic is None else torch.compile(mine._torchdynamo_orig_callable, backend="eager")
+    given, expected = on("cpu", args), on("cpu", args)
+    own = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
+    assert close(flat(mine(*given)), flat(own(*expected)))
+    (event,) = events
+    return event
+
+
+def repeated(x, weights, body):
+    for weight in weights:
+        x = body(x, weight)
+    return x
+
+
+X, WEIGHTS = torch.randn(4, 8), [torch.randn(8, 8) / 3 for _ in range(4)]
+
+
+def test_nothing_repeats():
+    event = what_became_of(nn.Linear(8, 8), X)
+    assert event.reason == "no stretch of its 1 operators repeats 2 times and can be compiled by itself"
+
+
+def test_repeats_without_a_matmul():
+    event = what_became_of(lambda x: x.sin().cos().exp().neg().sin().cos().exp().neg(), X)
+    assert event.reason.startswith("no stretch")
+
+
+def test_a_constant_differs():
+    event = what_became_of(stacks.Numbered(), torch.randn(2, 5, 3))
+    assert event.reason.startswith("no stretch")
+
+
+def test_an_edge_differs():
+    """Equal operators, but every layer reads another value of the one before."""
+
+    def zigzag(x, weights):
+        y = x
+        for number, weight in enumerate(weights):
+            h = torch.tanh((x if number % 2 else y) @ weight)
+            x, y = h + y, h * x
+        return x, y
+
+    event = what_became_of(zigzag, X, WEIGHTS)
+    assert [piece.runs for piece in event.pieces] == [2]
+
+
+def test_a_value_is_written_to_in_a_later_layer():
+    def residual(x, weights):
+        x = x * 1.0
+        return repeated(x, weights, lambda x, weight: x.add_(torch.tanh(x @ weight).clone()))
+
+    assert what_became_of(residual, X, WEIGHTS).reason.startswith("no stretch")
+
+
+def test_a_view_of_a_written_input_crosses():
+    def views(state, weights):
+        row = older = state[0]
+        for weight in weights:
+            state[1:].mul_(0.5).add_(torch.tanh(row @ weight) + older)
+            row, older = state[1], row
+        return row
+
+    event = what_became_of(views, X, WEIGHTS)
+    assert event.reason.startswith("no stretch")
+
+
+def test_a_block_that_writes_gets_one_tensor_twice():
+    def twice(x, weights, states):
+        for weight, (one, other) in zip(weights, states, strict=True):
+            x = torch.tanh(x @ weight) + other.sum()
+            one.copy_(x)
+        return x
+
+    states = [(torch.zeros(4, 8), torch.ones(4, 8)) for _ in range(3)]
+    shared = torch.zeros(4, 8)
+    event = what_became_of(twice, X, WEIGHTS, [*states, (shared, shared)])
+    assert event.reason == "a block writes to one of its inputs, and gets one tensor as two of them"
+
+
+def test_inputs_overlap_and_one_is_written_to():
+    def overlapping(x, weights, states):
+        for weight, state in zip(weights, states, strict=True):
+            x = torch.tanh(x @ weight) + state
+            state.copy_(x)
+        return x
+
+    base = torch.zeros(16, 8)
+    mine, events = divided(overlapping)
+    expected, own = base.clone(), base.clone()
+    parts = [own[2 * i : 2 * i + 4] for i in range(4)]
+    wanted = overlapping(X, WEIGHTS, [expected[2 * i : 2 * i + 4] for i in range(4)])
+    assert close(flat(mine(X, WEIGHTS, parts)), flat(wanted))
+    assert close(flat(own), flat(expected))
+    assert events[0].reason == "it writes to an input that overlaps another in memory"
+
+
+def test_a_compiled_optimizer():
+    model = stacks.Stack()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    model(torch.randn(2, 5, 3)).sum().backward()
+    mine, events = divided(optimizer.step)
+    mine()
+    assert all(not event.pieces for event in events)
+
+
+def test_sizes_that_vary():
+    model = stacks.Stack()
+    mine, events = divided(copy.deepcopy(model))
+    x = torch.randn(2, 5, 3)
+    torch._dynamo.mark_dynamic(x, 1)
+    assert close(flat(mine(x)), flat(model(x)))
+    assert events[0].reason == "it computes with sizes or numbers that vary from call to call"
+
+
+def test_strict_refuses():
+    mine, _ = divided(nn.Linear(8, 8), strict=True)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+        mine(X)
+    assert isinstance(caught.value.inner_exception, TPUOptimizationError)
+    assert "strict=True and blocks='on' has no effect on a graph: no stretch" in str(caught.value.inner_exception)
+
+
+def test_on_warns_once(caplog):
+    for _ in range(2):
+        torch._dynamo.reset()
+        divided(nn.Linear(7, 7))[0](torch.randn(3, 7))
+    text = "blocks='on' has no effect on a graph: no stretch of its 1 operators"
+    assert sum(text in record.getMessage() for record in caplog.records) <= 1
