@@ -115,5 +115,10 @@ def _digest(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) ->
     texts = sorted((key, text) for key, text in metadata.items() if key != DIGEST)
     running = xxhash.xxh3_128(json.dumps([header, texts]).encode())
     for name in names:
-        running.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+        running.update(bytes_of(tensors[name]).numpy().data)
     return f"xxh3_128:{running.hexdigest()}"
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor's elements, in their order: uint8[num_bytes]."""
+    return tensor.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from kp_dynamo.api.checkpoint.overlap import Copy, overwritten, same_bytes
+from kp_dynamo.api.checkpoint.file import bytes_of
 from kp_dynamo.api.environment import of_type
 from kp_dynamo.exceptions import TPUCheckpointError
 
 _NUM_SHOWN = 5
 _COMPILED = "_orig_mod"  # where torch.compile keeps the module it wraps
 
-# The module that holds a tensor, the name of its dictionary there, and the key.
-_Slot = tuple[nn.Module, str, str]
+# The dictionary in which a module holds a tensor, and the key there.
+_Slot = tuple[dict[str, Any], str]
 
 
 @dataclass(frozen=True)
@@ -35,34 +35,41 @@ class ModelState:
     stored_as: dict[str, str]
     slots: dict[str, _Slot]
 
-    def name_of(self, tensor: torch.Tensor) -> str | None:
-        """The stored name of a tensor of the model; None for other tensors."""
-        return next((self.stored_as[name] for name, own in self.tensors.items() if own is tensor), None)
-
 
 @dataclass(frozen=True)
 class ModelWrite:
-    """The checked writes of a load, and the slots to tie; applying them can fail only by running out of memory."""
+    """The checked writes of a load: values to copy, by the target's name, and slots to tie."""
 
-    copies: list[Copy]
+    copies: dict[str, tuple[torch.Tensor, torch.Tensor]]
     ties: list[tuple[_Slot, torch.Tensor]]
 
     def apply(self) -> None:
-        """Write all values, or restore the old ones and raise TPUCheckpointError."""
+        """Write all values, or restore the old ones and raise TPUCheckpointError.
+
+        This fails if memory runs out, or if tensors that share elements have different values in the file.
+        """
         try:
             # In reverse order, because targets may share elements.
             with contextlib.ExitStack() as restoring:
-                for target, value in self.copies:
-                    with _writable(target):
-                        restoring.callback(_restore, target, target.clone())
-                        target.copy_(value)
-                for (module, kind, key), tensor in self.ties:
-                    held = getattr(module, kind)
+                for target, value in self.copies.values():
+                    once, value_once = _without_repeats(target, value)
+                    with _writable(once):
+                        restoring.callback(_restore, once, once.clone())
+                        once.copy_(value_once)
+                self._require_written()
+                for (held, key), tensor in self.ties:
                     restoring.callback(held.__setitem__, key, held[key])
                     held[key] = tensor
                 restoring.pop_all()
         except Exception as cause:
             raise TPUCheckpointError(f"the model could not be written to: {cause}. Nothing was changed.") from cause
+
+    def _require_written(self) -> None:
+        for name, (target, value) in self.copies.items():
+            # XLA storages do not show aliasing.
+            if target.device.type != "xla" and not _is_same(target, value):
+                cause = "is expanded in the model" if 0 in target.stride() else "shares elements with another tensor"
+                raise TPUCheckpointError(f"{name!r} {cause}, and these elements differ in the file")
 
 
 def read_model(given: object) -> ModelState:
@@ -87,37 +94,19 @@ def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as
     _require_none(
         f"{name!r} and {first!r} are one tensor in the model and differ in the file"
         for name, first in state.stored_as.items()
-        if stored_as[name] != stored_as[first] and not same_bytes(values[name], values[first])
+        if stored_as[name] != stored_as[first] and not _is_same(values[name], values[first])
     )
-    ties = list(_ties(state, stored_as))
-    dropped = [slot for slot, _ in ties]
-    targets = {id(target): name for name, target in state.tensors.items() if state.slots[name] not in dropped}
-    names = list(targets.values())
-    copies = [_staged(state.tensors[name], values[name]) for name in names]
-    _require_none(
-        f"{names[position]!r} shares elements with another tensor of the model, and the two differ in the file"
-        for position in overwritten(copies)
-    )
-    return ModelWrite(copies, ties)
-
-
-@contextlib.contextmanager
-def _writable(target: torch.Tensor) -> Iterator[None]:
-    """Inference tensors can be written only in inference mode; other tensors need their version bumped outside it."""
-    with torch.inference_mode(target.is_inference()), torch.no_grad():
-        yield
-
-
-def _restore(target: torch.Tensor, value: torch.Tensor) -> None:
-    with _writable(target):
-        target.copy_(value.cpu())  # through the CPU, see `_staged`
+    ties = dict(_ties(state, stored_as))
+    names = {id(target): name for name, target in state.tensors.items() if name not in ties}
+    copies = {name: (state.tensors[name], values[name]) for name in names.values()}
+    return ModelWrite(copies, [(state.slots[name], tensor) for name, tensor in ties.items()])
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[str, _Slot]]:
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for kind in ("_parameters", "_buffers"):
-            for key in getattr(module, kind):
-                yield _plain_name(f"{prefix}.{key}" if prefix else key), (module, kind, key)
+        for held in (module._parameters, module._buffers):
+            for key in held:
+                yield _plain_name(f"{prefix}.{key}" if prefix else key), (held, key)
 
 
 def _plain_name(name: str) -> str:
@@ -125,8 +114,8 @@ def _plain_name(name: str) -> str:
 
 
 def _require_dense(name: str, value: Any, slots: Mapping[str, _Slot]) -> None:
-    module, kind, key = slots.get(name, (None, "", ""))
-    if module is None or getattr(module, kind)[key] is not value:
+    held, key = slots.get(name, ({}, name))
+    if key not in held or held[key] is not value:
         raise TPUCheckpointError(
             f"{name!r} is state that a module creates in its own state_dict code (a {type(value).__qualname__}). "
             "Allowed: parameters and persistent buffers. Try: register it as a buffer."
@@ -163,7 +152,7 @@ def _described(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _require_none(found: Iterator[str]) -> None:
+def _require_none(found: Iterable[str]) -> None:
     problems = list(found)
     if problems:
         more = f" and {len(problems) - _NUM_SHOWN} more" if len(problems) > _NUM_SHOWN else ""
@@ -173,36 +162,47 @@ def _require_none(found: Iterator[str]) -> None:
         )
 
 
-def _ties(state: ModelState, stored_as: Mapping[str, str]) -> Iterator[tuple[_Slot, torch.Tensor]]:
-    """Slots to tie again: two tensors now that were one when saved (`module.to("xla")` unties).
+def _ties(state: ModelState, stored_as: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names to tie again: two tensors now that were one when saved (`module.to("xla")` unties).
 
     Both must be of the same kind, on the same device and have the same `requires_grad`; otherwise each gets the values
     and they stay untied.
     """
-    first: dict[str, str] = {}
+    first: dict[str, torch.Tensor] = {}
     for name, tensor in state.tensors.items():
-        kept = first.setdefault(stored_as[name], name)
-        other = state.tensors[kept]
-        is_alike = (tensor.device, tensor.requires_grad) == (other.device, other.requires_grad)
-        is_of_one_kind = state.slots[name][1] == state.slots[kept][1]
-        if is_alike and is_of_one_kind and _memory(tensor) != _memory(other):
-            yield state.slots[name], other
+        other = first.setdefault(stored_as[name], tensor)
+        if _memory(tensor) != _memory(other) and _kind(tensor) == _kind(other):
+            yield name, other
 
 
-def _staged(target: torch.Tensor, value: torch.Tensor) -> Copy:
-    """Target and value, ready for `copy_`: without the repeated elements of an expanded view.
+def _kind(tensor: torch.Tensor) -> object:
+    return isinstance(tensor, nn.Parameter), tensor.device, tensor.requires_grad
+
+
+def _without_repeats(target: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both without the repeated elements of an expanded target, which `copy_` refuses to write to.
 
     For XLA the value stays on the CPU: `copy_` then keeps the sharding of the target. From a value that is already on
     the device it takes the value's sharding instead (2.9.0).
     """
-    repeated = [i for i, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)) if not stride]
-    if target.device.type == "xla" or not any(target.shape[i] > 1 for i in repeated):
+    if target.device.type == "xla" or 0 not in target.stride():
         return target, value
-    once = value
-    for i in repeated:
-        once = once.narrow(i, 0, min(1, value.shape[i]))
-    if not same_bytes(once.expand_as(value), value):
-        raise TPUCheckpointError(
-            f"a tensor of shape {list(target.shape)} is expanded in the model, but its elements differ in the file"
-        )
-    return target.detach().as_strided(once.shape, target.stride()), once.to(target.device)
+    once = tuple(slice(None) if stride else slice(1) for stride in target.stride())
+    return target.detach()[once], value[once]
+
+
+@contextlib.contextmanager
+def _writable(target: torch.Tensor) -> Iterator[None]:
+    """Inference tensors can be written only in inference mode; other tensors need their version bumped outside it."""
+    with torch.inference_mode(target.is_inference()), torch.no_grad():
+        yield
+
+
+def _restore(target: torch.Tensor, value: torch.Tensor) -> None:
+    with _writable(target):
+        target.copy_(value.cpu())  # through the CPU, see `_without_repeats`
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are equal to the bit."""
+    return torch.equal(bytes_of(a), bytes_of(b))

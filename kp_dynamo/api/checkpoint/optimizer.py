@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,35 +18,27 @@ from kp_dynamo.exceptions import TPUCheckpointError
 def describe(given: object, model: ModelState) -> dict[str, Any]:
     """The identity of an optimizer: its class, and for each group its parameters with their names in the model."""
     optimizer = of_type(torch.optim.Optimizer, "optimizer", given, TPUCheckpointError, "a torch.optim.Optimizer")
-    groups = [[[model.name_of(p), list(p.shape)] for p in group["params"]] for group in optimizer.param_groups]
+    names = {id(tensor): model.stored_as[name] for name, tensor in model.tensors.items()}
+    groups = [[[names.get(id(p)), list(p.shape)] for p in group["params"]] for group in optimizer.param_groups]
     return {"class": type(optimizer).__name__, "groups": groups}
 
 
 def require_fit(saved: dict[str, Any], given: dict[str, Any]) -> None:
     """Raise a TPUCheckpointError if two descriptions differ: in the class, the parameters or their order."""
-    why = _misfit(saved, given)
-    if why:
-        raise TPUCheckpointError(
-            f"the file's optimizer state does not fit: {why}. Nothing was changed. Try: create the optimizer as it was "
-            "when it was saved, or load only the model."
-        )
+    for was, now in zip_longest(_lines(saved), _lines(given), fillvalue="nothing"):
+        if was != now:
+            raise TPUCheckpointError(
+                f"the file's optimizer state does not fit: the file has {was} where the given optimizer has {now}. "
+                "Nothing was changed. Try: create the optimizer as it was when it was saved, or load only the model."
+            )
 
 
-def _misfit(saved: dict[str, Any], given: dict[str, Any]) -> str:
-    if saved["class"] != given["class"]:
-        return f"it was saved from {saved['class']}, but the given optimizer is {given['class']}"
-    sizes = [[len(group) for group in which["groups"]] for which in (saved, given)]
-    if sizes[0] != sizes[1]:
-        return f"its groups have {sizes[0]} parameters, but the given groups have {sizes[1]}"
-    for number, groups in enumerate(zip(saved["groups"], given["groups"], strict=True)):
-        for was, now in zip(*groups, strict=True):
-            if was != now:
-                return f"group {number} has {_named(*was)} where the given one has {_named(*now)}"
-    return ""
-
-
-def _named(name: str | None, shape: list[int]) -> str:
-    return f"{name or 'a parameter outside the model'} of shape {shape}"
+def _lines(described: dict[str, Any]) -> Iterator[str]:
+    yield f"the class {described['class']}"
+    yield f"groups of {[len(group) for group in described['groups']]} parameters"
+    for number, group in enumerate(described["groups"]):
+        for name, shape in group:
+            yield f"{name or 'a parameter outside the model'} of shape {shape} in group {number}"
 
 
 @contextlib.contextmanager

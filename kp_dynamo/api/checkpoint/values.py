@@ -29,28 +29,19 @@ class Encoder:
                 return {"$tensor": self._named(value, path)}
             case float() if not math.isfinite(value):
                 return {"$float": repr(float(value))}
-            case None | bool():
+            case None | bool() | int() | float() | str():
                 return value
-            case int():
-                return int(value)
-            case float():
-                return float(value)
-            case str():
-                return str(value)
-            case list() | tuple() | dict():
-                return self._encode_container(value, path)
+            case list() | tuple():
+                members = [self.encode(held, f"{path}.{i}") for i, held in enumerate(value)]
+                return {"$tuple": members} if isinstance(value, tuple) else members
+            case dict():
+                items = [[self.encode(key, path), self.encode(held, f"{path}.{key}")] for key, held in value.items()]
+                is_plain = all(isinstance(key, str) and not key.startswith("$") for key, _ in items)
+                return dict(items) if is_plain else {"$dict": items}
         raise TPUCheckpointError(
             f"{path} is a {type(value).__qualname__}, which a checkpoint cannot hold. Allowed: tensors, numbers, "
             "strings, None, and lists, tuples and dicts of them."
         )
-
-    def _encode_container(self, value: list[Any] | tuple[Any, ...] | dict[Any, Any], path: str) -> Any:
-        if isinstance(value, dict):
-            items = [[self.encode(key, path), self.encode(held, f"{path}.{key}")] for key, held in value.items()]
-            is_plain = all(isinstance(key, str) and not key.startswith("$") for key, _ in items)
-            return dict(items) if is_plain else {"$dict": items}
-        members = [self.encode(held, f"{path}.{i}") for i, held in enumerate(value)]
-        return {"$tuple": members} if isinstance(value, tuple) else members
 
     def _named(self, tensor: torch.Tensor, path: str) -> str:
         name = self._names.setdefault(id(tensor), path)
