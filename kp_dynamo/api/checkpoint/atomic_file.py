@@ -19,25 +19,30 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 
     The file is written in a scratch folder beside `path`, synced to disk and renamed, and the rename is synced too.
     Symbolic links are followed. The new file gets the permissions of the old one, else those of the umask. A process
-    that is killed leaves its scratch folder behind; the next process that writes into the same folder removes it.
+    that is killed leaves its scratch folder behind; a later one that writes into the same folder alone removes it.
 
     Raises:
         OSError: The folder cannot be written to, the disk is full, or `path` is a folder, pipe, socket or device,
             which a rename would destroy; `path` is unchanged.
     """
     target = os.path.realpath(path)
-    _require_regular(target)
     folder = os.path.dirname(target)
-    _remove_abandoned(folder)
-    with _scratch_folder(folder) as scratch:
-        written = os.path.join(scratch, "file")
-        mode = _mode_for(target, written)
-        yield written
-        os.chmod(written, mode)
-        _make_durable(written)
-        _require_regular(target)  # again: writing takes a while
-        os.replace(written, target)
-    _make_durable(folder)
+    _require_regular(target)
+    with opened(folder, os.O_RDONLY) as lock:
+        _remove_abandoned(folder, lock)
+        scratch = tempfile.mkdtemp(_SUFFIX, _PREFIX, folder)
+        try:
+            written = os.path.join(scratch, "file")
+            mode = _mode_for(target, written)
+            yield written
+            os.chmod(written, mode)
+            with opened(written, os.O_RDONLY) as file:
+                os.fsync(file)
+            _require_regular(target)  # again: writing takes a while
+            os.replace(written, target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        os.fsync(lock)
 
 
 def _require_regular(target: str) -> None:
@@ -46,42 +51,18 @@ def _require_regular(target: str) -> None:
             raise OSError(f"{target!r} is not a regular file")
 
 
-@contextlib.contextmanager
-def _scratch_folder(folder: str) -> Iterator[str]:
-    """A locked scratch folder inside `folder`; other processes treat it as abandoned once the lock is released."""
-    while True:
-        scratch = tempfile.mkdtemp(_SUFFIX, _PREFIX, folder)
-        with contextlib.suppress(FileNotFoundError):
-            lock = os.open(scratch, os.O_RDONLY)
-            _try_lock(lock, fcntl.LOCK_EX)
-            if os.path.isdir(scratch):
-                break
-            os.close(lock)  # another process removed it as abandoned before it was locked
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        os.close(lock)
+def _remove_abandoned(folder: str, lock: int) -> None:
+    """Remove all scratch folders if nobody else writes here; writers share a lock, which ends with their process.
 
-
-def _remove_abandoned(folder: str) -> None:
-    """Remove scratch folders that no running process has locked."""
-    for name in os.listdir(folder):
-        if name.startswith(_PREFIX) and name.endswith(_SUFFIX):
-            scratch = os.path.join(folder, name)
-            # It may be removed already, or there is no permission to open it.
-            with contextlib.suppress(OSError), opened(scratch, os.O_RDONLY | os.O_DIRECTORY) as lock:
-                if _try_lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                    shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _try_lock(lock: int, how: int) -> bool:
-    """Whether the lock was acquired. Always False on a file system without locks, so nothing counts as abandoned."""
-    try:
-        fcntl.flock(lock, how)
-    except OSError:
-        return False
-    return True
+    On a file system without locks nothing counts as abandoned.
+    """
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in os.listdir(folder):
+            if name.startswith(_PREFIX) and name.endswith(_SUFFIX):
+                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_SH)
 
 
 def _mode_for(target: str, probe: str) -> int:
@@ -90,11 +71,6 @@ def _mode_for(target: str, probe: str) -> int:
         return stat.S_IMODE(os.stat(target).st_mode)
     with opened(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666) as made:
         return stat.S_IMODE(os.fstat(made).st_mode)
-
-
-def _make_durable(path: str) -> None:
-    with opened(path, os.O_RDONLY) as handle:
-        os.fsync(handle)
 
 
 @contextlib.contextmanager
