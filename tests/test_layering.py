@@ -70,7 +70,7 @@ MAY_IMPORT = {
     "kp_dynamo.api": (
         "torch", "safetensors", "xxhash", "kp_dynamo.aot", "kp_dynamo.backend", "kp_dynamo.cache", "kp_dynamo.compat",
         "kp_dynamo.config", "kp_dynamo.exceptions", "kp_dynamo.explanation", "kp_dynamo.hardware",
-        "kp_dynamo.lowering", "kp_dynamo.runtime", "kp_dynamo.session", "kp_dynamo.telemetry",
+        "kp_dynamo.lowering", "kp_dynamo.session", "kp_dynamo.telemetry",
     ),
     # The documented path of two names of the object API.
     "kp_dynamo.validation": ("kp_dynamo.api",),

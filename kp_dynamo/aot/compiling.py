@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.options import resolve_matmul_precision
 from kp_dynamo.exceptions import XLACompilationError
-from kp_dynamo.explanation.run_once import dynamo_seconds, graph_breaks
+from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks
 from kp_dynamo.hardware import CHIPS, memory_budget_bytes
 
 
@@ -67,7 +66,7 @@ def aot_compile(
     with TpuCompiler(target, deadline) as compiler:
         xla.device()
         run = _Run(request, compiler)
-        with _alone(train):
+        with fresh_dynamo(), torch.inference_mode(False), torch.set_grad_enabled(train):
             run.trace()
         programs = run.collected()
         versions = {**check_versions(), **compiler.versions}
@@ -78,17 +77,6 @@ def aot_compile(
         )
     seconds = {**run.seconds, "tpu": sum(p.compile_s for p in programs), "total": time.perf_counter() - start}
     return run.report(programs, seconds, versions)
-
-
-@contextlib.contextmanager
-def _alone(train: bool) -> Any:
-    """Reset Dynamo before and after, and enable gradients only for training."""
-    torch._dynamo.reset()
-    try:
-        with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.set_grad_enabled(train):
-            yield
-    finally:
-        torch._dynamo.reset()
 
 
 @dataclass

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from kp_dynamo.aot.fakes import Fakes
 from kp_dynamo.aot.request import CompileRequest
 from kp_dynamo.compat import xla
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUBackendError, TPUModelPreparationError, XLACompilationError
-from kp_dynamo.explanation.run_once import run_backward, uncompiled
+from kp_dynamo.explanation.run_once import fresh_dynamo, run_backward, uncompiled
 from kp_dynamo.lowering.export import Export, ExportedProgram
 from kp_dynamo.lowering.watch import watch_programs
-from kp_dynamo.runtime.events import Observe
+from kp_dynamo.runtime.events import Event, Observe, ProgramReady
 from kp_dynamo.session import Session
 
 Receive = Callable[[ExportedProgram], None]
@@ -24,15 +25,54 @@ Receive = Callable[[ExportedProgram], None]
 
 def call_on_fakes(request: CompileRequest, receive: Receive, observe: Observe) -> None:
     """Compile on fake tensors, without running; the program calls of a step and its backward are still counted."""
-    fakes = Fakes()
-    model, args = fakes.model(uncompiled(request.model)), fakes.arguments(request.args)
     export = Export(receive)
     session = Session(request.options.cache_size, observe, export)
-    with fakes.mode:
-        results = _call(_in_mode(model, request.train), args, session.as_backend(request.options))
-        if request.train:
-            run_backward(results)
+    _step_on_fakes(request.model, request.args, session.as_backend(request.options), request.train)
     export.finish()
+
+
+def graph_texts(
+    model: Callable[..., Any], args: tuple[Any, ...], options: CompileOptions, train: bool
+) -> dict[str, dict[str, str]]:
+    """Compile on fake tensors and return the graphs as text; the device must have been started.
+
+    Returns:
+        "fx": Dynamo's graphs, by number; "aten": the graphs as they are lowered, by name ("1.forward"); "stablehlo":
+        the programs, by the same names, with suffixes ".0", ".1" if CPU fallbacks split the graph.
+    """
+    texts: dict[str, dict[str, str]] = {"fx": {}, "aten": {}, "stablehlo": {}}
+    new: list[ExportedProgram] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, ProgramReady):
+            texts["aten"][event.label] = _readable(event.gm)
+            names = [event.label] if len(new) == 1 else [f"{event.label}.{i}" for i in range(len(new))]
+            texts["stablehlo"].update((n, p.stablehlo.decode()) for n, p in zip(names, new, strict=True))
+            new.clear()
+
+    session = Session(options.cache_size, observe, Export(new.append, as_text=True))
+    compile_graph = session.as_backend(options)
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        texts["fx"][str(len(texts["fx"]) + 1)] = _readable(gm)
+        return compile_graph(gm, example_inputs)
+
+    with fresh_dynamo(), torch.set_grad_enabled(train):
+        _step_on_fakes(model, args, backend, train)
+    return texts
+
+
+def _step_on_fakes(model: Callable[..., Any], args: tuple[Any, ...], backend: Any, train: bool) -> None:
+    fakes = Fakes()
+    fake_model, fake_args = fakes.model(uncompiled(model)), fakes.arguments(args)
+    with fakes.mode:
+        results = _call(_in_mode(fake_model, train), fake_args, backend)
+        if train:
+            run_backward(results)
+
+
+def _readable(gm: fx.GraphModule) -> str:
+    return str(gm.print_readable(print_output=False, include_stride=True))
 
 
 def call_on_zeros(request: CompileRequest, receive: Receive, observe: Observe) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 from torch import nn
 
 from kp_dynamo.aot.report import AotReport
-from kp_dynamo.api.hints import hints_of
 from kp_dynamo.api.models import SampleInputs
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import TPUConfig
-from kp_dynamo.config.translation import chip_of, compile_options
+from kp_dynamo.config.translation import chip_of
 from kp_dynamo.exceptions import TPUBackendError
 
 
@@ -29,14 +28,8 @@ def aot_report(module: nn.Module, inputs: SampleInputs, config: TPUConfig, optio
     return aot_compile(model, args, target=chip_of(config, None).name, options=options, train=module.training)
 
 
-def estimate(module: nn.Module, inputs: SampleInputs, config: TPUConfig, level: str) -> dict[str, Any]:
-    """Estimated figures for the configured chip.
-
-    Returns:
-        "target", "train", "cycles_ms", "modelled_ms", "peak_bytes" of the largest program and "fits"; or "target" and
-        "problem" if the TPU compiler cannot compile the model.
-    """
-    options = {**compile_options(config), **hints_of(module).options, "level": level}
+def estimate(module: nn.Module, inputs: SampleInputs, config: TPUConfig, options: dict[str, Any]) -> dict[str, Any]:
+    """The figures of `aot_report`, or "target" and "problem" if the TPU compiler cannot compile the model."""
     try:
         report = aot_report(module, inputs, config, options)
     except TPUBackendError as problem:

@@ -19,7 +19,7 @@ from kp_dynamo.api.tpu_estimate import estimate, is_estimate_possible
 from kp_dynamo.api.validation import ValidationSummary, require_nothing_found, validate_tpu_model
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig
-from kp_dynamo.config.translation import LEVEL_OF_NUMBER
+from kp_dynamo.config.translation import LEVEL_OF_NUMBER, compile_options
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.telemetry.counters import TELEMETRY
 
@@ -64,9 +64,8 @@ class TPUOptimizer:
         """Compile `model` in its current mode.
 
         Args:
-            model: It is neither moved nor changed, and shares its parameters with the result.
-            sample_inputs: Its inputs: a tensor, a tuple of arguments or a dict of keyword arguments. With sample
-                inputs, the model is compiled now and measured; without, it is compiled on its first call.
+            model: As for `XLACompiler.compile_model`.
+            sample_inputs: As for `XLACompiler.compile_model`; the model is measured with them.
             optimization_level: "conservative", "balanced" or "aggressive"; None: that of a hint
                 (`XLAOptimizations.add_compilation_hints`), else of the configuration.
             estimate_on_tpu: Whether to get an estimate from the TPU compiler, which takes seconds. None: if there are
@@ -123,7 +122,8 @@ class TPUOptimizer:
         estimate_on_tpu: bool | None = None,
     ) -> TPUOptimizationResult:
         start, module, config = time.perf_counter(), checked_model(model), self.config.hardware.tpu
-        level = wanted or hints_of(module).options.get("level") or LEVEL_OF_NUMBER[config.xla_optimization_level]
+        options = {**compile_options(config), **hints_of(module).options}
+        level = wanted or options["level"]
         validation = validate_tpu_model(module, config, sample_inputs, run=False)
         if validation.failed:
             require_nothing_found(validation, "validation")
@@ -132,15 +132,16 @@ class TPUOptimizer:
             "parameter_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
         }
         wants_estimate = is_estimate_possible() if estimate_on_tpu is None else estimate_on_tpu
+        inputs = SampleInputs.of(sample_inputs).on_device_of(module)
         if sample_inputs is not None and wants_estimate:
             # First, because it resets Dynamo.
-            metrics["tpu_estimate"] = estimate(module, SampleInputs.of(sample_inputs), config, level)
+            metrics["tpu_estimate"] = estimate(module, inputs, config, {**options, "level": level})
         num_programs, compile_start = TELEMETRY.counts["programs"], time.perf_counter()
         compiled = compile_model(module, sample_inputs, level=level)
         if sample_inputs is not None:
             metrics["num_programs"] = TELEMETRY.counts["programs"] - num_programs
             metrics["compile_s"] = time.perf_counter() - compile_start
-            metrics.update(_measured(module, compiled, SampleInputs.of(sample_inputs).on_device_of(module)))
+            metrics.update(_measured(module, compiled, inputs))
         seconds = time.perf_counter() - start
         self._levels[level] += 1
         self._seconds += seconds

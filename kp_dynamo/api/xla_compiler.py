@@ -74,7 +74,7 @@ class XLACompiler:
         return self._compiled(checked_model(model).train(), sample_inputs, use_cache, level)
 
     def get_compilation_stats(self) -> dict[str, Any]:
-        """This compiler's cached models and counts, and the programs and program cache of the process."""
+        """This compiler's models and counts, and the programs and program cache of the process."""
         return {
             "compilation_cache": {k: v for k, v in self._models().get_stats().items() if k != "max_size"},
             "cache_max_size": self.config.cache_max_size,
@@ -94,7 +94,9 @@ class XLACompiler:
         """
         if not isinstance(num_runs, int) or num_runs < 1:
             raise TPUConfigurationError(f"num_runs={num_runs!r} is invalid. Allowed: an int >= 1.")
-        runs = [timed_compilation(model, sample_inputs, self.config) for _ in range(num_runs)]
+        from kp_dynamo.api.inspection import time_compilation
+
+        runs = [time_compilation(model, sample_inputs, self.config) for _ in range(num_runs)]
         totals = [run.pop("total") for run in runs]
         stages = {name: sum(run[name] for run in runs) / num_runs for name in runs[0]}
         return {
@@ -123,7 +125,10 @@ class XLACompiler:
         if found is not None:
             return found[1]
         start = time.perf_counter()
-        compiled = compile_module(module, arguments, inputs, has_grad=has_grad)
+        with torch.set_grad_enabled(has_grad and torch.is_grad_enabled()):
+            compiled = _compile(module, arguments, inputs)
+        if not has_grad:
+            compiled.forward = torch.no_grad()(compiled.forward)
         self._num_compiled += 1
         self._seconds += time.perf_counter() - start
         if use_cache:
@@ -138,9 +143,7 @@ def arguments_for(module: nn.Module, config: TPUConfig, level: str | None = None
     return with_hints(module, compile_arguments(config, level, xla.chip_name()), level)
 
 
-def compile_module(
-    module: nn.Module, arguments: dict[str, Any], inputs: SampleInputs | None, *, has_grad: bool
-) -> nn.Module:
+def _compile(module: nn.Module, arguments: dict[str, Any], inputs: SampleInputs | None) -> nn.Module:
     """Compile a model, now if there are inputs: what TPUBackend, TPUOptimizer and XLACompiler come to."""
     if device_of(module).type == "meta":
         raise TPUDeviceError(
@@ -151,24 +154,12 @@ def compile_module(
         # Otherwise Dynamo would reuse the graph breaks of an earlier compilation of this code.
         torch._dynamo.reset()
     compiled: nn.Module = torch.compile(module, **arguments)  # type: ignore[assignment]  # a module for a module
-    if not has_grad:
-        compiled.forward = torch.no_grad()(compiled.forward)
     if inputs is not None:
         # Models of one class share their code. By default Dynamo compiles 8 of them and runs the others eagerly.
         many = torch._dynamo.config.patch(recompile_limit=_MAX_MODELS, accumulated_recompile_limit=_MAX_MODELS)
         with readable_errors(), many:
             run_once(module, compiled, inputs)
     return compiled
-
-
-def timed_compilation(model: nn.Module, sample_inputs: Any, config: TPUConfig) -> dict[str, float]:
-    """Seconds of a cold compilation by stage, see `inspection.time_compilation`."""
-    module = checked_model(model)
-    arguments = arguments_for(module, config)
-    from kp_dynamo.api.inspection import time_compilation
-
-    with readable_errors():
-        return time_compilation(module, SampleInputs.of(sample_inputs).on_device_of(module), arguments)
 
 
 @contextmanager

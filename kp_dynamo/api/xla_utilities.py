@@ -11,7 +11,7 @@ from torch import nn
 from kp_dynamo.api.environment import checked_config, xla_problem
 from kp_dynamo.api.models import SampleInputs, checked_model
 from kp_dynamo.api.tpu_estimate import aot_report
-from kp_dynamo.api.xla_compiler import arguments_for, readable_errors, timed_compilation
+from kp_dynamo.api.xla_compiler import arguments_for
 from kp_dynamo.api.xla_flags import best_flags
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import version_of
@@ -25,10 +25,11 @@ _VARIABLES = ("PJRT_DEVICE", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "KP_TPU_LOG")
 
 
 class XLAUtilities:
-    """Diagnostics without side effects, except that some reset Dynamo.
+    """Diagnostics without side effects, except that those of a model reset Dynamo.
 
     A model is diagnosed in its current mode and left unchanged. Sample inputs are a tensor, a tuple of arguments or a
-    dict of keyword arguments. Without a `tpu_config`, the defaults count.
+    dict of keyword arguments. Without a `tpu_config`, the defaults count. A model that cannot be compiled or traced
+    raises a TPUBackendError.
     """
 
     @staticmethod
@@ -50,16 +51,15 @@ class XLAUtilities:
     def profile_xla_compilation(
         model: nn.Module, sample_inputs: Any, tpu_config: TPUConfig | None = None
     ) -> dict[str, float]:
-        """Compile `model` without any cache, call it once, and report the time by stage. Resets Dynamo.
+        """Compile `model` without any cache, call it once, and report the time by stage.
 
         Returns:
             Seconds: "dynamo", "aot" (AOTAutograd, partitioner and keys), "passes", "trace", "xla", "run" (the rest,
             including the model's own run) and "total".
-
-        Raises:
-            TPUBackendError: The model cannot be compiled, as one of its subclasses.
         """
-        return timed_compilation(model, sample_inputs, _chosen(tpu_config))
+        from kp_dynamo.api.inspection import time_compilation
+
+        return time_compilation(model, sample_inputs, _chosen(tpu_config))
 
     @staticmethod
     def debug_xla_graph(
@@ -67,17 +67,13 @@ class XLAUtilities:
     ) -> dict[str, dict[str, str]]:
         """The graphs of `model` as text: "fx" (Dynamo's), "aten" (after the passes) and "stablehlo", by name.
 
-        The model does not run, and no program is compiled. In training mode the backward is included. Resets Dynamo.
-
-        Raises:
-            TPUBackendError: The model cannot be traced, as one of its subclasses.
+        The model does not run, and no program is compiled. In training mode the backward is included.
         """
         module = checked_model(model)
         options = CompileOptions.from_dict(arguments_for(module, _chosen(tpu_config))["options"])
-        from kp_dynamo.api.inspection import graph_texts
+        from kp_dynamo.aot.trace_programs import graph_texts
 
-        with readable_errors():
-            return graph_texts(module, SampleInputs.of(sample_inputs), options)
+        return graph_texts(*SampleInputs.of(sample_inputs).by_position(module), options, module.training)
 
     @staticmethod
     def optimize_xla_flags(
@@ -86,12 +82,8 @@ class XLAUtilities:
         """Flags for `TPUConfig.xla_flags` that speed up a model on a chip, by the estimate of the TPU compiler.
 
         Each of `xla_flags.CANDIDATES` is tried: the compiler must accept it, and the modelled time must drop by at
-        least 2%. Each takes one compilation, seconds to minutes, and nothing runs on a chip. Resets Dynamo.
-
-        Args:
-            version: The chip.
-            model: None: a Linear layer and a GELU of width 1024.
-            sample_inputs: Its inputs.
+        least 2%. Each takes one compilation, seconds to minutes, and nothing runs on a chip. Without a model, the flags
+        are those of a Linear layer and a GELU of width 1024.
 
         Raises:
             TPUConfigurationError: An unknown version, or only one of `model` and `sample_inputs`.

@@ -10,7 +10,7 @@ import torch
 from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.explanation.reports import Explanation
-from kp_dynamo.explanation.run_once import dynamo_seconds, graph_breaks, run_backward, uncompiled
+from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks, run_backward, uncompiled
 
 __all__ = ["Explanation", "explain"]
 
@@ -51,11 +51,9 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
 
     session = Session(chosen.cache_size, observe=observe)
 
-    torch._dynamo.reset()
-    dynamo_before = dynamo_seconds()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            run_backward(torch.compile(uncompiled(model), backend=session.as_backend(chosen))(*args, **kwargs))
+    with fresh_dynamo():
+        dynamo_before = dynamo_seconds()
+        run_backward(torch.compile(uncompiled(model), backend=session.as_backend(chosen))(*args, **kwargs))
         return Explanation(
             graph_breaks=graph_breaks(),
             captures=tuple(recorder.captures),
@@ -65,5 +63,3 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
             fallbacks=tuple(recorder.fallbacks()),
             seconds={"dynamo": dynamo_seconds() - dynamo_before, **recorder.seconds()},
         )
-    finally:
-        torch._dynamo.reset()

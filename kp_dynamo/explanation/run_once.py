@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from traceback import FrameSummary
 from typing import Any
 
@@ -17,6 +18,17 @@ def uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(model, torch._dynamo.OptimizedModule):
         return model._orig_mod
     return torch._dynamo.eval_frame.innermost_fn(model)
+
+
+@contextlib.contextmanager
+def fresh_dynamo() -> Iterator[None]:
+    """Reset Dynamo before and after the block, and restore torch's random state."""
+    torch._dynamo.reset()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch._dynamo.reset()
 
 
 def run_backward(results: object) -> None:
