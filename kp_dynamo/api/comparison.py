@@ -82,31 +82,22 @@ def _relative(mine: Tensors, eager: Tensors) -> float:
     """Norm of the difference over the norm, over all tensors, in float64; infinite if shapes or kinds differ."""
     if [(t.shape, _is_exact(t)) for t in mine] != [(t.shape, _is_exact(t)) for t in eager]:
         return math.inf
-    apart = sum(map(_squared_distance, mine, eager))
-    if apart == 0:
-        return 0.0
-    size = sum(_squared_norm(b) for b in eager if not _is_exact(b))
-    if not math.isfinite(apart) or not math.isfinite(size):
+    if not all(torch.equal(a, b) for a, b in zip(mine, eager, strict=True) if _is_exact(b)):
         return math.inf
-    return float((apart / (size or 1)) ** 0.5)
+    pairs = [(_in_float64(a), _in_float64(b)) for a, b in zip(mine, eager, strict=True) if not _is_exact(b)]
+    distance = math.hypot(*(torch.where(_is_equal(a, b), 0.0, a - b).norm().item() for a, b in pairs))
+    size = math.hypot(*(torch.where(b.isfinite(), b, 0.0).norm().item() for _, b in pairs))
+    if not math.isfinite(distance) or not math.isfinite(size):
+        return math.inf
+    return distance / (size or 1)
 
 
 def _is_exact(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
-def _squared_distance(mine: torch.Tensor, eager: torch.Tensor) -> float:
-    if _is_exact(eager):
-        return 0.0 if torch.equal(mine, eager) else math.inf
-    a, b = _in_float64(mine), _in_float64(eager)
-    is_same = (a == b) | (a.isnan() & b.isnan())
-    distance = torch.where(is_same, 0.0, a - b).square().sum().item()
-    return math.inf if math.isnan(distance) else distance
-
-
-def _squared_norm(tensor: torch.Tensor) -> float:
-    values = _in_float64(tensor)
-    return torch.where(values.isfinite(), values, 0.0).square().sum().item()
+def _is_equal(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a == b) | (a.isnan() & b.isnan())
 
 
 def _in_float64(tensor: torch.Tensor) -> torch.Tensor:

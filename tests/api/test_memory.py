@@ -557,11 +557,3 @@ def test_tidying_lets_go_of_what_nobody_uses(clock):
     assert (told["idle_bytes"], told["freed_bytes"]) == (MIB, 2 * MIB)
     assert manager.get_memory_stats().allocated_memory == MIB
     assert manager.return_tensor_to_pool(pool, lent)
-
-
-def test_tidying_forgets_old_allocations(clock):
-    manager = TPUMemoryManager(config(allocation_history_retention_seconds=10.0))
-    manager.allocate_tensor((1,))
-    clock.now += 60
-    assert manager.optimize_memory_usage()["forgotten_allocations"] == 1
-    assert manager.optimize_memory_usage()["forgotten_allocations"] == 0

@@ -33,11 +33,6 @@ class TPUMemoryManager:
 
     The budget is the device's memory (the configured chip's, if XLA reports none) x `memory_fraction`.
 
-    Args:
-        tpu_config: `version`, `memory_fraction`, `v6e_memory_gb` and `v7_memory_gb` set the budget; the retention and
-            monitoring times are the defaults of the methods; with `enable_strict_validation`, returning a tensor that
-            the pool rejects raises.
-
     Raises:
         TPUBackendError: The device cannot be used as configured, see `start_device`.
     """
@@ -62,7 +57,6 @@ class TPUMemoryManager:
         Raises:
             TPUMemoryError: The shape or the dtype is invalid.
             TPUOutOfMemoryError: The tensor exceeds the available memory; nothing was allocated.
-            TPUNotAvailableError: The configuration now disables the TPU.
         """
         require_enabled(self.config)
         kind = BufferKind.of(shape, dtype)
@@ -164,29 +158,29 @@ class TPUMemoryManager:
 
     def get_memory_stats(self) -> TPUMemoryStats:
         """The memory in use now; `TPUMemoryStats.source` says how it is measured."""
-        measured, share = xla.memory_info(self.device), self.config.memory_fraction
+        measured = xla.memory_info(self.device)
         with self._lock:
-            mine, num_tensors, peak = self._num_bytes(), len(list(self._live.values())), self._peak
-            reserved = self.get_pool_stats()["reserved_bytes"]
-        allocated = mine if measured is None else measured["bytes_used"]
-        total = int(self.chip.hbm_bytes) if measured is None else measured["bytes_limit"]
+            mine = {"bytes_used": self._num_bytes(), "peak_bytes_used": self._peak}
+            num_tensors, reserved = len(self._live), self.get_pool_stats()["reserved_bytes"]
+        found = {**mine, "bytes_limit": int(self.chip.hbm_bytes)} if measured is None else measured
+        used, total = found["bytes_used"], found["bytes_limit"]
         return TPUMemoryStats(
             source="accounting" if measured is None else "xla",
-            allocated_memory=allocated,
+            allocated_memory=used,
             reserved_memory=reserved,
-            available_memory=max(0, int(total * share) - allocated),
+            available_memory=max(0, int(total * self.config.memory_fraction) - used),
             total_memory=total,
-            peak_memory=peak if measured is None else measured.get("peak_bytes_used", allocated),
-            memory_fraction=share,
+            peak_memory=found.get("peak_bytes_used", used),
+            memory_fraction=self.config.memory_fraction,
             active_tensors=num_tensors,
             timestamp=time.time(),
         )
 
     def get_allocation_history(self) -> list[Allocation]:
         """Allocations of the last `allocation_history_retention_seconds`, oldest first; at most 10,000."""
+        oldest = time.time() - self.config.allocation_history_retention_seconds
         with self._lock:
-            self._forget_old()
-            return list(self._history)
+            return [allocation for allocation in self._history if allocation.timestamp >= oldest]
 
     def monitor_memory(self, interval: float | None = None, duration: float | None = None) -> list[TPUMemoryStats]:
         """Sample the memory now and then every `interval` seconds, for at most `duration` seconds.
@@ -194,10 +188,12 @@ class TPUMemoryManager:
         A late sample is skipped, so the call takes no longer than `duration` plus one sample. `interval` must be > 0
         and `duration` >= 0; None: the configuration's.
         """
-        every = _seconds("interval", self.config.monitoring_interval_seconds if interval is None else interval)
-        lasting = _seconds("duration", self.config.monitoring_duration_seconds if duration is None else duration)
-        if not every:
-            raise TPUMemoryError("interval=0 is invalid. Allowed: seconds > 0.")
+        every = self.config.monitoring_interval_seconds if interval is None else interval
+        lasting = self.config.monitoring_duration_seconds if duration is None else duration
+        if not _is_number(every) or every <= 0:
+            raise TPUMemoryError(f"interval={every!r} is invalid. Allowed: seconds, finite and > 0.")
+        if not _is_number(lasting) or lasting < 0:
+            raise TPUMemoryError(f"duration={lasting!r} is invalid. Allowed: seconds, finite and >= 0.")
         start, looks = time.monotonic(), [self.get_memory_stats()]
         while (due := (math.floor((time.monotonic() - start) / every) + 1) * every) <= lasting:
             time.sleep(max(0.0, start + due - time.monotonic()))
@@ -205,19 +201,16 @@ class TPUMemoryManager:
         return looks
 
     def optimize_memory_usage(self) -> dict[str, int]:
-        """Free unused memory: idle tensors of pools, reference cycles, and history entries past their retention.
+        """Free unused memory: idle tensors of pools, and reference cycles.
 
         Returns:
-            `freed_bytes`: how much the live tensors of this manager shrank; `idle_bytes`: the part from pools;
-            `forgotten_allocations`: history entries dropped.
+            `freed_bytes`: how much the live tensors of this manager shrank; `idle_bytes`: the part from pools.
         """
         with self._lock:
-            before, remembered = self._num_bytes(), len(self._history)
+            before = self._num_bytes()
             idle = sum(pool.drop_idle() for pool in self._pools.values())
             gc.collect()
-            forgotten = remembered - len(self.get_allocation_history())
-            freed = before - self._num_bytes()
-        return {"freed_bytes": freed, "idle_bytes": idle, "forgotten_allocations": forgotten}
+            return {"freed_bytes": before - self._num_bytes(), "idle_bytes": idle}
 
     def clear_memory_pools(self) -> None:
         """Remove every pool. Tensors in use stay valid but can no longer be returned."""
@@ -245,20 +238,11 @@ class TPUMemoryManager:
         storage = tensor.untyped_storage()
         self._live[storage] = storage.nbytes()
         self._peak = max(self._peak, self._num_bytes())
-        self._forget_old()
-        num_bytes = tensor.numel() * tensor.element_size()
-        self._history.append(Allocation(time.time(), tuple(tensor.shape), tensor.dtype, num_bytes))
+        self._history.append(Allocation(time.time(), tuple(tensor.shape), tensor.dtype, tensor.nbytes))
 
     def _num_bytes(self) -> int:
         return sum(self._live.values())
 
-    def _forget_old(self) -> None:
-        oldest = time.time() - self.config.allocation_history_retention_seconds
-        while self._history and self._history[0].timestamp < oldest:
-            self._history.popleft()
 
-
-def _seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise TPUMemoryError(f"{name}={value!r} is invalid. Allowed: seconds, finite and >= 0.")
-    return float(value)
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -16,13 +16,10 @@ class TPUMemoryStats:
 
     Attributes:
         source: "xla": allocated, available, total and peak are XLA's own figures for the device. "accounting": the
-            device reports none (XLA's CPU device), so they count the tensors that this manager allocated.
-        allocated_memory: Memory in use.
+            device reports none (XLA's CPU device), so they count the tensors that this manager allocated, and the total
+            is that of the configured chip.
         reserved_memory: Memory of this manager's pool buffers, idle and in use; part of `allocated_memory`.
-        available_memory: Memory that can still be allocated: the total x `memory_fraction`, less what is allocated.
-        total_memory: Memory of the device as XLA reports it, else that of the configured chip.
-        peak_memory: Maximum memory in use so far.
-        memory_fraction: The configured share of the total that may be used.
+        available_memory: The total x `memory_fraction`, less what is allocated.
         active_tensors: Live tensors that this manager allocated.
         timestamp: Seconds since the epoch.
     """
