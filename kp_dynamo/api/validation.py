@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -17,12 +17,10 @@ from kp_dynamo.exceptions import TPUValidationError
 
 @dataclass(frozen=True)
 class ValidationSummary:
-    """The results of a validation; `str()` is for people, `to_dict()` for JSON.
+    """The results of a validation; `str()` is for people, `dataclasses.asdict` for JSON.
 
     Attributes:
         total_tests: Number of checks.
-        passed: Number of checks that passed.
-        failed: Number of checks that failed.
         warnings: Number of warnings: settings or sizes that work, but are costly or have no effect.
         success_rate: Share of checks that did not fail, 0 to 1.
         reports: The result of each check.
@@ -34,19 +32,6 @@ class ValidationSummary:
     warnings: int
     success_rate: float
     reports: tuple[ValidationReport, ...]
-
-    @classmethod
-    def of(cls, found: Iterable[ValidationReport]) -> ValidationSummary:
-        """Count these results."""
-        reports = tuple(found)
-        passed, failed, warnings = (
-            sum(report.status == status for report in reports) for status in ("passed", "failed", "warning")
-        )
-        return cls(len(reports), passed, failed, warnings, 1 - failed / max(len(reports), 1), reports)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain, JSON-serializable values."""
-        return {**asdict(self), "reports": [asdict(report) for report in self.reports]}
 
     def __str__(self) -> str:
         return "\n".join(f"{report.status:7} {report.name}: {report.message}" for report in self.reports)
@@ -97,8 +82,12 @@ def require_nothing_found(summary: ValidationSummary, what: str) -> None:
         )
 
 
-def _summary(reports: Iterable[ValidationReport], config: TPUConfig) -> ValidationSummary:
-    summary = ValidationSummary.of(reports)
+def _summary(found: Iterable[ValidationReport], config: TPUConfig) -> ValidationSummary:
+    reports = tuple(found)
+    statuses = [report.status for report in reports]
+    passed, failed, warnings = (statuses.count(status) for status in ("passed", "failed", "warning"))
+    success_rate = 1 - failed / max(len(reports), 1)
+    summary = ValidationSummary(len(reports), passed, failed, warnings, success_rate, reports)
     if config.enable_strict_validation:
         require_nothing_found(summary, "strict validation")
     return summary

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from kp_dynamo.api.environment import checked_config, deciding_chip
+from kp_dynamo.api.environment import checked_config
 from kp_dynamo.api.hints import hints_of
 from kp_dynamo.api.models import checked_model
-from kp_dynamo.api.tiles import off_tile_sizes
+from kp_dynamo.api.validation_rules import ValidationReport, check_model
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.exceptions import TPUOptimizationError
 
 
-@dataclass(frozen=True)
-class Change:
-    """What a chip would benefit from at the module or parameter `path`, and why it was not applied, if it was not."""
-
-    path: str
-    what: str
-    is_applied: bool
-    reason: str = ""
-
-
 class XLAOptimizations:
-    """Prepares models for the chip that a TPUConfig selects."""
+    """Prepares models for the chip that a TPUConfig selects. What is no module raises TPUModelPreparationError."""
 
     def __init__(self, tpu_config: TPUConfig) -> None:
         self.config = checked_config(tpu_config)
-        self._reports: WeakKeyDictionary[nn.Module, tuple[Change, ...]] = WeakKeyDictionary()
+        self._reports: WeakKeyDictionary[nn.Module, tuple[ValidationReport, ...]] = WeakKeyDictionary()
 
     def optimize_model_for_xla(self, model: nn.Module) -> nn.Module:
         """Apply in place the changes that keep results equal, and record the others for `report`. Returns `model`.
@@ -42,18 +32,17 @@ class XLAOptimizations:
         Applied: non-contiguous parameters on the CPU become contiguous, because a transfer copies them with their
         strides. Refused: making a parameter contiguous that shares its memory, which would untie it; padding layers to
         the chip's tiles, which changes their shapes, the state dict and the order of sums; casting dtypes that the
-        chip computes in software, which changes values. Dropout with probability 0 is kept: its probability may be
-        read, or raised later.
-
-        Raises:
-            TPUModelPreparationError: It is not a module.
+        chip computes in software, which changes values.
         """
         module = checked_model(model)
-        self._reports[module] = (*_made_contiguous(module), *self._refused(module))
+        refused = [found for found in check_model(module, self.config) if found.status != "passed"]
+        self._reports[module] = (*_made_contiguous(module), *refused)
         return model
 
-    def report(self, model: nn.Module) -> tuple[Change, ...]:
-        """The changes that `optimize_model_for_xla` applied to `model` or refused.
+    def report(self, model: nn.Module) -> tuple[ValidationReport, ...]:
+        """The changes that `optimize_model_for_xla` applied to `model` ("passed") and refused (warnings).
+
+        Sizes and dtypes are the findings of `validate_tpu_model`.
 
         Raises:
             TPUOptimizationError: `optimize_model_for_xla` was not called for this model.
@@ -91,40 +80,24 @@ class XLAOptimizations:
         hints_of(checked_model(model)).is_dynamic = True
         return model
 
-    def _refused(self, module: nn.Module) -> list[Change]:
-        chip = deciding_chip(self.config)
-        padded = [
-            Change(path, f"pad to the tiles of a {chip.name} ({text}; it computes {ratio:.2f} times as much)", False,
-                   "its parameters, the state dict and the order of sums would change; choose other sizes")
-            for path, text, ratio in off_tile_sizes(module, chip)
-        ]  # fmt: skip
-        wide = [
-            Change(name, "float64 is computed in software", False, "values would change; call model.float()")
-            for name, p in module.named_parameters()
-            if p.dtype == torch.float64
-        ]
-        return padded + wide
 
-
-def _made_contiguous(module: nn.Module) -> list[Change]:
+def _made_contiguous(module: nn.Module) -> Iterator[ValidationReport]:
+    """Make parameters contiguous whose storage, which shows aliasing only on the CPU, holds no other tensor."""
     sharing: dict[int, list[str]] = defaultdict(list)
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if _is_on_cpu(tensor):
-            sharing[tensor.untyped_storage()._cdata].append(name)
-    changes = []
-    for name, parameter in module.named_parameters():
-        if not _is_on_cpu(parameter) or parameter.is_contiguous():
+    on_cpu = [
+        (name, tensor)
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided
+    ]
+    for name, tensor in on_cpu:
+        sharing[tensor.untyped_storage()._cdata].append(name)
+    for name, tensor in on_cpu:
+        if not isinstance(tensor, nn.Parameter) or tensor.is_contiguous():
             continue
-        if others := [other for other in sharing[parameter.untyped_storage()._cdata] if other != name]:
-            reason = f"it shares its memory with {', '.join(others)} and would be untied"
-            changes.append(Change(name, "lay out contiguously", False, reason))
+        if others := [other for other in sharing[tensor.untyped_storage()._cdata] if other != name]:
+            reason = f"not contiguous: it shares its memory with {', '.join(others)} and would be untied"
+            yield ValidationReport(f"layout {name}", "warning", reason)
             continue
         with torch.no_grad():
-            parameter.set_(parameter.contiguous())  # type: ignore[call-overload]  # mypy expects a storage
-        changes.append(Change(name, "lay out contiguously", True))
-    return changes
-
-
-def _is_on_cpu(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is dense and on the CPU, where its storage shows aliasing."""
-    return tensor.device.type == "cpu" and tensor.layout is torch.strided
+            tensor.set_(tensor.contiguous())  # type: ignore[call-overload]  # mypy expects a storage
+        yield ValidationReport(f"layout {name}", "passed", "made contiguous")

@@ -1,5 +1,6 @@
 """Validation: what is found in a configuration, in a model and in a run of it; strict mode."""
 
+import dataclasses
 import json
 
 import pytest
@@ -162,6 +163,6 @@ def test_what_is_no_model_is_refused():
 def test_a_summary_as_text_and_as_json():
     summary = validate_tpu_model(nn.Linear(128, 10), TPUConfig())
     assert "warning tiles model: out_features 10" in str(summary)
-    content = json.loads(json.dumps(summary.to_dict()))
+    content = json.loads(json.dumps(dataclasses.asdict(summary)))
     assert set(content) == {"total_tests", "passed", "failed", "warnings", "success_rate", "reports"}
     assert set(content["reports"][0]) == {"name", "status", "message"}

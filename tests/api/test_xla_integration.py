@@ -177,13 +177,11 @@ def test_what_changes_no_result_is_done_and_the_rest_refused(optimizations):
     assert model[0].weight.is_contiguous()
     assert torch.equal(model[0].weight, weight)
     assert [type(model[i]) for i in (1, 2)] == [nn.Dropout, nn.Dropout]
-    changes = [(c.path, c.is_applied) for c in optimizations.report(model)]
-    assert changes == [
-        ("0.weight", True), ("0", False), ("3", False), ("3.weight", False), ("3.bias", False),
-    ]  # fmt: skip
-    refused = optimizations.report(model)[1]
-    assert "a v5e (out_features 100: no multiple of 128; it computes 1.28 times as much)" in refused.what
-    assert "order of sums" in refused.reason
+    applied, wide, *padded = optimizations.report(model)
+    assert (applied.name, applied.status, applied.message) == ("layout 0.weight", "passed", "made contiguous")
+    assert (wide.name, wide.status) == ("dtype torch.float64", "warning")
+    assert [(found.name, found.status) for found in padded] == [("tiles 0", "warning"), ("tiles 3", "warning")]
+    assert "out_features 100: no multiple of 128; a v5e computes 1.28 times as much" in padded[0].message
 
 
 def test_an_optimizer_keeps_the_parameters_that_become_contiguous(optimizations):
@@ -219,9 +217,8 @@ def test_parameters_that_share_their_memory_go_on_sharing_it(optimizations):
     with torch.no_grad():
         model[0].weight.fill_(3)
     assert model[1].weight.unique().tolist() == [3]
-    (change,) = [c for c in optimizations.report(model) if c.path == "1.weight"]
-    assert (change.what, change.is_applied) == ("lay out contiguously", False)
-    assert "shares its memory with 0.weight" in change.reason
+    (found,) = [found for found in optimizations.report(model) if found.name == "layout 1.weight"]
+    assert (found.status, "shares its memory with 0.weight" in found.message) == ("warning", True)
 
 
 def test_a_second_time_there_is_nothing_to_do(optimizations):
