@@ -21,14 +21,9 @@ from kp_dynamo.exceptions import TPUCheckpointError, TPUConfigurationError, TPUD
 class TPUBackend:
     """The XLA device of this process; XLA's CPU device if there is no TPU.
 
-    Args:
-        config: The configuration; None for the defaults.
-
     Raises:
-        TPUNotAvailableError: The configuration disables the TPU, or torch_xla is missing.
-        TPUDeviceError: The device cannot be started.
         TPUConfigurationError: `config` has another type, or its flags come after the client has started.
-        TPUDistributedError: The devices do not match the configured topology.
+        TPUBackendError: The device cannot be used as configured, see `start_device`.
     """
 
     def __init__(self, config: KernelPyTorchConfig | None = None) -> None:
@@ -120,16 +115,14 @@ class TPUBackend:
         save_optimizer: bool = False,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """Write the model, and the state of `optimizer` if one is given, into one file.
-
-        `save_optimizer=True` requires an optimizer.
+        """`save_checkpoint` with this configuration; `save_optimizer=True` requires an optimizer.
 
         Raises:
             TPUCheckpointError: The file cannot be written, or the optimizer is missing.
         """
         from kp_dynamo.api.checkpoint.checkpoint import save_checkpoint
 
-        _require_optimizer("save", save_optimizer, optimizer)
+        _require_optimizer("save_optimizer", save_optimizer, optimizer)
         self.synchronize()
         save_checkpoint(path, checked_model(model), optimizer, config=self.config.to_dict())
 
@@ -140,23 +133,21 @@ class TPUBackend:
         load_optimizer: bool = False,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> nn.Module:
-        """Read a file of `save_model` into `model`, and into `optimizer` if one is given; returns `model`.
-
-        `load_optimizer=True` requires an optimizer.
+        """`load_checkpoint` into `model`, which is returned; `load_optimizer=True` requires an optimizer.
 
         Raises:
             TPUCheckpointError: The file cannot be read or is damaged; model and optimizer are unchanged.
         """
         from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint
 
-        _require_optimizer("load", load_optimizer, optimizer)
+        _require_optimizer("load_optimizer", load_optimizer, optimizer)
         load_checkpoint(path, checked_model(model), optimizer)
         return model
 
 
-def _require_optimizer(verb: str, is_wanted: bool, optimizer: object) -> None:
-    asked = f"{verb}_optimizer=True, but " if is_wanted else ""
-    cure = f"pass it, or omit optimizer and {verb}_optimizer"
-    allowed = f"the torch.optim.Optimizer that trains the model. Try: {cure}"
-    if is_wanted or optimizer is not None:
-        of_type(torch.optim.Optimizer, f"{asked}optimizer", optimizer, TPUCheckpointError, allowed)
+def _require_optimizer(name: str, is_wanted: bool, optimizer: object) -> None:
+    if is_wanted and optimizer is None:
+        raise TPUCheckpointError(
+            f"{name}=True, but optimizer=None. Allowed: the torch.optim.Optimizer that trains the model. "
+            f"Try: pass it, or omit {name}."
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil, prod
 from typing import Literal
 
 import torch
@@ -14,7 +15,6 @@ from torch.utils import _pytree as pytree
 from kp_dynamo.api.comparison import Difference, difference
 from kp_dynamo.api.environment import deciding_chip, late_flags
 from kp_dynamo.api.models import SampleInputs, device_of, unchanged
-from kp_dynamo.api.tiles import off_tile_sizes
 from kp_dynamo.config.tpu_config import TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
 from kp_dynamo.exceptions import TPUBackendError
 from kp_dynamo.hardware import CHIPS, GB, SUBLANES, Chip, memory_budget_bytes
@@ -76,7 +76,7 @@ def check_model(model: nn.Module, config: TPUConfig) -> Iterator[ValidationRepor
         if names := [name for name, p in model.named_parameters() if p.dtype == dtype]:
             text = f"{len(names)} parameter(s), the first is {names[0]}: {reason}"
             yield ValidationReport(f"dtype {dtype}", "warning", text)
-    off = list(off_tile_sizes(model, chip))
+    off = list(_off_tile_sizes(model, chip))
     for name, sizes, ratio in off:
         text = f"{sizes}; a {chip.name} computes {ratio:.2f} times as much as requested"
         yield ValidationReport(f"tiles {name}", "warning", text)
@@ -108,6 +108,29 @@ def _memory(model: nn.Module, config: TPUConfig, chip: Chip) -> ValidationReport
     text = f"parameters and buffers take {held / GB:.3f} GB of the {room / GB:.2f} GB available on a {chip.name}"
     is_named = config.version is not TPUVersion.AUTO
     return ValidationReport("memory", "passed" if held <= room else "failed" if is_named else "warning", text)
+
+
+def _off_tile_sizes(model: nn.Module, chip: Chip) -> Iterator[tuple[str, str, float]]:
+    """Layers whose matmuls do not fill the chip's matrix unit: path, sizes as text, computed / requested work."""
+    for path, module in model.named_modules():
+        sizes = _sizes(module)
+        padded = [ceil(size / chip.mxu_size) * chip.mxu_size for size in sizes.values()]
+        ratio = prod(padded) / max(prod(sizes.values()), 1)
+        if ratio > 1:
+            text = ", ".join(f"{name} {size}" for name, size in sizes.items() if size % chip.mxu_size)
+            yield path or "model", f"{text}: no multiple of {chip.mxu_size}", ratio
+
+
+def _sizes(module: nn.Module) -> dict[str, int]:
+    """The contracted size and the output size of a layer's matmul; empty if it has none."""
+    if isinstance(module, nn.Linear):
+        return {"in_features": module.in_features, "out_features": module.out_features}
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        contracted = module.in_channels // module.groups * prod(module.kernel_size)
+        return {"in_channels x kernel": contracted, "out_channels": module.out_channels // module.groups}
+    if isinstance(module, nn.MultiheadAttention):
+        return {"head_dim": module.head_dim}
+    return {}
 
 
 def _batch(inputs: SampleInputs) -> ValidationReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from kp_dynamo.api.models import SampleInputs, checked_model, device_of, run_onc
 from kp_dynamo.backend import cache_stats
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.compat import xla
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.config.translation import compile_arguments
 from kp_dynamo.exceptions import (
@@ -25,9 +27,11 @@ from kp_dynamo.exceptions import (
     TPUDeviceError,
     XLACompilationError,
 )
+from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo
 from kp_dynamo.telemetry.counters import TELEMETRY
 
 _MAX_MODELS = 1 << 20
+_numbers = itertools.count()
 
 
 class XLACompiler:
@@ -94,8 +98,6 @@ class XLACompiler:
         """
         if not isinstance(num_runs, int) or num_runs < 1:
             raise TPUConfigurationError(f"num_runs={num_runs!r} is invalid. Allowed: an int >= 1.")
-        from kp_dynamo.api.inspection import time_compilation
-
         runs = [time_compilation(model, sample_inputs, self.config) for _ in range(num_runs)]
         totals = [run.pop("total") for run in runs]
         stages = {name: sum(run[name] for run in runs) / num_runs for name in runs[0]}
@@ -160,6 +162,28 @@ def _compile(module: nn.Module, arguments: dict[str, Any], inputs: SampleInputs 
         with readable_errors(), many:
             run_once(module, compiled, inputs)
     return compiled
+
+
+def time_compilation(model: nn.Module, sample_inputs: Any, config: TPUConfig) -> dict[str, float]:
+    """Seconds by stage of a compilation with empty caches, torch_xla's too; see `profile_xla_compilation`.
+
+    The model is called once, with its backward, and left unchanged.
+    """
+    module = checked_model(model)
+    arguments, inputs = arguments_for(module, config), SampleInputs.of(sample_inputs).on_device_of(module)
+    # These imports need torch_xla.
+    from kp_dynamo.explanation.recorder import Recorder
+    from kp_dynamo.session import Session
+
+    options, recorder = CompileOptions.from_dict(arguments["options"]), Recorder((), ())
+    session = Session(options.cache_size, observe=recorder, salt=f"timed {next(_numbers)} ")
+    how = {"fullgraph": arguments["fullgraph"], "dynamic": arguments["dynamic"]}
+    with readable_errors(), fresh_dynamo():
+        before, start = dynamo_seconds(), time.perf_counter()
+        run_once(module, torch.compile(module, backend=session.as_backend(options), **how), inputs)
+        total = time.perf_counter() - start
+        stages = {"dynamo": dynamo_seconds() - before, **recorder.seconds()}
+    return {**stages, "run": max(0.0, total - sum(stages.values())), "total": total}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch import nn
 from kp_dynamo.api.environment import checked_config, xla_problem
 from kp_dynamo.api.models import SampleInputs, checked_model
 from kp_dynamo.api.tpu_estimate import aot_report
-from kp_dynamo.api.xla_compiler import arguments_for
+from kp_dynamo.api.xla_compiler import arguments_for, time_compilation
 from kp_dynamo.api.xla_flags import best_flags
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import version_of
@@ -57,8 +57,6 @@ class XLAUtilities:
             Seconds: "dynamo", "aot" (AOTAutograd, partitioner and keys), "passes", "trace", "xla", "run" (the rest,
             including the model's own run) and "total".
         """
-        from kp_dynamo.api.inspection import time_compilation
-
         return time_compilation(model, sample_inputs, _chosen(tpu_config))
 
     @staticmethod
