@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,9 @@ def request_of(model: Any, args: Any, target: str, options: Any, backend: str, t
         raise TPUConfigurationError(
             f"target={target!r} conflicts with the option target={given['target']!r}. Try: set only one of them."
         )
-    _require_shapes(model, args)
+    named = dict([*model.named_parameters(), *model.named_buffers()]) if isinstance(model, nn.Module) else {}
+    given_tensors = {f"argument {i}": a for i, a in enumerate(torch.utils._pytree.tree_leaves(args))}
+    require_shapes({**named, **given_tensors})
     return CompileRequest(
         model, tuple(args), target, given, CompileOptions.from_dict({**given, "target": target}), backend, train
     )
@@ -75,10 +77,9 @@ def _require_options_of(backend: str, given: dict[str, Any]) -> None:
         )
 
 
-def _require_shapes(model: Any, args: Any) -> None:
-    named = dict([*model.named_parameters(), *model.named_buffers()]) if isinstance(model, nn.Module) else {}
-    given = {f"argument {i}": a for i, a in enumerate(torch.utils._pytree.tree_leaves(args))}
-    for name, tensor in {**named, **given}.items():
+def require_shapes(named: Mapping[str, Any]) -> None:
+    """Raise a TPUModelPreparationError if one of these is a lazy tensor, which has no shape yet."""
+    for name, tensor in named.items():
         if torch.nn.parameter.is_lazy(tensor):
             raise TPUModelPreparationError(
                 f"{name} has no shape yet: a lazy module gets it from its first input. Try: call the model once first."

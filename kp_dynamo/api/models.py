@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from kp_dynamo.aot.request import require_shapes
 from kp_dynamo.api.environment import of_type
 from kp_dynamo.exceptions import TPUBackendError, TPUDeviceError, TPUModelPreparationError
 from kp_dynamo.explanation.run_once import run_backward, uncompiled
@@ -51,33 +52,26 @@ class SampleInputs:
 
     def by_position(self, model: nn.Module) -> tuple[nn.Module, tuple[Any, ...]]:
         """`model`, wrapped if need be, and these inputs as positional arguments."""
-        if not self.kwargs:
-            return model, self.args
-        return _WithKeywords(model, tuple(self.kwargs)), (*self.args, *self.kwargs.values())
+        return (_WithKeywords(model), (self.args, dict(self.kwargs))) if self.kwargs else (model, self.args)
 
 
 class _WithKeywords(nn.Module):
-    """Passes its last positional arguments to `model` as keyword arguments."""
+    """Takes the arguments of `model` as a tuple and a dict."""
 
-    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.names = model, names
+        self.model = model
         self.training = model.training
 
-    def forward(self, *values: Any) -> Any:
-        num_args = len(values) - len(self.names)
-        return self.model(*values[:num_args], **dict(zip(self.names, values[num_args:], strict=True)))
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.model(*args, **kwargs)
 
 
 def checked_model(model: Any) -> nn.Module:
     """The module; of a compiled one, the original. No module, or a lazy one, raises TPUModelPreparationError."""
     module = uncompiled(of_type(nn.Module, "model", model, TPUModelPreparationError, "a torch.nn.Module"))
     assert isinstance(module, nn.Module), "inside a compiled module is a module"
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if torch.nn.parameter.is_lazy(tensor):
-            raise TPUModelPreparationError(
-                f"{name} has no shape yet: a lazy module gets it from its first input. Try: call the model once first."
-            )
+    require_shapes(dict([*module.named_parameters(), *module.named_buffers()]))
     return module
 
 

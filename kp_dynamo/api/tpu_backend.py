@@ -12,7 +12,7 @@ from kp_dynamo.api.environment import of_type
 from kp_dynamo.api.models import checked_model, move, move_data
 from kp_dynamo.api.xla_compiler import XLACompiler
 from kp_dynamo.api.xla_device_manager import XLADeviceManager
-from kp_dynamo.backend import cache_stats, clear_cache
+from kp_dynamo.backend import clear_cache
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig
 from kp_dynamo.exceptions import TPUCheckpointError, TPUConfigurationError, TPUDeviceError
@@ -90,7 +90,7 @@ class TPUBackend:
         xla.synchronize()
 
     def get_memory_stats(self) -> dict[str, Any]:
-        """Statistics of the device, the compiled models and the programs.
+        """Statistics of the device and the compiled models; `kp_dynamo.cache_stats` has those of the programs.
 
         "device_memory" is what XLA reports, in bytes; None if the device reports none, as XLA's CPU device.
         """
@@ -98,10 +98,8 @@ class TPUBackend:
             "device": str(self.device),
             "world_size": self.world_size,
             "rank": self.rank,
-            "device_count": self.device_count,
             "device_memory": xla.memory_info(),
             "model_cache_stats": self.compiler.get_compilation_stats()["compilation_cache"],
-            "program_cache_stats": cache_stats(),
         }
 
     def clear_cache(self) -> None:

@@ -14,7 +14,6 @@ from torch import nn
 from kp_dynamo.api.environment import checked_config, of_type, start_device, xla_problem
 from kp_dynamo.api.hints import with_hints
 from kp_dynamo.api.models import SampleInputs, checked_model, device_of, run_once
-from kp_dynamo.backend import cache_stats
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
@@ -28,7 +27,6 @@ from kp_dynamo.exceptions import (
     XLACompilationError,
 )
 from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo
-from kp_dynamo.telemetry.counters import TELEMETRY
 
 _MAX_MODELS = 1 << 20
 _numbers = itertools.count()
@@ -78,7 +76,7 @@ class XLACompiler:
         return self._compiled(checked_model(model).train(), sample_inputs, use_cache, level)
 
     def get_compilation_stats(self) -> dict[str, Any]:
-        """This compiler's models and counts, and the programs and program cache of the process."""
+        """This compiler's models and counts; `kp_dynamo.cache_stats` has those of the programs of the process."""
         return {
             "compilation_cache": {k: v for k, v in self._models().get_stats().items() if k != "max_size"},
             "cache_max_size": self.config.cache_max_size,
@@ -86,8 +84,6 @@ class XLACompiler:
             "total_compilation_time": self._seconds,
             "xla_available": not xla_problem(),
             "compilation_mode": self.config.compilation_mode.value,
-            "programs_compiled": TELEMETRY.counts["programs"],
-            "program_cache": cache_stats(),
         }
 
     def benchmark_compilation(self, model: nn.Module, sample_inputs: Any, num_runs: int = 3) -> dict[str, Any]:

@@ -155,7 +155,6 @@ def test_memory_stats_have_figures_and_none_where_nothing_is_known(backend):
     assert stats["model_cache_stats"] == {"size": 2, "hits": 0, "misses": 2, "hit_rate": 0.0, "evictions": 0}
     assert (stats["device"], stats["world_size"], stats["rank"]) == ("xla:0", 1, 0)
     assert stats["device_memory"] is None  # XLA's CPU device does not count
-    assert stats["program_cache_stats"]["max_size"] >= 1
 
 
 def test_clearing_lets_models_and_programs_go(backend):

@@ -31,10 +31,8 @@ _MOST_REMEMBERED = 10_000  # allocations, whatever the retention: a loop makes m
 class TPUMemoryManager:
     """Allocates device memory within a budget and reports how much is in use. Thread-safe.
 
-    The budget is the device's memory (the configured chip's, if XLA reports none) x `memory_fraction`.
-
-    Raises:
-        TPUBackendError: The device cannot be used as configured, see `start_device`.
+    The budget is the device's memory (the configured chip's, if XLA reports none) x `memory_fraction`. An unknown pool
+    raises a TPUMemoryPoolError, and a device that cannot be used as configured a TPUBackendError, see `start_device`.
     """
 
     def __init__(self, tpu_config: TPUConfig) -> None:
@@ -123,7 +121,7 @@ class TPUMemoryManager:
         """Take a free tensor. It keeps the values of its last use.
 
         Raises:
-            TPUMemoryPoolError: The pool does not exist, or all its tensors are in use.
+            TPUMemoryPoolError: All tensors of the pool are in use.
             TPUOutOfMemoryError: A new tensor exceeds the available memory.
         """
         with self._lock:
@@ -132,12 +130,8 @@ class TPUMemoryManager:
     def return_tensor_to_pool(self, pool_id: str, tensor: torch.Tensor) -> bool:
         """Return a tensor to its pool; do not use it afterwards.
 
-        Returns:
-            Whether the pool accepted it. False, with a logged warning, if it is not from this pool, was already
-            returned, or now has another shape or dtype.
-
-        Raises:
-            TPUMemoryPoolError: The pool does not exist; with `enable_strict_validation`, also instead of False.
+        A tensor that is not from this pool, was already returned, or now has another shape or dtype is rejected: the
+        result is False, with a logged warning, or with `enable_strict_validation` a TPUMemoryPoolError.
         """
         with self._lock:
             refusal = self._pool(pool_id).give_back(tensor)

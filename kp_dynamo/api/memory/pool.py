@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from kp_dynamo.api.memory.stats import BufferKind
 from kp_dynamo.exceptions import TPUMemoryPoolError
@@ -23,7 +23,7 @@ class TensorPool:
     def __init__(self, name: str, size: int, kind: BufferKind, make: Callable[[], torch.Tensor]) -> None:
         self._name, self._size, self._kind, self._make = name, size, kind, make
         self._idle: list[torch.Tensor] = []
-        self._lent: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._lent: Any = WeakIdKeyDictionary()
         self._num_made = self._num_reused = 0
 
     def take(self) -> torch.Tensor:
@@ -31,7 +31,7 @@ class TensorPool:
         if self._idle:
             self._num_reused += 1
             tensor = self._idle.pop()
-        elif self._num_lent() < self._size:
+        elif len(self._lent) < self._size:
             tensor = self._make()
             self._num_made += 1
         else:
@@ -39,15 +39,15 @@ class TensorPool:
                 f"{self._name} is exhausted: all {self._size} of its tensors are in use. Try: return one with "
                 "return_tensor_to_pool, drop one, or create a larger pool."
             )
-        self._lent[id(tensor)] = weakref.ref(tensor)
+        self._lent[tensor] = True
         return tensor
 
     def give_back(self, tensor: torch.Tensor) -> str:
         """Take a tensor back without its gradient and autograd history; returns why not, "" if it was accepted."""
-        lent = self._lent.pop(id(tensor), None)
-        if lent is None or lent() is not tensor:
+        if tensor not in self._lent:
             is_idle = any(tensor is idle for idle in self._idle)
             return "it was already returned" if is_idle else "it is not from this pool"
+        del self._lent[tensor]
         if (tuple(tensor.shape), tensor.dtype) != self._kind:
             return f"it is now {tensor.dtype}{list(tensor.shape)}; its place in the pool is free again"
         tensor.grad = None
@@ -62,20 +62,13 @@ class TensorPool:
 
     def get_stats(self) -> dict[str, Any]:
         """Counts and bytes; `utilization` is lent / size."""
-        num_lent = self._num_lent()
+        num_lent, num_idle = len(self._lent), len(self._idle)
         return {
             "pool_size": self._size,
-            "tensor_size": self._kind.shape,
-            "dtype": self._kind.dtype,
             "lent": num_lent,
-            "idle": len(self._idle),
+            "idle": num_idle,
             "utilization": num_lent / self._size,
             "tensors_made": self._num_made,
             "times_reused": self._num_reused,
-            "reserved_bytes": (len(self._idle) + num_lent) * self._kind.num_bytes,
+            "reserved_bytes": (num_idle + num_lent) * self._kind.num_bytes,
         }
-
-    def _num_lent(self) -> int:
-        """Tensors in use; forgets those that were dropped."""
-        self._lent = {key: lent for key, lent in self._lent.items() if lent() is not None}
-        return len(self._lent)
