@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from kp_dynamo.api.environment import of_type
+from kp_dynamo.api.environment import of_type, start_device
 from kp_dynamo.api.models import checked_model, move, move_data
 from kp_dynamo.api.xla_compiler import XLACompiler
-from kp_dynamo.api.xla_device_manager import XLADeviceManager
+from kp_dynamo.api.xla_device_manager import ProcessDevices
 from kp_dynamo.backend import clear_cache
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig
 from kp_dynamo.exceptions import TPUCheckpointError, TPUConfigurationError, TPUDeviceError
 
 
-class TPUBackend:
+class TPUBackend(ProcessDevices):
     """The XLA device of this process; XLA's CPU device if there is no TPU.
 
     Raises:
@@ -30,33 +30,13 @@ class TPUBackend:
         chosen = KernelPyTorchConfig() if config is None else config
         allowed = "a KernelPyTorchConfig, None"
         self.config = of_type(KernelPyTorchConfig, "config", chosen, TPUConfigurationError, allowed)
-        self._devices = XLADeviceManager(self.config.hardware.tpu)
+        start_device(self.config.hardware.tpu)
         self.compiler = XLACompiler(self.config.hardware.tpu)
-
-    @property
-    def device(self) -> torch.device:
-        """The XLA device."""
-        return self._devices.device
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes of the job."""
-        return self._devices.world_size
-
-    @property
-    def rank(self) -> int:
-        """Rank of this process, from 0."""
-        return self._devices.rank
-
-    @property
-    def is_distributed(self) -> bool:
-        """Whether there are other processes."""
-        return self.world_size > 1
 
     @property
     def device_count(self) -> int:
         """Number of XLA devices; one of them is used, under SPMD all."""
-        return self._devices.num_devices
+        return self.num_devices
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Move `model` onto the device, in place; tied parameters stay tied.

@@ -52,16 +52,13 @@ def check_config(config: TPUConfig) -> Iterator[ValidationReport]:
         ("memory_fraction", config.memory_fraction > 0.95, "warning", "the runtime needs some memory as well"),
         ("monitoring", is_once, "warning", "the interval is longer than the duration: only one sample"),
     )
-    for name, is_found, status, message in rules:
-        yield _unless(not is_found, name, status, message)
     for version, given in ((TPUVersion.V6E, config.v6e_memory_gb), (TPUVersion.V7, config.v7_memory_gb)):
         name, vendor_gb = f"{version.value}_memory_gb", CHIPS[version.value].hbm_bytes / GB
-        if given is None:
-            yield ValidationReport(name, "passed", f"the vendor's {vendor_gb:.0f} GB")
-        elif config.version is not version:
-            yield ValidationReport(name, "warning", f"no effect: version is {config.version.name}")
-        else:
-            yield _unless(given <= vendor_gb, name, "warning", f"more than the vendor's {vendor_gb:.0f} GB")
+        is_unused = given is not None and config.version is not version
+        why = f"no effect: version is {config.version.name}" if is_unused else f"the vendor says {vendor_gb:.0f} GB"
+        rules += ((name, is_unused or (given or 0) > vendor_gb, "warning", why),)
+    for name, is_found, status, message in rules:
+        yield ValidationReport(name, status, message) if is_found else ValidationReport(name, "passed", "fine")
 
 
 def check_model(model: nn.Module, config: TPUConfig) -> Iterator[ValidationReport]:
@@ -165,7 +162,3 @@ def _judged(apart: Difference, allowed: float) -> ValidationReport:
     text = f"compiled differs from eager by {max(distances):.1e} of the norm, rounding explains {allowed:.1e}"
     # Compare each separately: max() could hide a NaN, which is within no tolerance.
     return ValidationReport("agreement", "passed" if all(d <= allowed for d in distances) else "failed", text)
-
-
-def _unless(is_fine: bool, name: str, status: Status, message: str) -> ValidationReport:
-    return ValidationReport(name, "passed", "fine") if is_fine else ValidationReport(name, status, message)

@@ -14,21 +14,10 @@ from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.lowering import spmd
 
 
-class XLADeviceManager:
-    """The XLA devices of this process.
+class ProcessDevices:
+    """The XLA devices of this process, and its place in the job."""
 
-    Compiled programs run on the first device and refuse tensors of the others, which can run eager code. Under SPMD
-    (`topology=POD`, or `torch_xla.runtime.use_spmd()`) the first device represents all of them and is the only one.
-    The configuration sets the flags of the client, and whether programs run on one device or on all.
-
-    Raises:
-        TPUBackendError: The device cannot be used as configured, see `start_device`.
-    """
-
-    def __init__(self, tpu_config: TPUConfig) -> None:
-        self.config = checked_config(tpu_config)
-        start_device(self.config)
-        self._index = 0
+    _index = 0
 
     @property
     def devices(self) -> list[torch.device]:
@@ -36,19 +25,14 @@ class XLADeviceManager:
         return xla.devices()
 
     @property
-    def num_devices(self) -> int:
-        """Number of devices of the job; under SPMD, of the devices that `device` represents."""
-        return xla.num_devices()
-
-    @property
-    def is_spmd(self) -> bool:
-        """Whether programs run on all devices."""
-        return spmd.is_spmd()
-
-    @property
     def device(self) -> torch.device:
         """The current device."""
         return self.devices[self._index]
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices of the job; under SPMD, of the devices that `device` represents."""
+        return xla.num_devices()
 
     @property
     def world_size(self) -> int:
@@ -60,12 +44,32 @@ class XLADeviceManager:
         """Rank of this process, from 0."""
         return (process_group.world() or xla.world())[1]
 
-    def set_device(self, index: int) -> torch.device:
-        """Set the current device and return it.
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there are other processes."""
+        return self.world_size > 1
 
-        Raises:
-            TPUDeviceError: The index is out of range.
-        """
+
+class XLADeviceManager(ProcessDevices):
+    """The XLA devices of this process.
+
+    Compiled programs run on the first device and refuse tensors of the others, which can run eager code. Under SPMD
+    (`topology=POD`, or `torch_xla.runtime.use_spmd()`) the first device represents all of them and is the only one.
+    The configuration sets the flags of the client, and whether programs run on one device or on all. A device that
+    cannot be used as configured raises a TPUBackendError, see `start_device`.
+    """
+
+    def __init__(self, tpu_config: TPUConfig) -> None:
+        self.config = checked_config(tpu_config)
+        start_device(self.config)
+
+    @property
+    def is_spmd(self) -> bool:
+        """Whether programs run on all devices."""
+        return spmd.is_spmd()
+
+    def set_device(self, index: int) -> torch.device:
+        """Set the current device and return it; an index out of range raises TPUDeviceError."""
         count = len(self.devices)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
             raise TPUDeviceError(f"index={index!r} is invalid. Allowed: an int from 0 to {count - 1}.")

@@ -28,12 +28,8 @@ class XLADistributedTraining:
     batch. Collectives run between processes through torch.distributed, which copies XLA tensors to the CPU; they raise
     a TPUDistributedError if the processes cannot communicate. In a job of one process they return a copy.
 
-    Args:
-        device_manager: The devices.
-        mesh_shape: Shape of the device mesh; the batch is sharded along the first axis. None: one axis of all devices.
-
-    Raises:
-        TPUDistributedError: It is not a device manager, or the mesh size differs from the number of devices.
+    `mesh_shape` is the shape of the device mesh, whose first axis shards the batch; None: one axis of all devices. A
+    mesh that does not fit the devices raises a TPUDistributedError.
     """
 
     def __init__(self, device_manager: XLADeviceManager, mesh_shape: tuple[int, ...] | None = None) -> None:
@@ -51,7 +47,7 @@ class XLADistributedTraining:
     @property
     def is_distributed(self) -> bool:
         """Whether there are other processes."""
-        return self.device_manager.world_size > 1
+        return self.device_manager.is_distributed
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """Move `model` to the device of this process, in place, and prepare it for training.
@@ -66,7 +62,6 @@ class XLADistributedTraining:
 
         Raises:
             TPUModelPreparationError: It is not a module, or cannot be moved.
-            TPUDistributedError: The processes of the job cannot communicate.
         """
         is_joined = self._is_joined()
         module = checked_model(model)
@@ -81,10 +76,7 @@ class XLADistributedTraining:
         """A copy of `data` (a tensor, or nested dicts, lists and tuples of them) on the device.
 
         Under SPMD each device receives only its shard of the batch tensors that `wrap_model` describes. Without this
-        call it receives the whole batch and uses its shard.
-
-        Raises:
-            TPUDistributedError: It contains no tensor.
+        call it receives the whole batch and uses its shard. Data without tensors raises a TPUDistributedError.
         """
         moved = move_data(data, self.device_manager.device, TPUDistributedError, copy=True)
         return _shared(moved, self.mesh_shape) if self.device_manager.is_spmd else moved
