@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TypeVar
 
-from kp_dynamo.api import flag_check
+from kp_dynamo.api.flags import apply_flags
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions, earlier_version
 from kp_dynamo.config.tpu_config import TPUConfig, TPUTopology
@@ -63,37 +62,3 @@ def xla_problem() -> str:
     except TPUBackendError as problem:
         return str(problem)
     return ""
-
-
-def apply_flags(flags: str | None) -> None:
-    """Add compiler flags to the environment, which the client reads once, when it starts.
-
-    Raises:
-        TPUConfigurationError: The client has started without them, or XLA does not know one. Flags of the TPU compiler
-            are not checked: libtpu reads them, on a machine with a TPU.
-    """
-    if late := late_flags(flags):
-        raise TPUConfigurationError(
-            f"xla_flags={' '.join(late)!r} is too late: the XLA client of this process has already started. "
-            "Try: create the configuration and the first TPUBackend before anything uses the device."
-        )
-    missing = _missing(flags)
-    if of_xla := [flag for flag in missing if _variable(flag) == "XLA_FLAGS"]:
-        flag_check.require_known(of_xla)
-    for flag in missing:
-        variable = _variable(flag)
-        os.environ[variable] = f"{os.environ.get(variable, '')} {flag}".strip()
-
-
-def late_flags(flags: str | None) -> list[str]:
-    """The flags that are missing from a client that has already started."""
-    return _missing(flags) if xla.is_started() else []
-
-
-def _missing(flags: str | None) -> list[str]:
-    return [flag for flag in (flags or "").split() if flag not in os.environ.get(_variable(flag), "").split()]
-
-
-def _variable(flag: str) -> str:
-    """The environment variable of a flag: libtpu's or XLA's."""
-    return "LIBTPU_INIT_ARGS" if flag.startswith("--xla_tpu") else "XLA_FLAGS"

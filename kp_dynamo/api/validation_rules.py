@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.api.comparison import Difference, difference
-from kp_dynamo.api.environment import deciding_chip, late_flags
+from kp_dynamo.api.environment import deciding_chip
+from kp_dynamo.api.flags import late_flags
 from kp_dynamo.api.models import SampleInputs, device_of, unchanged
 from kp_dynamo.config.tpu_config import TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
 from kp_dynamo.exceptions import TPUBackendError

@@ -9,7 +9,7 @@ from torch import nn
 from kp_dynamo import TPUConfig, TPUConfigurationError, TPUModelPreparationError, TPUNotAvailableError, XLAUtilities
 from kp_dynamo.aot.compiling import aot_compile
 from kp_dynamo.api import environment
-from kp_dynamo.api.xla_flags import CANDIDATES, _modelled_ms, best_flags
+from kp_dynamo.api.xla_utilities import CANDIDATES, _modelled_ms, best_flags
 from tests.spine import counted
 
 X = torch.randn(8, 16)
