@@ -26,15 +26,7 @@ from kp_dynamo.telemetry.counters import TELEMETRY
 
 @dataclass(frozen=True)
 class TPUOptimizationResult:
-    """The result of `TPUOptimizer.optimize`.
-
-    Attributes:
-        optimized_model: The compiled module.
-        optimization_time: Seconds, including the measurements.
-        performance_metrics: Measured figures, see `TPUOptimizer.optimize`.
-        optimization_level: "conservative", "balanced" or "aggressive".
-        validation: Validation of the model and its sample inputs.
-    """
+    """The result of `TPUOptimizer.optimize`, which describes the metrics; the time is in seconds, with measurements."""
 
     optimized_model: nn.Module
     optimization_time: float

@@ -53,13 +53,9 @@ def validate_tpu_model(
 ) -> ValidationSummary:
     """Check a model's memory, dtypes and sizes; with sample inputs, call it and compare compiled with eager.
 
-    Sizes that do not fill the chip's tiles are warnings: the chip computes the padding too. The model is unchanged.
-
-    Args:
-        model: The model in the mode to validate; gradients are compared in training mode.
-        tpu_config: Selects the chip and how the model is compiled.
-        sample_inputs: Its inputs: a tensor, a tuple of arguments or a dict of keyword arguments.
-        run: False: call the model only eagerly.
+    Sizes that do not fill the chip's tiles are warnings: the chip computes the padding too. The model is unchanged, and
+    validated in its current mode: gradients are compared in training mode. With `run=False` it is only called eagerly.
+    Sample inputs are a tensor, a tuple of arguments or a dict of keyword arguments.
 
     Raises:
         TPUModelPreparationError: It is not a module.

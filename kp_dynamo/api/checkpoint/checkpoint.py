@@ -18,7 +18,7 @@ from torch import nn
 
 from kp_dynamo.api.checkpoint.file import DIGEST, FORMAT, read_file, write_file
 from kp_dynamo.api.checkpoint.model import plan_write, read_model
-from kp_dynamo.api.checkpoint.optimizer import describe, loaded, require_fit
+from kp_dynamo.api.checkpoint.optimizer import describe, load, require_fit
 from kp_dynamo.api.checkpoint.values import Encoder, decode
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import version_of
@@ -32,13 +32,7 @@ _Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """The metadata of a checkpoint.
-
-    Attributes:
-        step: The step passed to `save_checkpoint`.
-        config: The config passed to `save_checkpoint`, as plain values.
-        versions: Versions of the packages that wrote the file; "" for a package that was not installed.
-    """
+    """What `save_checkpoint` was given, and the versions of the packages that wrote the file ("": not installed)."""
 
     step: int | None
     config: Any
@@ -61,7 +55,7 @@ def save_checkpoint(
     Args:
         path: A file name in an existing folder.
         model: A module, compiled by `torch.compile` or not; names are those of the uncompiled module.
-        optimizer: The optimizer; None omits its state.
+        optimizer: None omits its state.
         config: Plain values, or an object whose `to_dict()` returns them.
         step: The training step, from 0.
 
@@ -103,16 +97,18 @@ def load_checkpoint(path: _Path, model: nn.Module, optimizer: torch.optim.Optimi
         about = {name.removeprefix(_PREFIX): json.loads(metadata[name]) for name in ours}
         info = CheckpointInfo(_checked_step(about["step"]), decode(about["config"], {}), about["versions"])
         write = plan_write(state, tensors, about["model"])
-        load: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if optimizer is not None:
-            load = loaded(optimizer, _optimizer_state(describe(optimizer, state), about, tensors))
+            optimizer_state = _optimizer_state(describe(optimizer, state), about, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as cause:
         raise TPUCheckpointError(
             f"{os.fspath(path)!r} is intact, but neither save_checkpoint nor TPUBackend.save_model wrote its metadata "
             f"({type(cause).__name__}: {cause}). Nothing was changed."
         ) from cause
-    with load:
-        write.apply()
+    with contextlib.ExitStack() as undo:
+        if optimizer is not None:
+            load(optimizer, optimizer_state, undo)
+        write.apply(undo)
+        undo.pop_all()
     return info
 
 

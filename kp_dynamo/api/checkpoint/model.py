@@ -43,26 +43,23 @@ class ModelWrite:
     copies: dict[str, tuple[torch.Tensor, torch.Tensor]]
     ties: list[tuple[_Slot, torch.Tensor]]
 
-    def apply(self) -> None:
-        """Write all values, or restore the old ones and raise TPUCheckpointError.
+    def apply(self, undo: contextlib.ExitStack) -> None:
+        """Write all values; `undo` restores the old ones, in reverse order because targets may share elements.
 
-        This fails if memory runs out, or if tensors that share elements have different values in the file.
+        Raises TPUCheckpointError if memory runs out, or if tensors that share elements differ in the file.
         """
         try:
-            # In reverse order, because targets may share elements.
-            with contextlib.ExitStack() as restoring:
-                for target, value in self.copies.values():
-                    once, value_once = _without_repeats(target, value)
-                    with _writable(once):
-                        restoring.callback(_restore, once, once.clone())
-                        once.copy_(value_once)
-                self._require_written()
-                for (held, key), tensor in self.ties:
-                    restoring.callback(held.__setitem__, key, held[key])
-                    held[key] = tensor
-                restoring.pop_all()
+            for target, value in self.copies.values():
+                once, value_once = _without_repeats(target, value)
+                with _writable(once):
+                    undo.callback(_restore, once, once.clone())
+                    once.copy_(value_once)
+            self._require_written()
         except Exception as cause:
             raise TPUCheckpointError(f"the model could not be written to: {cause}. Nothing was changed.") from cause
+        for (held, key), tensor in self.ties:
+            undo.callback(held.__setitem__, key, held[key])
+            held[key] = tensor
 
     def _require_written(self) -> None:
         for name, (target, value) in self.copies.items():

@@ -41,23 +41,21 @@ def _lines(described: dict[str, Any]) -> Iterator[str]:
             yield f"{name or 'a parameter outside the model'} of shape {shape} in group {number}"
 
 
-@contextlib.contextmanager
-def loaded(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Iterator[None]:
-    """Load `state`, each tensor in the dtype that was saved; the old state comes back if this or the block raises."""
+def load(optimizer: torch.optim.Optimizer, state: dict[str, Any], undo: contextlib.ExitStack) -> None:
+    """Load `state`, each tensor in the dtype that was saved; `undo` puts the old state back."""
     # Loading replaces both and does not write to their tensors.
-    before = optimizer.state, optimizer.param_groups
+    undo.callback(_put_back, optimizer, optimizer.state, optimizer.param_groups)
     try:
-        try:
-            optimizer.load_state_dict(state)
-            _keep_dtypes(optimizer, state)
-        except Exception as cause:
-            raise TPUCheckpointError(
-                f"{type(optimizer).__name__} rejects its state: {cause}. Nothing was changed."
-            ) from cause
-        yield
-    except BaseException:
-        optimizer.state, optimizer.param_groups = before
-        raise
+        optimizer.load_state_dict(state)
+        _keep_dtypes(optimizer, state)
+    except Exception as cause:
+        raise TPUCheckpointError(
+            f"{type(optimizer).__name__} rejects its state: {cause}. Nothing was changed."
+        ) from cause
+
+
+def _put_back(optimizer: torch.optim.Optimizer, state: Any, param_groups: list[dict[str, Any]]) -> None:
+    optimizer.state, optimizer.param_groups = state, param_groups
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
