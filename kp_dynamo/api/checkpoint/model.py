@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,10 +63,14 @@ class ModelWrite:
             held[key] = tensor
 
     def _require_written(self) -> None:
-        for name, (target, value) in self.copies.items():
-            # XLA storages do not show aliasing.
-            if target.device.type != "xla" and not _is_same(target, value):
-                cause = "is expanded in the model" if 0 in target.stride() else "shares elements with another tensor"
+        """Compare the targets that share elements with others or repeat them; XLA storages do not show aliasing."""
+        on_cpu = {name: copy for name, copy in self.copies.items() if copy[0].device.type != "xla"}
+        num_targets = Counter(target.untyped_storage()._cdata for target, _ in on_cpu.values())
+        for name, (target, value) in on_cpu.items():
+            is_expanded = 0 in target.stride()
+            is_alone = num_targets[target.untyped_storage()._cdata] == 1 and not is_expanded
+            if not is_alone and not _is_same(target, value):
+                cause = "is expanded in the model" if is_expanded else "shares elements with another tensor"
                 raise TPUCheckpointError(f"{name!r} {cause}, and these elements differ in the file")
 
 
