@@ -192,8 +192,10 @@ def test_tensors_that_share_some_elements_come_back_or_are_refused(tmp_path):
     apart = Overlapping(shares=False)
     apart.head.add_(100)
     save_checkpoint(file, apart)
-    with pytest.raises(TPUCheckpointError, match=r"'head' shares elements .* differ in the file"):
+    versions = again.head._version, again.tail._version
+    with pytest.raises(TPUCheckpointError, match=r"'head' of shape \[7\] shares elements .* differ in the file"):
         load_checkpoint(file, again)
+    assert (again.head._version, again.tail._version) == versions, "it was written to before it was checked"
     assert torch.equal(again.head, model.head)
     assert torch.equal(again.tail, model.tail)
 
@@ -243,7 +245,7 @@ def test_a_value_that_an_expanded_buffer_cannot_hold_is_refused(tmp_path):
     model.register_buffer("mask", torch.arange(10.0).reshape(2, 5))
     other.register_buffer("mask", torch.zeros(2, 1).expand(2, 5))
     save_checkpoint(tmp_path / "a", model)
-    refused("'mask' is expanded in the model, and these elements differ in the file", tmp_path / "a", other)
+    refused(r"'mask' of shape \[2, 5\] is expanded in the model, and these elements", tmp_path / "a", other)
 
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.uint16, torch.bool]
@@ -650,6 +652,23 @@ def test_a_load_that_fails_midway_leaves_all_as_it_was(saved, monkeypatch, error
     assert num_copied > 3, "nothing was given back"
     assert_equal(state_of(model, optimizer), before)
     assert optimizer.state is state
+
+
+def test_a_model_that_cannot_be_written_to_gives_the_optimizer_back(saved, monkeypatch):
+    path, model, optimizer = saved
+    copy_ = torch.Tensor.copy_
+
+    def stop_at_the_model(target, value):
+        if target is model.norm.weight:
+            monkeypatch.undo()
+            raise RuntimeError("no more")
+        return copy_(target, value)
+
+    optimizer.state[model.norm.weight]["step"] += 1  # the file has another state
+    groups = optimizer.param_groups
+    monkeypatch.setattr(torch.Tensor, "copy_", stop_at_the_model)
+    refused("could not be written to: no more", path, model, optimizer)
+    assert optimizer.param_groups is groups
 
 
 def test_tensors_that_share_elements_are_given_back_too(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -39,39 +40,27 @@ class ModelState:
 
 @dataclass(frozen=True)
 class ModelWrite:
-    """The checked writes of a load: values to copy, by the target's name, and slots to tie."""
+    """The checked writes of a load: targets and their values, and slots to tie."""
 
-    copies: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    copies: list[tuple[torch.Tensor, torch.Tensor]]
     ties: list[tuple[_Slot, torch.Tensor]]
 
     def apply(self, undo: contextlib.ExitStack) -> None:
         """Write all values; `undo` restores the old ones, in reverse order because targets may share elements.
 
-        Raises TPUCheckpointError if memory runs out, or if tensors that share elements differ in the file.
+        Raises TPUCheckpointError if memory runs out.
         """
         try:
-            for target, value in self.copies.values():
+            for target, value in self.copies:
                 once, value_once = _without_repeats(target, value)
                 with _writable(once):
                     undo.callback(_restore, once, once.clone())
                     once.copy_(value_once)
-            self._require_written()
         except Exception as cause:
             raise TPUCheckpointError(f"the model could not be written to: {cause}. Nothing was changed.") from cause
         for (held, key), tensor in self.ties:
             undo.callback(held.__setitem__, key, held[key])
             held[key] = tensor
-
-    def _require_written(self) -> None:
-        """Compare the targets that share elements with others or repeat them; XLA storages do not show aliasing."""
-        on_cpu = {name: copy for name, copy in self.copies.items() if copy[0].device.type != "xla"}
-        num_targets = Counter(target.untyped_storage()._cdata for target, _ in on_cpu.values())
-        for name, (target, value) in on_cpu.items():
-            is_expanded = 0 in target.stride()
-            is_alone = num_targets[target.untyped_storage()._cdata] == 1 and not is_expanded
-            if not is_alone and not _is_same(target, value):
-                cause = "is expanded in the model" if is_expanded else "shares elements with another tensor"
-                raise TPUCheckpointError(f"{name!r} {cause}, and these elements differ in the file")
 
 
 def read_model(given: object) -> ModelState:
@@ -101,7 +90,8 @@ def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as
     ties = dict(_ties(state, stored_as))
     names = {id(target): name for name, target in state.tensors.items() if name not in ties}
     copies = {name: (state.tensors[name], values[name]) for name in names.values()}
-    return ModelWrite(copies, [(state.slots[name], tensor) for name, tensor in ties.items()])
+    _require_none(_overwritten(copies))
+    return ModelWrite(list(copies.values()), [(state.slots[name], tensor) for name, tensor in ties.items()])
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[str, _Slot]]:
@@ -175,6 +165,26 @@ def _ties(state: ModelState, stored_as: Mapping[str, str]) -> Iterator[tuple[str
         other = first.setdefault(stored_as[name], tensor)
         if _memory(tensor) != _memory(other) and _kind(tensor) == _kind(other):
             yield name, other
+
+
+def _overwritten(copies: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> Iterator[str]:
+    """Values that the model cannot hold, because targets share or repeat elements; tried on a copy of these targets.
+
+    XLA storages do not show aliasing.
+    """
+    on_cpu = {name: target.detach() for name, (target, _) in copies.items() if target.device.type != "xla"}
+    num_targets = Counter(target.untyped_storage()._cdata for target in on_cpu.values())
+    trial = copy.deepcopy(
+        {n: t for n, t in on_cpu.items() if 0 in t.stride() or num_targets[t.untyped_storage()._cdata] > 1}
+    )  # one copy of each storage
+    for name, target in trial.items():
+        once, value = _without_repeats(target, copies[name][1])
+        with _writable(once):
+            once.copy_(value)
+    for name, target in trial.items():
+        if not _is_same(target, copies[name][1]):
+            cause = "is expanded in the model" if 0 in target.stride() else "shares elements with another tensor"
+            yield f"{name!r} of shape {list(target.shape)} {cause}, and these elements differ in the file"
 
 
 def _kind(tensor: torch.Tensor) -> object:
