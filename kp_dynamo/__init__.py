@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from kp_dynamo.api.xla_compiler import XLACompiler
     from kp_dynamo.api.xla_device_manager import XLADeviceManager
     from kp_dynamo.api.xla_distributed_training import XLADistributedTraining
-    from kp_dynamo.api.xla_integration import create_xla_integration
-    from kp_dynamo.api.xla_optimizations import XLAOptimizations
+    from kp_dynamo.api.xla_optimizations import XLAOptimizations, create_xla_integration
     from kp_dynamo.api.xla_utilities import XLAUtilities
     from kp_dynamo.backend import cache_stats, clear_cache, kp_tpu
     from kp_dynamo.buckets.bucket_plan import BucketPlan, plan_buckets
@@ -133,7 +132,7 @@ _HOME_OF = {
     "aot_compile": "kp_dynamo.aot.compiling",
     "cache_stats": "kp_dynamo.backend",
     "clear_cache": "kp_dynamo.backend",
-    "create_xla_integration": "kp_dynamo.api.xla_integration",
+    "create_xla_integration": "kp_dynamo.api.xla_optimizations",
     "explain": "kp_dynamo.explanation.explain",
     "kp_tpu": "kp_dynamo.backend",
     "load_checkpoint": "kp_dynamo.api.checkpoint.checkpoint",

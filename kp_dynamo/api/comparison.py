@@ -6,7 +6,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,29 +20,18 @@ _NUM_TIMED = 5
 Tensors = list[torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How far a compiled model is from the eager one.
+def difference(module: nn.Module, compiled: Callable[..., Any], inputs: SampleInputs) -> tuple[float, float] | None:
+    """How far the results of a model, and the gradients of their sum, are from eager; None if two eager runs differ.
 
-    Attributes:
-        results: Norm of the difference of all results over their norm, over the values that are finite in both.
-            Infinite if only one of them has an infinity or NaN at some position, or if integers or booleans differ.
-        gradients: The same for all gradients of the sum of the results; None if no parameter requires a gradient.
-        is_random: Two eager runs differ, so nothing can be compared; the other two are then None.
+    Each is the norm of the difference over the norm of eager's, over all values that are finite in both. It is infinite
+    if only one of them has an infinity or NaN somewhere, or if integers or booleans differ, and 0 without gradients.
+    Both run on the same values; `module` and torch's random state are restored.
     """
-
-    results: float | None
-    gradients: float | None
-    is_random: bool = False
-
-
-def difference(module: nn.Module, compiled: Callable[..., Any], inputs: SampleInputs) -> Difference:
-    """Run both on the same values; `module` and torch's random state are restored."""
     eager = _run(module, module, inputs)
     if any(map(_relative, _run(module, module, inputs, skip=7), eager)):
-        return Difference(None, None, is_random=True)
+        return None
     results, gradients = map(_relative, _run(module, compiled, inputs), eager)
-    return Difference(results, gradients if eager[1] else None)
+    return results, gradients
 
 
 def milliseconds(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs) -> float:

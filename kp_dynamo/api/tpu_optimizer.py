@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 from kp_dynamo.api.comparison import difference, milliseconds
-from kp_dynamo.api.hints import hints_of
 from kp_dynamo.api.models import SampleInputs, checked_model
 from kp_dynamo.api.tpu_backend import TPUBackend
-from kp_dynamo.api.tpu_estimate import estimate, is_estimate_possible
 from kp_dynamo.api.validation import ValidationSummary, require_nothing_found, validate_tpu_model
+from kp_dynamo.api.xla_compiler import arguments_for
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig
-from kp_dynamo.config.translation import LEVEL_OF_NUMBER, compile_options
+from kp_dynamo.config.translation import LEVEL_OF_NUMBER
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.telemetry.counters import TELEMETRY
 
@@ -43,15 +42,9 @@ class TPUOptimizer:
         self.config = self.backend.config
         self.compiler = self.backend.compiler
         self._levels: Counter[str] = Counter()
-        self._seconds = 0.0
 
     def optimize(
-        self,
-        model: nn.Module,
-        sample_inputs: Any = None,
-        optimization_level: str | None = None,
-        *,
-        estimate_on_tpu: bool | None = None,
+        self, model: nn.Module, sample_inputs: Any = None, optimization_level: str | None = None
     ) -> TPUOptimizationResult:
         """Compile `model` in its current mode.
 
@@ -60,27 +53,22 @@ class TPUOptimizer:
             sample_inputs: As for `XLACompiler.compile_model`; the model is measured with them.
             optimization_level: "conservative", "balanced" or "aggressive"; None: that of a hint
                 (`XLAOptimizations.add_compilation_hints`), else of the configuration.
-            estimate_on_tpu: Whether to get an estimate from the TPU compiler, which takes seconds. None: if there are
-                sample inputs, the extra `tpu` is installed and no TPU is present to measure on.
 
         Returns:
             The compiled model and its figures: "num_parameters", "parameter_bytes"; with sample inputs "compile_s",
-            "num_programs", "ms_per_call" and "eager_ms_per_call" (including the backward in training mode) and
-            "relative_difference" of results and gradients from eager, None if the model is random; "tpu_estimate":
-            the figures of the TPU compiler.
+            "num_programs", "device", "ms_per_call" and "eager_ms_per_call" (including the backward in training mode)
+            and "relative_difference" of "results" and "gradients" from eager, None if the model is random.
 
         Raises:
-            TPUConfigurationError: An unknown level, or an estimate without sample inputs.
+            TPUConfigurationError: An unknown level.
             TPUValidationError: The model cannot be called with the sample inputs, or strict validation warns.
             TPUBackendError: Whatever `XLACompiler.compile_model` raises.
         """
         if optimization_level is not None and optimization_level not in LEVEL_OF_NUMBER:
             raise TPUConfigurationError(
-                f"optimization_level={optimization_level!r} is invalid. Allowed: {', '.join(LEVEL_OF_NUMBER)}."
+                f"Unknown optimization level {optimization_level!r}. Allowed: {', '.join(LEVEL_OF_NUMBER)}."
             )
-        if estimate_on_tpu and sample_inputs is None:
-            raise TPUConfigurationError("estimate_on_tpu=True requires sample_inputs, the inputs of the model.")
-        return self._optimized(self.compiler.compile_model, model, sample_inputs, optimization_level, estimate_on_tpu)
+        return self._optimized(self.compiler.compile_model, model, sample_inputs, optimization_level)
 
     def optimize_for_inference(self, model: nn.Module, sample_inputs: Any = None) -> TPUOptimizationResult:
         """`optimize` in eval mode, without gradients, at the level of a hint or the configuration."""
@@ -93,11 +81,10 @@ class TPUOptimizer:
         return self._optimized(self.compiler.compile_model, checked_model(model).train(), sample_inputs)
 
     def get_optimization_stats(self) -> dict[str, Any]:
-        """Number of optimized models, their levels and total time, and the statistics of the compiler."""
+        """Number of optimized models, their levels, and the statistics of the compiler."""
         return {
             "total_optimizations": self._levels.total(),
             "by_level": dict(self._levels),
-            "total_optimization_time": self._seconds,
             "compilation": self.compiler.get_compilation_stats(),
         }
 
@@ -111,11 +98,9 @@ class TPUOptimizer:
         model: nn.Module,
         sample_inputs: Any,
         wanted: str | None = None,
-        estimate_on_tpu: bool | None = None,
     ) -> TPUOptimizationResult:
         start, module, config = time.perf_counter(), checked_model(model), self.config.hardware.tpu
-        options = {**compile_options(config), **hints_of(module).options}
-        level = wanted or options["level"]
+        level = arguments_for(module, config, wanted)["options"]["level"]
         validation = validate_tpu_model(module, config, sample_inputs, run=False)
         if validation.failed:
             require_nothing_found(validation, "validation")
@@ -123,28 +108,16 @@ class TPUOptimizer:
             "num_parameters": sum(p.numel() for p in module.parameters()),
             "parameter_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
         }
-        wants_estimate = is_estimate_possible() if estimate_on_tpu is None else estimate_on_tpu
-        inputs = SampleInputs.of(sample_inputs).on_device_of(module)
-        if sample_inputs is not None and wants_estimate:
-            # First, because it resets Dynamo.
-            metrics["tpu_estimate"] = estimate(module, inputs, config, {**options, "level": level})
         num_programs, compile_start = TELEMETRY.counts["programs"], time.perf_counter()
         compiled = compile_model(module, sample_inputs, level=level)
         if sample_inputs is not None:
             metrics["num_programs"] = TELEMETRY.counts["programs"] - num_programs
             metrics["compile_s"] = time.perf_counter() - compile_start
-            metrics.update(_measured(module, compiled, inputs))
-        seconds = time.perf_counter() - start
+            inputs = SampleInputs.of(sample_inputs).on_device_of(module)
+            results, gradients = difference(module, compiled, inputs) or (None, None)
+            metrics["relative_difference"] = {"results": results, "gradients": gradients}
+            metrics["device"] = xla.device_kind()
+            metrics["ms_per_call"] = milliseconds(module, compiled, inputs)
+            metrics["eager_ms_per_call"] = milliseconds(module, module, inputs)
         self._levels[level] += 1
-        self._seconds += seconds
-        return TPUOptimizationResult(compiled, seconds, metrics, level, validation)
-
-
-def _measured(module: nn.Module, compiled: nn.Module, inputs: SampleInputs) -> dict[str, Any]:
-    apart = difference(module, compiled, inputs)
-    return {
-        "device": xla.device_kind(),
-        "ms_per_call": milliseconds(module, compiled, inputs),
-        "eager_ms_per_call": milliseconds(module, module, inputs),
-        "relative_difference": {"results": apart.results, "gradients": apart.gradients},
-    }
+        return TPUOptimizationResult(compiled, time.perf_counter() - start, metrics, level, validation)

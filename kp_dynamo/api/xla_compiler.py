@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from kp_dynamo.api.environment import checked_config, of_type, start_device, xla_problem
-from kp_dynamo.api.hints import with_hints
 from kp_dynamo.api.models import SampleInputs, checked_model, device_of, run_once
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.compat import xla
@@ -31,6 +31,9 @@ from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo
 _MAX_MODELS = 1 << 20
 _numbers = itertools.count()
 
+HINTS: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
+"""Arguments of `torch.compile` for one model that win over the configuration; `XLAOptimizations` sets them."""
+
 
 class XLACompiler:
     """Compiles models; the session keeps up to `cache_max_size` of them, the least recently used are evicted first.
@@ -41,7 +44,7 @@ class XLACompiler:
 
     def __init__(self, tpu_config: TPUConfig) -> None:
         self.config = checked_config(tpu_config)
-        self._num_compiled, self._seconds = 0, 0.0
+        self._num_compiled = 0
 
     def compile_model(
         self, model: nn.Module, sample_inputs: Any = None, use_cache: bool = True, *, level: str | None = None
@@ -81,26 +84,19 @@ class XLACompiler:
             "compilation_cache": {k: v for k, v in self._models().get_stats().items() if k != "max_size"},
             "cache_max_size": self.config.cache_max_size,
             "total_compiled_models": self._num_compiled,
-            "total_compilation_time": self._seconds,
             "xla_available": not xla_problem(),
             "compilation_mode": self.config.compilation_mode.value,
         }
 
-    def benchmark_compilation(self, model: nn.Module, sample_inputs: Any, num_runs: int = 3) -> dict[str, Any]:
-        """Seconds of a cold compilation of `model`, including XLA; no cache is used, and Dynamo is reset.
+    def benchmark_compilation(self, model: nn.Module, sample_inputs: Any, num_runs: int = 3) -> dict[str, float]:
+        """Seconds of a cold compilation and first call of `model`: "min_time", "avg_time" and "max_time".
 
-        Returns:
-            "min_time", "avg_time" and "max_time" of the first call, and "stages": the average by stage.
+        No cache is used, and Dynamo is reset. `XLAUtilities.profile_xla_compilation` has the time by stage.
         """
         if not isinstance(num_runs, int) or num_runs < 1:
             raise TPUConfigurationError(f"num_runs={num_runs!r} is invalid. Allowed: an int >= 1.")
-        runs = [time_compilation(model, sample_inputs, self.config) for _ in range(num_runs)]
-        totals = [run.pop("total") for run in runs]
-        stages = {name: sum(run[name] for run in runs) / num_runs for name in runs[0]}
-        return {
-            "min_time": min(totals), "avg_time": sum(totals) / num_runs, "max_time": max(totals),
-            "num_runs": num_runs, "stages": stages,
-        }  # fmt: skip
+        runs = [time_compilation(model, sample_inputs, self.config)["total"] for _ in range(num_runs)]
+        return {"min_time": min(runs), "avg_time": sum(runs) / num_runs, "max_time": max(runs)}
 
     def clear_cache(self) -> None:
         """Drop the models of this compiler. Programs stay cached: `kp_dynamo.clear_cache()` drops those too."""
@@ -122,13 +118,11 @@ class XLACompiler:
         found = self._models().get(key) if use_cache else None
         if found is not None:
             return found[1]
-        start = time.perf_counter()
         with torch.set_grad_enabled(has_grad and torch.is_grad_enabled()):
             compiled = _compile(module, arguments, inputs)
         if not has_grad:
             compiled.forward = torch.no_grad()(compiled.forward)
         self._num_compiled += 1
-        self._seconds += time.perf_counter() - start
         if use_cache:
             # Keep the module alive too, so that its id stays unique.
             self._models().set(key, (module, compiled))
@@ -138,7 +132,9 @@ class XLACompiler:
 def arguments_for(module: nn.Module, config: TPUConfig, level: str | None = None) -> dict[str, Any]:
     """Start the device, and return the arguments of `torch.compile` by the configuration and the model's hints."""
     start_device(config)
-    return with_hints(module, compile_arguments(config, level, xla.chip_name()), level)
+    arguments, hints = compile_arguments(config, level, xla.chip_name()), HINTS.get(module, {})
+    chosen = {} if level is None else {"level": level}
+    return {**arguments, **hints, "options": {**arguments["options"], **hints.get("options", {}), **chosen}}
 
 
 def _compile(module: nn.Module, arguments: dict[str, Any], inputs: SampleInputs | None) -> nn.Module:

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from kp_dynamo.api.comparison import Difference, difference
+from kp_dynamo.api.comparison import difference
 from kp_dynamo.api.models import SampleInputs
-from kp_dynamo.api.validation_rules import _judged
 
 INF, NAN = math.inf, math.nan
 
@@ -23,7 +22,7 @@ class Returns(nn.Module):
 
 
 def apart(eager, compiled):
-    return difference(Returns(torch.tensor(eager)), Returns(torch.tensor(compiled)), SampleInputs()).results
+    return difference(Returns(torch.tensor(eager)), Returns(torch.tensor(compiled)), SampleInputs())[0]
 
 
 @pytest.mark.parametrize(
@@ -52,15 +51,19 @@ def test_what_is_far_apart(eager, compiled, expected):
 
 def test_norms_that_overflow_are_not_taken_for_near():
     eager, compiled = torch.full((1,), 1e160, dtype=torch.float64), torch.full((1,), 1.5e160, dtype=torch.float64)
-    assert difference(Returns(eager), Returns(compiled), SampleInputs()).results == pytest.approx(0.5)
+    assert difference(Returns(eager), Returns(compiled), SampleInputs())[0] == pytest.approx(0.5)
 
 
 def test_a_model_that_gives_nan_is_not_taken_for_random():
     masked = torch.tensor([0.0, NAN])
-    assert not difference(Returns(masked), Returns(masked), SampleInputs()).is_random
+    assert difference(Returns(masked), Returns(masked), SampleInputs()) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("far", [Difference(0.0, NAN), Difference(NAN, 0.0), Difference(NAN, None), Difference(0.0, 1)])
-def test_nan_does_not_pass(far):
-    assert _judged(far, 0.1).status == "failed"
-    assert _judged(Difference(0.05, None), 0.1).status == "passed"
+def test_gradients_are_compared_and_random_models_are_not():
+    eager, inputs = nn.Linear(4, 2), SampleInputs((torch.randn(3, 4),))
+    assert difference(eager, eager, inputs) == (0.0, 0.0)
+    results, gradients = difference(eager, lambda x: eager(x) + eager.weight.sum() * 0.5, inputs)
+    assert results > 0
+    assert gradients > 0
+    noisy = nn.Sequential(eager, nn.Dropout(0.5))
+    assert difference(noisy, noisy, inputs) is None

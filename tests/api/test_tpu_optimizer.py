@@ -7,7 +7,6 @@ from torch import nn
 from kp_dynamo import (
     KernelPyTorchConfig,
     TPUConfig,
-    TPUConfigurationError,
     TPUModelPreparationError,
     TPUNotAvailableError,
     TPUOptimizer,
@@ -15,7 +14,6 @@ from kp_dynamo import (
     XLAOptimizations,
     clear_cache,
 )
-from kp_dynamo.api import tpu_estimate, tpu_optimizer
 from tests.spine import counted
 
 X = torch.randn(8, 16)
@@ -33,12 +31,6 @@ def strict():
 
 def mlp():
     return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
-
-
-@pytest.fixture(autouse=True)
-def _no_tpu_compiler(monkeypatch):
-    """It takes seconds; one test asks for it."""
-    monkeypatch.setattr(tpu_optimizer, "is_estimate_possible", lambda: False)
 
 
 def test_it_has_a_configuration_a_backend_and_a_compiler(optimizer):
@@ -71,11 +63,6 @@ def test_without_sample_inputs_nothing_is_measured(optimizer):
     assert counts.programs == 0
     assert set(result.performance_metrics) == {"num_parameters", "parameter_bytes"}
     assert result.optimized_model(X).shape == (8, 4)
-
-
-def test_an_estimate_without_sample_inputs_is_refused(optimizer):
-    with pytest.raises(TPUConfigurationError, match="requires sample_inputs"):
-        optimizer.optimize(mlp(), estimate_on_tpu=True)
 
 
 def test_the_configuration_s_level_for_inference_and_training(optimizer):
@@ -128,7 +115,6 @@ def test_statistics_and_clearing(optimizer):
     optimizer.optimize(model, optimization_level="conservative")
     stats = optimizer.get_optimization_stats()
     assert (stats["total_optimizations"], stats["by_level"]) == (3, {"aggressive": 2, "conservative": 1})
-    assert stats["total_optimization_time"] > 0
     assert stats["compilation"]["compilation_cache"]["hits"] == 1
     optimizer.clear_cache()
     assert optimizer.compiler.get_compilation_stats()["compilation_cache"]["size"] == 0
@@ -136,7 +122,7 @@ def test_statistics_and_clearing(optimizer):
 
 def test_an_unknown_level_is_a_value_error(optimizer):
     with pytest.raises(
-        ValueError, match=r"optimization_level='fast' is invalid. Allowed: conservative, balanced, aggress"
+        ValueError, match=r"Unknown optimization level 'fast'\. Allowed: conservative, balanced, aggress"
     ):
         optimizer.optimize(mlp(), X, optimization_level="fast")
     assert optimizer.get_optimization_stats()["total_optimizations"] == 0
@@ -165,28 +151,3 @@ def test_a_disabled_tpu():
     config.hardware.tpu = TPUConfig(enabled=False)
     with pytest.raises(TPUNotAvailableError, match="enabled=False"):
         TPUOptimizer(config)
-
-
-def test_what_a_tpu_s_compiler_says_is_among_the_figures(optimizer):
-    """For keyword arguments and training."""
-    if not tpu_estimate.is_estimate_possible():
-        pytest.skip("the TPU compiler is not installed")
-    model = nn.Linear(128, 128)
-    result = optimizer.optimize(model, {"input": torch.randn(8, 128)}, estimate_on_tpu=True)
-    found = result.performance_metrics["tpu_estimate"]
-    assert (found["target"], found["train"], found["fits"]) == ("v5e", True, True)
-    assert 0 < found["cycles_ms"] < 1
-    assert found["peak_bytes"] > 4 * 128 * 128
-
-
-def test_what_a_tpu_s_compiler_refuses_is_a_figure_too(optimizer, monkeypatch):
-    from kp_dynamo.aot import compiling
-    from kp_dynamo.exceptions import XLACompilationError
-
-    def refuse(*args, **kwargs):
-        raise XLACompilationError("no")
-
-    monkeypatch.setattr(compiling, "aot_compile", refuse)
-    with torch.no_grad():
-        result = optimizer.optimize(mlp(), X, estimate_on_tpu=True)
-    assert result.performance_metrics["tpu_estimate"] == {"target": "v5e", "problem": "no"}

@@ -63,7 +63,6 @@ def test_compiling_makes_programs_and_the_second_call_is_a_hit():
     assert stats["compilation_cache"] == {"size": 1, "hits": 1, "misses": 1, "hit_rate": 0.5, "evictions": 0}
     assert (stats["total_compiled_models"], stats["xla_available"]) == (1, True)
     assert (stats["compilation_mode"], stats["cache_max_size"]) == ("torch_xla", 100)
-    assert stats["total_compilation_time"] > 0
 
 
 def test_without_sample_inputs_the_first_call_compiles():
@@ -375,8 +374,6 @@ def test_compilation_is_benchmarked_from_nothing_each_time():
         found = compiler().benchmark_compilation(nn.Linear(16, 4), X, num_runs=3)
     assert xla.xlac()._xla_counter_value("UncachedCompile") - before == 3
     assert 0 < found["min_time"] <= found["avg_time"] <= found["max_time"]
-    assert found["num_runs"] == 3
-    assert set(found["stages"]) == {"dynamo", "aot", "passes", "trace", "xla", "run"}
     assert cache_stats()["size"] == 0
 
 

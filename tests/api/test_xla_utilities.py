@@ -1,7 +1,5 @@
 """`XLAUtilities`: the environment, where the time of a compilation goes, the graphs as text, flags."""
 
-import os
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,6 @@ from torch import nn
 from kp_dynamo import TPUConfig, TPUConfigurationError, TPUModelPreparationError, TPUNotAvailableError, XLAUtilities
 from kp_dynamo.aot.compiling import aot_compile
 from kp_dynamo.api import environment
-from kp_dynamo.api.xla_utilities import CANDIDATES, _modelled_ms, best_flags
 from tests.spine import counted
 
 X = torch.randn(8, 16)
@@ -75,55 +72,23 @@ def test_what_is_refused(name):
         function(nn.Linear(16, 4), X, TPUConfig(compilation_mode="pjit"))
 
 
-class Report:
-    def __init__(self, modelled_ms):
-        self.modelled_ms = modelled_ms
+@pytest.mark.parametrize("version", ["auto", "v4", "v5e", "v5p", "v6e"])
+def test_flags_fit_the_configuration(version):
+    flags = XLAUtilities.optimize_xla_flags(version)
+    assert all(flag.startswith("--xla_tpu_") for flag in flags), "others would go to XLA, which does not know them"
+    assert TPUConfig(xla_flags=" ".join(flags)).xla_flags.split() == flags != []
 
 
-@pytest.mark.parametrize(
-    ("times", "best"),
-    [
-        ({"": 10.0, "--a": 9.0, "--b": 8.0}, ["--b"]),
-        ({"": 10.0, "--a": 9.9, "--b": 10.0}, []),
-        ({"": 10.0, "--a": None, "--b": 9.0}, ["--b"]),
-        ({"": 10.0, "--a": None, "--b": None}, []),
-    ],
-    ids=["the best", "none is better", "one is refused", "all are refused"],
-)
-def test_the_flag_under_which_the_estimate_is_shortest(monkeypatch, times, best):
-    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--mine")
-
-    def compile_once():
-        *_, flag = os.environ["LIBTPU_INIT_ARGS"].split()
-        found = times["" if flag == "--mine" else flag]
-        if found is None:
-            raise TPUNotAvailableError("it ended")
-        return Report(found)
-
-    assert best_flags(compile_once, ("--a", "--b")) == best
-    assert os.environ["LIBTPU_INIT_ARGS"] == "--mine"
-
-
-def test_the_environment_is_given_back_where_it_was_empty(monkeypatch):
-    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    best_flags(lambda: Report(1.0), ("--a",))
-    assert "LIBTPU_INIT_ARGS" not in os.environ
+def test_a_chip_on_which_no_flag_is_known_to_help():
+    assert XLAUtilities.optimize_xla_flags("v7") == []
+    with pytest.raises(TPUConfigurationError, match="version='v3'"):
+        XLAUtilities.optimize_xla_flags("v3")
 
 
 @pytest.mark.slow
-def test_the_compiler_knows_the_candidates_and_refuses_others():
-    """Of those it knows the estimate is a number, of others none."""
-
-    def compile_once():
-        return aot_compile(nn.Linear(128, 128).eval(), (torch.empty(8, 128),), target="v5e")
-
-    assert all(_modelled_ms(flag, compile_once) < 1 for flag in CANDIDATES)
-    assert _modelled_ms("--xla_tpu_nonsense=1", compile_once) == float("inf")
-    assert isinstance(XLAUtilities.optimize_xla_flags("v5e"), list)
-
-
-def test_flags_of_what_is_not_there():
-    with pytest.raises(TPUConfigurationError, match="version='v3'"):
-        XLAUtilities.optimize_xla_flags("v3")
-    with pytest.raises(TPUConfigurationError, match="give both model and sample_inputs"):
-        XLAUtilities.optimize_xla_flags("v5e", nn.Linear(2, 2))
+def test_the_compiler_knows_the_flags_and_refuses_others(monkeypatch):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", " ".join(XLAUtilities.optimize_xla_flags("v5e")))
+    assert aot_compile(nn.Linear(128, 128).eval(), (torch.empty(8, 128),), target="v5e").modelled_ms < 1
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_nonsense=1")
+    with pytest.raises(TPUNotAvailableError, match="Unknown command line flag"):
+        aot_compile(nn.Linear(128, 128).eval(), (torch.empty(8, 128),), target="v5e")
