@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from kp_dynamo.api.environment import checked_config, deciding_chip, of_type, start_device
 from kp_dynamo.api.memory.pool import TensorPool
-from kp_dynamo.api.memory.stats import Allocation, BufferKind, TPUMemoryStats
+from kp_dynamo.api.memory.stats import Allocation, TPUMemoryStats
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.config.translation import require_enabled
@@ -42,7 +42,6 @@ class TPUMemoryManager:
         self.chip = deciding_chip(self.config)
         # Bytes of the live storages: a view keeps the memory of its base alive.
         self._live: Any = WeakIdKeyDictionary()
-        self._peak = 0
         self._history: deque[Allocation] = deque(maxlen=_MOST_REMEMBERED)
         self._pools: dict[str, TensorPool] = {}
         self._numbers = itertools.count(1)
@@ -57,19 +56,19 @@ class TPUMemoryManager:
             TPUOutOfMemoryError: The tensor exceeds the available memory; nothing was allocated.
         """
         require_enabled(self.config)
-        kind = BufferKind.of(shape, dtype)
+        like = _described(shape, dtype)
         with self._lock:
-            self._require_room(kind.num_bytes, f"a tensor {kind}")
+            self._require_room(like.nbytes, f"a tensor {dtype}{list(shape)}")
             try:
                 # Pool buffers are used in any mode, but an inference tensor could be written only in inference mode.
                 with torch.inference_mode(False), torch.no_grad():
-                    tensor = torch.zeros(kind.shape, dtype=kind.dtype, device=self.device)
+                    tensor = torch.zeros(shape, dtype=dtype, device=self.device)
                     xla.materialize([tensor])
             except RuntimeError as cause:
                 is_full = "RESOURCE_EXHAUSTED" in str(cause) or "out of memory" in str(cause).lower()
                 error = TPUOutOfMemoryError if is_full else TPUMemoryError
                 first = (str(cause) or type(cause).__name__).splitlines()[0]
-                raise error(f"the device cannot allocate a tensor {kind}: {first}") from cause
+                raise error(f"the device cannot allocate a tensor {dtype}{list(shape)}: {first}") from cause
             self._remember(tensor)
         return tensor
 
@@ -110,11 +109,11 @@ class TPUMemoryManager:
         require_enabled(self.config)
         if type(pool_size) is not int or pool_size < 1:
             raise TPUMemoryPoolError(f"pool_size={pool_size!r} is invalid. Allowed: an int >= 1.")
-        kind = BufferKind.of(tensor_size, dtype)
+        like = _described(tensor_size, dtype)
         with self._lock:
-            self._require_room(pool_size * kind.num_bytes, f"a pool of {pool_size} x {kind}")
+            self._require_room(pool_size * like.nbytes, f"a pool of {pool_size} x {dtype}{list(tensor_size)}")
             name = f"pool_{next(self._numbers)}"
-            self._pools[name] = TensorPool(name, pool_size, kind, lambda: self.allocate_tensor(*kind))
+            self._pools[name] = TensorPool(name, pool_size, like, lambda: self.allocate_tensor(like.shape, dtype))
         return name
 
     def get_tensor_from_pool(self, pool_id: str) -> torch.Tensor:
@@ -154,9 +153,9 @@ class TPUMemoryManager:
         """The memory in use now; `TPUMemoryStats.source` says how it is measured."""
         measured = xla.memory_info(self.device)
         with self._lock:
-            mine = {"bytes_used": self._num_bytes(), "peak_bytes_used": self._peak}
+            mine = {"bytes_used": self._num_bytes(), "bytes_limit": int(self.chip.hbm_bytes)}
             num_tensors, reserved = len(self._live), self.get_pool_stats()["reserved_bytes"]
-        found = {**mine, "bytes_limit": int(self.chip.hbm_bytes)} if measured is None else measured
+        found = mine if measured is None else measured
         used, total = found["bytes_used"], found["bytes_limit"]
         return TPUMemoryStats(
             source="accounting" if measured is None else "xla",
@@ -164,7 +163,6 @@ class TPUMemoryManager:
             reserved_memory=reserved,
             available_memory=max(0, int(total * self.config.memory_fraction) - used),
             total_memory=total,
-            peak_memory=found.get("peak_bytes_used", used),
             memory_fraction=self.config.memory_fraction,
             active_tensors=num_tensors,
             timestamp=time.time(),
@@ -184,10 +182,8 @@ class TPUMemoryManager:
         """
         every = self.config.monitoring_interval_seconds if interval is None else interval
         lasting = self.config.monitoring_duration_seconds if duration is None else duration
-        if not _is_number(every) or every <= 0:
-            raise TPUMemoryError(f"interval={every!r} is invalid. Allowed: seconds, finite and > 0.")
-        if not _is_number(lasting) or lasting < 0:
-            raise TPUMemoryError(f"duration={lasting!r} is invalid. Allowed: seconds, finite and >= 0.")
+        if not (0 < every < math.inf and 0 <= lasting < math.inf):
+            raise TPUMemoryError(f"interval={every}, duration={lasting} is invalid. Allowed: finite seconds.")
         start, looks = time.monotonic(), [self.get_memory_stats()]
         while (due := (math.floor((time.monotonic() - start) / every) + 1) * every) <= lasting:
             time.sleep(max(0.0, start + due - time.monotonic()))
@@ -231,12 +227,16 @@ class TPUMemoryManager:
     def _remember(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         self._live[storage] = storage.nbytes()
-        self._peak = max(self._peak, self._num_bytes())
         self._history.append(Allocation(time.time(), tuple(tensor.shape), tensor.dtype, tensor.nbytes))
 
     def _num_bytes(self) -> int:
         return sum(self._live.values())
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _described(shape: object, dtype: object) -> torch.Tensor:
+    """A tensor without memory of this shape and dtype; raises TPUMemoryError if one is invalid."""
+    if not isinstance(shape, tuple | list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise TPUMemoryError(f"shape={shape!r} is invalid. Allowed: a tuple of ints >= 0 such as (512, 512).")
+    if not isinstance(dtype, torch.dtype):
+        raise TPUMemoryError(f"dtype={dtype!r} is invalid. Allowed: a torch.dtype such as torch.float32.")
+    return torch.empty(shape, dtype=dtype, device="meta")

@@ -8,37 +8,30 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kp_dynamo.api.memory.stats import BufferKind
 from kp_dynamo.exceptions import TPUMemoryPoolError
 
 
 class TensorPool:
-    """At most `size` tensors of one kind, each allocated by `make` on first use. Its manager locks.
+    """At most `size` tensors of one shape and dtype, each allocated by `make` on first use. Its manager locks.
 
     A returned tensor is lent again: its place in the budget, the object, and its buffer until someone writes to it in
     place. XLA's buffers are immutable, so torch_xla then gives the tensor a new one and frees the old. A tensor that is
     dropped instead of returned makes room for a new one.
     """
 
-    def __init__(self, name: str, size: int, kind: BufferKind, make: Callable[[], torch.Tensor]) -> None:
-        self._name, self._size, self._kind, self._make = name, size, kind, make
+    def __init__(self, name: str, size: int, like: torch.Tensor, make: Callable[[], torch.Tensor]) -> None:
+        self._name, self._size, self._like, self._make = name, size, like, make
         self._idle: list[torch.Tensor] = []
         self._lent: Any = WeakIdKeyDictionary()
-        self._num_made = self._num_reused = 0
 
     def take(self) -> torch.Tensor:
         """Take a free tensor; a reused one keeps its old values, a new one is zero."""
-        if self._idle:
-            self._num_reused += 1
-            tensor = self._idle.pop()
-        elif len(self._lent) < self._size:
-            tensor = self._make()
-            self._num_made += 1
-        else:
+        if not self._idle and len(self._lent) == self._size:
             raise TPUMemoryPoolError(
                 f"{self._name} is exhausted: all {self._size} of its tensors are in use. Try: return one with "
                 "return_tensor_to_pool, drop one, or create a larger pool."
             )
+        tensor = self._idle.pop() if self._idle else self._make()
         self._lent[tensor] = True
         return tensor
 
@@ -48,7 +41,7 @@ class TensorPool:
             is_idle = any(tensor is idle for idle in self._idle)
             return "it was already returned" if is_idle else "it is not from this pool"
         del self._lent[tensor]
-        if (tuple(tensor.shape), tensor.dtype) != self._kind:
+        if (tensor.shape, tensor.dtype) != (self._like.shape, self._like.dtype):
             return f"it is now {tensor.dtype}{list(tensor.shape)}; its place in the pool is free again"
         tensor.grad = None
         self._idle.append(tensor.detach_())
@@ -56,7 +49,7 @@ class TensorPool:
 
     def drop_idle(self) -> int:
         """Free the idle tensors and return their bytes; they are allocated again when needed."""
-        freed = len(self._idle) * self._kind.num_bytes
+        freed = len(self._idle) * self._like.nbytes
         self._idle.clear()
         return freed
 
@@ -68,7 +61,5 @@ class TensorPool:
             "lent": num_lent,
             "idle": num_idle,
             "utilization": num_lent / self._size,
-            "tensors_made": self._num_made,
-            "times_reused": self._num_reused,
-            "reserved_bytes": (num_idle + num_lent) * self._kind.num_bytes,
+            "reserved_bytes": (num_idle + num_lent) * self._like.nbytes,
         }
