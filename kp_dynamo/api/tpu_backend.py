@@ -33,10 +33,7 @@ class TPUBackend(ProcessDevices):
         start_device(self.config.hardware.tpu)
         self.compiler = XLACompiler(self.config.hardware.tpu)
 
-    @property
-    def device_count(self) -> int:
-        """Number of XLA devices; one of them is used, under SPMD all."""
-        return self.num_devices
+    device_count = ProcessDevices.num_devices
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Move `model` onto the device, in place; tied parameters stay tied.

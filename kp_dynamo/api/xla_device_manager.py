@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import distributed
 
-from kp_dynamo.api import process_group
 from kp_dynamo.api.environment import checked_config, start_device
 from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import TPUConfig
@@ -37,12 +37,12 @@ class ProcessDevices:
     @property
     def world_size(self) -> int:
         """Number of processes: of torch.distributed's group if there is one, else of XLA's runtime."""
-        return (process_group.world() or xla.world())[0]
+        return distributed.get_world_size() if has_group() else xla.world()[0]
 
     @property
     def rank(self) -> int:
         """Rank of this process, from 0."""
-        return (process_group.world() or xla.world())[1]
+        return distributed.get_rank() if has_group() else xla.world()[1]
 
     @property
     def is_distributed(self) -> bool:
@@ -93,3 +93,8 @@ class XLADeviceManager(ProcessDevices):
             "rank": self.rank,
             "memory": xla.memory_info(self.device),
         }
+
+
+def has_group() -> bool:
+    """Whether torch.distributed has a default group."""
+    return distributed.is_available() and distributed.is_initialized()

@@ -1,23 +1,30 @@
-"""`XLADistributedTraining`: data-parallel models on all devices of a process, and collectives between processes."""
+"""`XLADistributedTraining`: data-parallel models on all devices of a process, and collectives between processes.
+
+Collectives go through torch.distributed, with copies on the CPU. XLA's own collectives between processes need a runtime
+that connects them, as on a TPU pod; they are untested.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.api import process_group
 from kp_dynamo.api.environment import of_type
 from kp_dynamo.api.models import checked_model, move, move_data
-from kp_dynamo.api.xla_device_manager import XLADeviceManager
+from kp_dynamo.api.xla_device_manager import XLADeviceManager, has_group
 from kp_dynamo.exceptions import TPUDistributedError
 from kp_dynamo.lowering import spmd
 
 REDUCTIONS = ("sum", "mean", "min", "max", "product")
+
+CARRIERS = ("gloo", "mpi")
+"""Backends of torch.distributed that support CPU tensors."""
 
 
 class XLADistributedTraining:
@@ -67,7 +74,9 @@ class XLADistributedTraining:
         module = checked_model(model)
         move(model, self.device_manager.device)
         if is_joined:
-            process_group.copy_from_first([*module.parameters(), *module.buffers()])
+            with torch.no_grad():
+                for tensor in [*module.parameters(), *module.buffers()]:
+                    tensor.copy_(_carried(tensor, lambda copy: distributed.broadcast(copy, src=0)))
         if self.device_manager.is_spmd:
             _have_shared(module, self.mesh_shape)
         return model
@@ -85,25 +94,49 @@ class XLADistributedTraining:
         """A new tensor: the "sum", "mean", "min", "max" or "product" of the tensors of all processes."""
         if op not in REDUCTIONS:
             raise TPUDistributedError(f"op={op!r} is invalid. Allowed: {', '.join(REDUCTIONS)}.")
-        return process_group.all_reduce(_tensor(tensor), op) if self._is_joined() else _tensor(tensor).clone()
+        _require_tensor(tensor)
+        if not self._is_joined():
+            return tensor.clone()
+        if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise TPUDistributedError(
+                f"op='mean' requires a floating-point tensor, got {tensor.dtype}. Try: op='sum', or .float()."
+            )
+        reduction = getattr(distributed.ReduceOp, "SUM" if op == "mean" else op.upper())
+        reduced = _carried(tensor, lambda copy: distributed.all_reduce(copy, op=reduction))
+        return (reduced / distributed.get_world_size() if op == "mean" else reduced).to(tensor.device)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new tensor: those of all processes, of one shape and dtype, concatenated along dimension 0."""
-        if _tensor(tensor).dim() == 0:
+        _require_tensor(tensor)
+        if tensor.dim() == 0:
             raise TPUDistributedError("a 0-d tensor has no dimension to gather along. Try: tensor.reshape(1).")
-        return process_group.all_gather(tensor) if self._is_joined() else tensor.clone()
+        if not self._is_joined():
+            return tensor.clone()
+        kinds: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(kinds, (tuple(tensor.shape), str(tensor.dtype)))
+        if len(set(kinds)) > 1:
+            listed = ", ".join(f"{i}: {dtype} {list(shape)}" for i, (shape, dtype) in enumerate(kinds))
+            raise TPUDistributedError(f"the tensors of the processes differ ({listed}). Allowed: one shape and dtype.")
+        parts = [torch.empty(tensor.shape, dtype=tensor.dtype) for _ in kinds]
+        _carried(tensor, lambda copy: distributed.all_gather(parts, copy))
+        return torch.cat(parts).to(tensor.device)
 
     def barrier(self) -> None:
         """Wait until every process is here and its device is idle."""
         is_joined = self._is_joined()
         self.device_manager.sync_all_devices()
         if is_joined:
-            torch.distributed.barrier()
+            distributed.barrier()
 
     def _is_joined(self) -> bool:
         """Whether there are other processes; raises if they cannot communicate."""
-        if self.is_distributed:
-            process_group.require_carrier(self.device_manager.world_size)
+        backend = distributed.get_backend() if has_group() else None
+        if self.is_distributed and not any(name in (backend or "") for name in CARRIERS):
+            found = f"torch.distributed has {f'a group of {backend!r}' if backend else 'no group'}"
+            raise TPUDistributedError(
+                f"the job has {self.device_manager.world_size} processes, but {found}. Allowed: a group of "
+                f"{' or '.join(CARRIERS)}. Try: torch.distributed.init_process_group('gloo')."
+            )
         return self.is_distributed
 
 
@@ -148,5 +181,16 @@ def _shared(data: Any, mesh_shape: tuple[int, ...]) -> Any:
     return pytree.tree_map_only(torch.Tensor, shared, data)
 
 
-def _tensor(value: object) -> torch.Tensor:
-    return of_type(torch.Tensor, "tensor", value, TPUDistributedError, "a torch.Tensor")
+def _require_tensor(value: object) -> None:
+    of_type(torch.Tensor, "tensor", value, TPUDistributedError, "a torch.Tensor")
+
+
+def _carried(tensor: torch.Tensor, send: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    """A contiguous copy on the CPU, after `send` has sent it or received into it, or raised TPUDistributedError."""
+    copy = tensor.detach().to("cpu", copy=True).contiguous()
+    try:
+        send(copy)
+    except (RuntimeError, ValueError, TypeError) as cause:
+        kind, why = f"{tensor.dtype}{list(tensor.shape)}", str(cause).splitlines()[0]
+        raise TPUDistributedError(f"torch.distributed cannot send a tensor {kind}: {why}") from cause
+    return copy

@@ -18,7 +18,6 @@ from kp_dynamo import (
     XLAOptimizations,
     create_xla_integration,
 )
-from kp_dynamo.api import process_group
 from kp_dynamo.api.xla_compiler import arguments_for
 from kp_dynamo.compat import xla
 from tests.spine import counted
@@ -147,7 +146,8 @@ def test_collectives_over_processes_that_nothing_joins(distributed, monkeypatch,
 
 
 def test_a_group_that_carries_no_tensors_of_the_cpu(distributed, monkeypatch):
-    monkeypatch.setattr(process_group, "world", lambda: (2, 0))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
     with pytest.raises(TPUDistributedError, match=r"has a group of 'nccl'. Allowed: a group of gloo or mpi"):
         distributed.barrier()
