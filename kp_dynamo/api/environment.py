@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from functools import cache
 from typing import TypeVar
 
-from kp_dynamo.api.flags import apply_flags
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions, earlier_version
 from kp_dynamo.config.tpu_config import TPUConfig, TPUTopology
@@ -14,6 +17,9 @@ from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering import spmd
 
 T = TypeVar("T")
+
+_COMMAND = [sys.executable, "-W", "ignore", "-c", "import torch_xla; torch_xla.device()"]
+_SECONDS = 120
 
 
 def of_type(kind: type[T], name: str, value: object, error: type[TPUBackendError], allowed: str) -> T:
@@ -62,3 +68,58 @@ def xla_problem() -> str:
     except TPUBackendError as problem:
         return str(problem)
     return ""
+
+
+def apply_flags(flags: str | None) -> None:
+    """Add compiler flags to the environment, which the client reads once, when it starts.
+
+    Raises:
+        TPUConfigurationError: The client has started without them, or XLA does not know one. Flags of the TPU compiler
+            are not checked: libtpu reads them, on a machine with a TPU.
+    """
+    if late := late_flags(flags):
+        raise TPUConfigurationError(
+            f"xla_flags={' '.join(late)!r} is too late: the XLA client of this process has already started. "
+            "Try: create the configuration and the first TPUBackend before anything uses the device."
+        )
+    missing = _missing(flags)
+    of_xla = tuple(flag for flag in missing if _variable(flag) == "XLA_FLAGS")
+    if of_xla and (problem := _problem(of_xla)) and not _problem(()):
+        raise TPUConfigurationError(
+            f"xla_flags={' '.join(of_xla)!r} is invalid: XLA does not start with it: {problem}. "
+            "Try: correct the flag, or omit it. Flags of the TPU compiler start with --xla_tpu."
+        )
+    for flag in missing:
+        variable = _variable(flag)
+        os.environ[variable] = f"{os.environ.get(variable, '')} {flag}".strip()
+
+
+def late_flags(flags: str | None) -> list[str]:
+    """The flags that are missing from a client that has already started."""
+    return _missing(flags) if xla.is_started() else []
+
+
+def _missing(flags: str | None) -> list[str]:
+    return [flag for flag in (flags or "").split() if flag not in os.environ.get(_variable(flag), "").split()]
+
+
+def _variable(flag: str) -> str:
+    """The environment variable of a flag: libtpu's or XLA's."""
+    return "LIBTPU_INIT_ARGS" if flag.startswith("--xla_tpu") else "XLA_FLAGS"
+
+
+@cache
+def _problem(flags: tuple[str, ...]) -> str:
+    """The first XLA error line of a client on XLA's CPU device with these flags; "" if it starts, in about 10 s.
+
+    If it takes longer than two minutes, the flags count as good.
+    """
+    both = f"{os.environ.get('XLA_FLAGS', '')} {' '.join(flags)}".strip()
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "XLA_FLAGS": both}
+    try:
+        done = subprocess.run(_COMMAND, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return ""
+    lines = done.stderr.splitlines() or ["it exits without a message"]
+    errors = [line.partition("] ")[2] for line in lines if "] " in line and (": E " in line or ": F " in line)]
+    return [*errors, lines[-1]][0] if done.returncode else ""

@@ -101,7 +101,7 @@ class TPUOptimizer:
     ) -> TPUOptimizationResult:
         start, module, config = time.perf_counter(), checked_model(model), self.config.hardware.tpu
         level = arguments_for(module, config, wanted)["options"]["level"]
-        validation = validate_tpu_model(module, config, sample_inputs, run=False)
+        validation = validate_tpu_model(module, config, sample_inputs)
         if validation.failed:
             require_nothing_found(validation, "validation")
         metrics: dict[str, Any] = {

@@ -1,18 +1,34 @@
-"""Validates a configuration, and a model: its fit to the chip and the agreement of compiled and eager results."""
+"""Validates a configuration, and a model: its fit to the chip and whether it accepts its inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from math import ceil, prod
+from typing import Any, Literal
 
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from kp_dynamo.api.environment import checked_config
-from kp_dynamo.api.models import SampleInputs, checked_model
-from kp_dynamo.api.validation_rules import ValidationReport, check_config, check_model, check_run
-from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUConfig
-from kp_dynamo.exceptions import TPUValidationError
+from kp_dynamo.api.environment import checked_config, deciding_chip, late_flags
+from kp_dynamo.api.models import SampleInputs, checked_model, device_of, unchanged
+from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
+from kp_dynamo.exceptions import TPUBackendError, TPUValidationError
+from kp_dynamo.hardware import CHIPS, GB, SUBLANES, Chip, memory_budget_bytes
+
+_NARROW = {torch.float16: "bfloat16 is the TPU's own narrow dtype", torch.float64: "the TPU computes it in software"}
+
+Status = Literal["passed", "failed", "warning"]
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """The result of one check."""
+
+    name: str
+    status: Status
+    message: str
 
 
 @dataclass(frozen=True)
@@ -45,26 +61,23 @@ def validate_tpu_configuration(config: KernelPyTorchConfig | TPUConfig) -> Valid
         TPUValidationError: The configuration is strict, and a check did not pass.
     """
     tpu = config.hardware.tpu if isinstance(config, KernelPyTorchConfig) else checked_config(config)
-    return _summary(check_config(tpu), tpu)
+    return _summary(_check_config(tpu), tpu)
 
 
-def validate_tpu_model(
-    model: nn.Module, tpu_config: TPUConfig, sample_inputs: Any = None, *, run: bool = True
-) -> ValidationSummary:
-    """Check a model's memory, dtypes and sizes; with sample inputs, call it and compare compiled with eager.
+def validate_tpu_model(model: nn.Module, tpu_config: TPUConfig, sample_inputs: Any = None) -> ValidationSummary:
+    """Check a model's memory, dtypes and sizes; with sample inputs, call it eagerly and leave it unchanged.
 
-    Sizes that do not fill the chip's tiles are warnings: the chip computes the padding too. The model is unchanged, and
-    validated in its current mode: gradients are compared in training mode. With `run=False` it is only called eagerly.
-    Sample inputs are a tensor, a tuple of arguments or a dict of keyword arguments.
+    Sizes that do not fill the chip's tiles are warnings: the chip computes the padding too. Sample inputs are a tensor,
+    a tuple of arguments or a dict of keyword arguments.
 
     Raises:
         TPUModelPreparationError: It is not a module.
         TPUValidationError: The configuration is strict, and a check did not pass.
     """
     module, config = checked_model(model), checked_config(tpu_config)
-    reports = [*check_model(module, config)]
+    reports = [*_check_model(module, config)]
     if sample_inputs is not None:
-        reports += check_run(module, config, SampleInputs.of(sample_inputs), is_compiled=run)
+        reports += _check_inputs(module, SampleInputs.of(sample_inputs))
     return _summary(reports, config)
 
 
@@ -87,3 +100,101 @@ def _summary(found: Iterable[ValidationReport], config: TPUConfig) -> Validation
     if config.enable_strict_validation:
         require_nothing_found(summary, "strict validation")
     return summary
+
+
+def _check_config(config: TPUConfig) -> Iterator[ValidationReport]:
+    """Settings that will raise, are ignored, or are wasteful."""
+    late = late_flags(config.xla_flags)
+    is_pjit, is_superpod = config.compilation_mode is TPUCompilationMode.PJIT, config.topology is TPUTopology.SUPERPOD
+    is_wide = config.mixed_precision and config.precision == "float32"
+    is_once = config.monitoring_interval_seconds > config.monitoring_duration_seconds
+    rules: tuple[tuple[str, bool, Status, str], ...] = (
+        ("enabled", not config.enabled, "failed", "the TPU is disabled"),
+        ("compilation_mode", is_pjit, "failed", "PJIT is unsupported; compiling raises"),
+        ("topology", is_superpod, "failed", "SUPERPOD raises: several slices are unsupported"),
+        ("xla_flags", bool(late), "failed", f"too late for {' '.join(late)}: the XLA client has already started"),
+        ("mixed_precision", is_wide, "warning", "no effect: precision is float32"),
+        ("cache_max_size", config.cache_max_size == 1, "warning", "a step's forward and backward evict each other"),
+        ("memory_fraction", config.memory_fraction > 0.95, "warning", "the runtime needs some memory as well"),
+        ("monitoring", is_once, "warning", "the interval is longer than the duration: only one sample"),
+    )
+    for version, given in ((TPUVersion.V6E, config.v6e_memory_gb), (TPUVersion.V7, config.v7_memory_gb)):
+        name, vendor_gb = f"{version.value}_memory_gb", CHIPS[version.value].hbm_bytes / GB
+        is_unused = given is not None and config.version is not version
+        why = f"no effect: version is {config.version.name}" if is_unused else f"the vendor says {vendor_gb:.0f} GB"
+        rules += ((name, is_unused or (given or 0) > vendor_gb, "warning", why),)
+    for name, is_found, status, message in rules:
+        yield ValidationReport(name, status, message) if is_found else ValidationReport(name, "passed", "fine")
+
+
+def _check_model(model: nn.Module, config: TPUConfig) -> Iterator[ValidationReport]:
+    """What does not fit the chip's memory, is slow on it, or is padded."""
+    chip = deciding_chip(config)
+    try:
+        yield ValidationReport("placement", "passed", f"on {device_of(model)}")
+    except TPUBackendError as problem:
+        yield ValidationReport("placement", "failed", str(problem))
+    yield _memory(model, config, chip)
+    for dtype, reason in _NARROW.items():
+        if names := [name for name, p in model.named_parameters() if p.dtype == dtype]:
+            text = f"{len(names)} parameter(s), the first is {names[0]}: {reason}"
+            yield ValidationReport(f"dtype {dtype}", "warning", text)
+    off = list(_off_tile_sizes(model, chip))
+    for name, sizes, ratio in off:
+        text = f"{sizes}; a {chip.name} computes {ratio:.2f} times as much as requested"
+        yield ValidationReport(f"tiles {name}", "warning", text)
+    if not off:
+        text = f"all layers fill the {chip.mxu_size} x {chip.mxu_size} tiles of a {chip.name}"
+        yield ValidationReport("tiles", "passed", text)
+
+
+def _check_inputs(model: nn.Module, inputs: SampleInputs) -> Iterator[ValidationReport]:
+    """Whether they fill the tiles, and the model accepts them."""
+    yield _batch(inputs)
+    try:
+        with unchanged(model), torch.no_grad():
+            inputs.on_device_of(model).call(model)
+    except Exception as problem:  # noqa: BLE001  # any exception of the model is the finding
+        yield ValidationReport("inputs", "failed", f"the model raises {type(problem).__name__}: {problem}")
+    else:
+        yield ValidationReport("inputs", "passed", "the model accepts them")
+
+
+def _memory(model: nn.Module, config: TPUConfig, chip: Chip) -> ValidationReport:
+    held = sum({id(t): t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()]}.values())
+    room = memory_budget_bytes(chip, config.memory_fraction, None)
+    text = f"parameters and buffers take {held / GB:.3f} GB of the {room / GB:.2f} GB available on a {chip.name}"
+    is_named = config.version is not TPUVersion.AUTO
+    return ValidationReport("memory", "passed" if held <= room else "failed" if is_named else "warning", text)
+
+
+def _off_tile_sizes(model: nn.Module, chip: Chip) -> Iterator[tuple[str, str, float]]:
+    """Layers whose matmuls do not fill the chip's matrix unit: path, sizes as text, computed / requested work."""
+    for path, module in model.named_modules():
+        sizes = _sizes(module)
+        padded = [ceil(size / chip.mxu_size) * chip.mxu_size for size in sizes.values()]
+        ratio = prod(padded) / max(prod(sizes.values()), 1)
+        if ratio > 1:
+            text = ", ".join(f"{name} {size}" for name, size in sizes.items() if size % chip.mxu_size)
+            yield path or "model", f"{text}: no multiple of {chip.mxu_size}", ratio
+
+
+def _sizes(module: nn.Module) -> dict[str, int]:
+    """The contracted size and the output size of a layer's matmul; empty if it has none."""
+    if isinstance(module, nn.Linear):
+        return {"in_features": module.in_features, "out_features": module.out_features}
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        contracted = module.in_channels // module.groups * prod(module.kernel_size)
+        return {"in_channels x kernel": contracted, "out_channels": module.out_channels // module.groups}
+    if isinstance(module, nn.MultiheadAttention):
+        return {"head_dim": module.head_dim}
+    return {}
+
+
+def _batch(inputs: SampleInputs) -> ValidationReport:
+    leaves = pytree.tree_leaves((inputs.args, inputs.kwargs))
+    first = next((t for t in leaves if isinstance(t, torch.Tensor) and t.dim()), torch.empty(SUBLANES, 1))
+    # Rows of the first layer's matrix; an integer tensor has one row per index (embedding lookup).
+    rows = first.numel() // (max(first.shape[-1], 1) if first.is_floating_point() else 1)
+    text = f"{rows} rows in the first input; a tile has {SUBLANES} rows, and the rest is padding"
+    return ValidationReport("batch", "passed" if rows % SUBLANES == 0 else "warning", text)

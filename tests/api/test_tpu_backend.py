@@ -21,8 +21,8 @@ from kp_dynamo import (
     TPUModelPreparationError,
     TPUNotAvailableError,
 )
-from kp_dynamo.api import flags
-from kp_dynamo.api.flags import apply_flags
+from kp_dynamo.api import environment
+from kp_dynamo.api.environment import apply_flags
 from kp_dynamo.compat import xla
 from tests.spine import counted, run_script
 
@@ -202,12 +202,12 @@ def test_flags_go_into_the_variable_of_their_reader_and_once(monkeypatch):
         monkeypatch.setenv(name, "--there")
     monkeypatch.setattr(xla, "is_started", lambda: False)
     tried = []
-    monkeypatch.setattr(flags, "_require_known", tried.append)
+    monkeypatch.setattr(environment, "_problem", lambda flags: tried.append(flags) or "")
     for _ in range(2):
         apply_flags("--xla_tpu_a=1 --xla_b --there")
     assert os.environ["LIBTPU_INIT_ARGS"] == "--there --xla_tpu_a=1"
     assert os.environ["XLA_FLAGS"] == "--there --xla_b"
-    assert tried == [["--xla_b"]]
+    assert tried == [("--xla_b",)]
     monkeypatch.setattr(xla, "is_started", lambda: True)
     apply_flags("--xla_b --xla_tpu_a=1")
     apply_flags(None)
