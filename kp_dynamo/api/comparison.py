@@ -15,8 +15,6 @@ from torch.utils import _pytree as pytree
 from kp_dynamo.api.models import SampleInputs, unchanged
 from kp_dynamo.compat import xla
 
-_NUM_TIMED = 5
-
 Tensors = list[torch.Tensor]
 
 
@@ -38,7 +36,7 @@ def milliseconds(module: nn.Module, run: Callable[..., Any], inputs: SampleInput
     """Median time of 5 synchronized calls of `run`, including the backward if the results have one."""
     taken = []
     with unchanged(module):
-        for _ in range(_NUM_TIMED):
+        for _ in range(5):
             start = time.perf_counter()
             _call(module, run, inputs)
             xla.synchronize()
@@ -73,7 +71,8 @@ def _relative(mine: Tensors, eager: Tensors) -> float:
     if not all(torch.equal(a, b) for a, b in zip(mine, eager, strict=True) if _is_exact(b)):
         return math.inf
     pairs = [(_in_float64(a), _in_float64(b)) for a, b in zip(mine, eager, strict=True) if not _is_exact(b)]
-    distance = math.hypot(*(torch.where(_is_equal(a, b), 0.0, a - b).norm().item() for a, b in pairs))
+    equal = [(a == b) | (a.isnan() & b.isnan()) for a, b in pairs]
+    distance = math.hypot(*(torch.where(e, 0.0, a - b).norm().item() for e, (a, b) in zip(equal, pairs, strict=True)))
     size = math.hypot(*(torch.where(b.isfinite(), b, 0.0).norm().item() for _, b in pairs))
     if not math.isfinite(distance) or not math.isfinite(size):
         return math.inf
@@ -82,10 +81,6 @@ def _relative(mine: Tensors, eager: Tensors) -> float:
 
 def _is_exact(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex()
-
-
-def _is_equal(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (a == b) | (a.isnan() & b.isnan())
 
 
 def _in_float64(tensor: torch.Tensor) -> torch.Tensor:

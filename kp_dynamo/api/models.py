@@ -144,10 +144,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         for buffer, value, version in values:
             _restore(buffer, value, version)
         if written := [name for name, parameter, version in versions if _version(parameter) != version]:
-            logger.warning(
-                "calling the model once changed it: its forward writes to %s in place. Try: register it as a buffer, "
-                "which is restored, or save its values first.", ", ".join(written)
-            )  # fmt: skip
+            text = "calling the model once changed it: its forward writes to %s in place. Try: register it as a buffer."
+            logger.warning(text, ", ".join(written))
 
 
 def _version(tensor: torch.Tensor) -> int:

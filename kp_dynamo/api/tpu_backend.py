@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import torch
 from torch import nn
+from torch.optim import Optimizer
 
+from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint, save_checkpoint
+from kp_dynamo.api.checkpoint.file import Path
 from kp_dynamo.api.environment import of_type, start_device
 from kp_dynamo.api.models import checked_model, move, move_data
 from kp_dynamo.api.xla_compiler import XLACompiler
@@ -28,8 +29,7 @@ class TPUBackend(ProcessDevices):
 
     def __init__(self, config: KernelPyTorchConfig | None = None) -> None:
         chosen = KernelPyTorchConfig() if config is None else config
-        allowed = "a KernelPyTorchConfig, None"
-        self.config = of_type(KernelPyTorchConfig, "config", chosen, TPUConfigurationError, allowed)
+        self.config = of_type(KernelPyTorchConfig, "config", chosen, TPUConfigurationError, "a KernelPyTorchConfig")
         start_device(self.config.hardware.tpu)
         self.compiler = XLACompiler(self.config.hardware.tpu)
 
@@ -84,37 +84,25 @@ class TPUBackend(ProcessDevices):
         clear_cache()
 
     def save_model(
-        self,
-        model: nn.Module,
-        path: str | os.PathLike[str],
-        save_optimizer: bool = False,
-        optimizer: torch.optim.Optimizer | None = None,
+        self, model: nn.Module, path: Path, save_optimizer: bool = False, optimizer: Optimizer | None = None
     ) -> None:
         """`save_checkpoint` with this configuration; `save_optimizer=True` requires an optimizer.
 
         Raises:
             TPUCheckpointError: The file cannot be written, or the optimizer is missing.
         """
-        from kp_dynamo.api.checkpoint.checkpoint import save_checkpoint
-
         _require_optimizer("save_optimizer", save_optimizer, optimizer)
         self.synchronize()
         save_checkpoint(path, checked_model(model), optimizer, config=self.config.to_dict())
 
     def load_model(
-        self,
-        model: nn.Module,
-        path: str | os.PathLike[str],
-        load_optimizer: bool = False,
-        optimizer: torch.optim.Optimizer | None = None,
+        self, model: nn.Module, path: Path, load_optimizer: bool = False, optimizer: Optimizer | None = None
     ) -> nn.Module:
         """`load_checkpoint` into `model`, which is returned; `load_optimizer=True` requires an optimizer.
 
         Raises:
             TPUCheckpointError: The file cannot be read or is damaged; model and optimizer are unchanged.
         """
-        from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint
-
         _require_optimizer("load_optimizer", load_optimizer, optimizer)
         load_checkpoint(path, checked_model(model), optimizer)
         return model

@@ -55,9 +55,9 @@ class TPUOptimizer:
                 (`XLAOptimizations.add_compilation_hints`), else of the configuration.
 
         Returns:
-            The compiled model and its figures: "num_parameters", "parameter_bytes"; with sample inputs "compile_s",
-            "num_programs", "device", "ms_per_call" and "eager_ms_per_call" (including the backward in training mode)
-            and "relative_difference" of "results" and "gradients" from eager, None if the model is random.
+            The compiled model and, with sample inputs, its figures: "compile_s", "num_programs", "device",
+            "ms_per_call" and "eager_ms_per_call" (including the backward in training mode), and "relative_difference"
+            of "results" and "gradients" from eager, None if the model is random.
 
         Raises:
             TPUConfigurationError: An unknown level.
@@ -93,21 +93,14 @@ class TPUOptimizer:
         self.compiler.clear_cache()
 
     def _optimized(
-        self,
-        compile_model: Callable[..., nn.Module],
-        model: nn.Module,
-        sample_inputs: Any,
-        wanted: str | None = None,
+        self, compile_model: Callable[..., nn.Module], model: nn.Module, sample_inputs: Any, wanted: str | None = None
     ) -> TPUOptimizationResult:
         start, module, config = time.perf_counter(), checked_model(model), self.config.hardware.tpu
         level = arguments_for(module, config, wanted)["options"]["level"]
         validation = validate_tpu_model(module, config, sample_inputs)
         if validation.failed:
             require_nothing_found(validation, "validation")
-        metrics: dict[str, Any] = {
-            "num_parameters": sum(p.numel() for p in module.parameters()),
-            "parameter_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
-        }
+        metrics: dict[str, Any] = {}
         num_programs, compile_start = TELEMETRY.counts["programs"], time.perf_counter()
         compiled = compile_model(module, sample_inputs, level=level)
         if sample_inputs is not None:

@@ -9,13 +9,12 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from kp_dynamo.api.environment import checked_config, deciding_chip, late_flags
 from kp_dynamo.api.models import SampleInputs, checked_model, device_of, unchanged
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
 from kp_dynamo.exceptions import TPUBackendError, TPUValidationError
-from kp_dynamo.hardware import CHIPS, GB, SUBLANES, Chip, memory_budget_bytes
+from kp_dynamo.hardware import CHIPS, GB, Chip, memory_budget_bytes
 
 _NARROW = {torch.float16: "bfloat16 is the TPU's own narrow dtype", torch.float64: "the TPU computes it in software"}
 
@@ -107,7 +106,6 @@ def _check_config(config: TPUConfig) -> Iterator[ValidationReport]:
     late = late_flags(config.xla_flags)
     is_pjit, is_superpod = config.compilation_mode is TPUCompilationMode.PJIT, config.topology is TPUTopology.SUPERPOD
     is_wide = config.mixed_precision and config.precision == "float32"
-    is_once = config.monitoring_interval_seconds > config.monitoring_duration_seconds
     rules: tuple[tuple[str, bool, Status, str], ...] = (
         ("enabled", not config.enabled, "failed", "the TPU is disabled"),
         ("compilation_mode", is_pjit, "failed", "PJIT is unsupported; compiling raises"),
@@ -116,7 +114,6 @@ def _check_config(config: TPUConfig) -> Iterator[ValidationReport]:
         ("mixed_precision", is_wide, "warning", "no effect: precision is float32"),
         ("cache_max_size", config.cache_max_size == 1, "warning", "a step's forward and backward evict each other"),
         ("memory_fraction", config.memory_fraction > 0.95, "warning", "the runtime needs some memory as well"),
-        ("monitoring", is_once, "warning", "the interval is longer than the duration: only one sample"),
     )
     for version, given in ((TPUVersion.V6E, config.v6e_memory_gb), (TPUVersion.V7, config.v7_memory_gb)):
         name, vendor_gb = f"{version.value}_memory_gb", CHIPS[version.value].hbm_bytes / GB
@@ -149,8 +146,7 @@ def _check_model(model: nn.Module, config: TPUConfig) -> Iterator[ValidationRepo
 
 
 def _check_inputs(model: nn.Module, inputs: SampleInputs) -> Iterator[ValidationReport]:
-    """Whether they fill the tiles, and the model accepts them."""
-    yield _batch(inputs)
+    """Whether the model accepts them."""
     try:
         with unchanged(model), torch.no_grad():
             inputs.on_device_of(model).call(model)
@@ -189,12 +185,3 @@ def _sizes(module: nn.Module) -> dict[str, int]:
     if isinstance(module, nn.MultiheadAttention):
         return {"head_dim": module.head_dim}
     return {}
-
-
-def _batch(inputs: SampleInputs) -> ValidationReport:
-    leaves = pytree.tree_leaves((inputs.args, inputs.kwargs))
-    first = next((t for t in leaves if isinstance(t, torch.Tensor) and t.dim()), torch.empty(SUBLANES, 1))
-    # Rows of the first layer's matrix; an integer tensor has one row per index (embedding lookup).
-    rows = first.numel() // (max(first.shape[-1], 1) if first.is_floating_point() else 1)
-    text = f"{rows} rows in the first input; a tile has {SUBLANES} rows, and the rest is padding"
-    return ValidationReport("batch", "passed" if rows % SUBLANES == 0 else "warning", text)

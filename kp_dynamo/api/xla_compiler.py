@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ from kp_dynamo.exceptions import (
 from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo
 
 _MAX_MODELS = 1 << 20
-_numbers = itertools.count()
 
 HINTS: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
 """Arguments of `torch.compile` for one model that win over the configuration; `XLAOptimizations` sets them."""
@@ -168,7 +166,7 @@ def time_compilation(model: nn.Module, sample_inputs: Any, config: TPUConfig) ->
     from kp_dynamo.session import Session
 
     options, recorder = CompileOptions.from_dict(arguments["options"]), Recorder((), ())
-    session = Session(options.cache_size, observe=recorder, salt=f"timed {next(_numbers)} ")
+    session = Session(options.cache_size, observe=recorder, salt=f"timed {time.monotonic_ns()} ")
     how = {"fullgraph": arguments["fullgraph"], "dynamic": arguments["dynamic"]}
     with readable_errors(), fresh_dynamo():
         before, start = dynamo_seconds(), time.perf_counter()

@@ -94,7 +94,7 @@ class XLADistributedTraining:
         """A new tensor: the "sum", "mean", "min", "max" or "product" of the tensors of all processes."""
         if op not in REDUCTIONS:
             raise TPUDistributedError(f"op={op!r} is invalid. Allowed: {', '.join(REDUCTIONS)}.")
-        _require_tensor(tensor)
+        of_type(torch.Tensor, "tensor", tensor, TPUDistributedError, "a torch.Tensor")
         if not self._is_joined():
             return tensor.clone()
         if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
@@ -107,7 +107,7 @@ class XLADistributedTraining:
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new tensor: those of all processes, of one shape and dtype, concatenated along dimension 0."""
-        _require_tensor(tensor)
+        of_type(torch.Tensor, "tensor", tensor, TPUDistributedError, "a torch.Tensor")
         if tensor.dim() == 0:
             raise TPUDistributedError("a 0-d tensor has no dimension to gather along. Try: tensor.reshape(1).")
         if not self._is_joined():
@@ -179,10 +179,6 @@ def _shared(data: Any, mesh_shape: tuple[int, ...]) -> Any:
         return spmd.shard_batch(tensor, mesh_shape) if is_of_batch else tensor
 
     return pytree.tree_map_only(torch.Tensor, shared, data)
-
-
-def _require_tensor(value: object) -> None:
-    of_type(torch.Tensor, "tensor", value, TPUDistributedError, "a torch.Tensor")
 
 
 def _carried(tensor: torch.Tensor, send: Callable[[torch.Tensor], Any]) -> torch.Tensor:

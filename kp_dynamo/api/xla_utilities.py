@@ -60,7 +60,7 @@ class XLAUtilities:
             Seconds: "dynamo", "aot" (AOTAutograd, partitioner and keys), "passes", "trace", "xla", "run" (the rest,
             including the model's own run) and "total".
         """
-        return time_compilation(model, sample_inputs, _chosen(tpu_config))
+        return time_compilation(model, sample_inputs, checked_config(tpu_config or TPUConfig()))
 
     @staticmethod
     def debug_xla_graph(
@@ -71,7 +71,7 @@ class XLAUtilities:
         The model does not run, and no program is compiled. In training mode the backward is included.
         """
         module = checked_model(model)
-        options = CompileOptions.from_dict(arguments_for(module, _chosen(tpu_config))["options"])
+        options = CompileOptions.from_dict(arguments_for(module, checked_config(tpu_config or TPUConfig()))["options"])
         from kp_dynamo.aot.trace_programs import graph_texts
 
         return graph_texts(*SampleInputs.of(sample_inputs).by_position(module), options, module.training)
@@ -84,7 +84,3 @@ class XLAUtilities:
         """
         chip = deciding_chip(TPUConfig(version=version))  # type: ignore[arg-type]  # a string becomes a member
         return [] if chip.name == "v7" else [*_OVERLAP]
-
-
-def _chosen(config: TPUConfig | None) -> TPUConfig:
-    return checked_config(TPUConfig() if config is None else config)

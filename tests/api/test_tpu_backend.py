@@ -1,8 +1,7 @@
 """`TPUBackend`: the device, models and data on it, what is refused, and files handed to the checkpoint functions."""
 
 import os
-import sys
-import types
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -21,7 +20,7 @@ from kp_dynamo import (
     TPUModelPreparationError,
     TPUNotAvailableError,
 )
-from kp_dynamo.api import environment
+from kp_dynamo.api import environment, tpu_backend
 from kp_dynamo.api.environment import apply_flags
 from kp_dynamo.compat import xla
 from tests.spine import counted, run_script
@@ -246,10 +245,9 @@ assert "--xla_cpu_enable_fast_math=false" in os.environ["XLA_FLAGS"].split()
 def files(monkeypatch):
     """Stands for the checkpoint functions, which have tests of their own."""
     calls = []
-    module = types.ModuleType("kp_dynamo.api.checkpoint.checkpoint")
-    module.save_checkpoint = lambda *args, **kwargs: calls.append(("save", args, kwargs))
-    module.load_checkpoint = lambda *args, **kwargs: calls.append(("load", args, kwargs))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in ("save", "load"):
+        call = partial(lambda name, *args, **kwargs: calls.append((name, args, kwargs)), name)
+        monkeypatch.setattr(tpu_backend, f"{name}_checkpoint", call)
     return calls
 
 

@@ -46,8 +46,6 @@ def test_every_level_compiles_and_measures(optimizer, level):
         result = optimizer.optimize(model, X, optimization_level=level)
     metrics = result.performance_metrics
     assert (counts.programs, metrics["num_programs"], result.optimization_level) == (2, 2, level)
-    assert metrics["num_parameters"] == 16 * 32 + 32 + 32 * 4 + 4
-    assert metrics["parameter_bytes"] == 4 * metrics["num_parameters"]
     assert metrics["ms_per_call"] > 0
     assert metrics["eager_ms_per_call"] > 0
     assert result.optimization_time > metrics["compile_s"] > 0
@@ -61,7 +59,7 @@ def test_without_sample_inputs_nothing_is_measured(optimizer):
     with counted() as counts:
         result = optimizer.optimize(mlp())
     assert counts.programs == 0
-    assert set(result.performance_metrics) == {"num_parameters", "parameter_bytes"}
+    assert result.performance_metrics == {}
     assert result.optimized_model(X).shape == (8, 4)
 
 

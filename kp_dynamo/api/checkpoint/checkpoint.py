@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from kp_dynamo.api.checkpoint.file import DIGEST, FORMAT, read_file, write_file
+from kp_dynamo.api.checkpoint.file import DIGEST, FORMAT, Path, read_file, write_file
 from kp_dynamo.api.checkpoint.model import plan_write, read_model
 from kp_dynamo.api.checkpoint.optimizer import describe, load, require_fit
 from kp_dynamo.api.checkpoint.values import Encoder, decode
@@ -27,7 +28,6 @@ from kp_dynamo.lowering.pending import run_pending
 
 _PREFIX = "kp_tpu."
 _VERSIONS_OF = ("kp_dynamo", "torch", "torch_xla", "safetensors")
-_Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,7 @@ class CheckpointInfo:
 
 
 def save_checkpoint(
-    path: _Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
-    *,
-    config: Any = None,
-    step: int | None = None,
+    path: Path, model: nn.Module, optimizer: Optimizer | None = None, *, config: Any = None, step: int | None = None
 ) -> None:
     """Save a model, and its optimizer's state if one is given; tensors on a device are copied to the CPU.
 
@@ -80,7 +75,7 @@ def save_checkpoint(
     write_file(path, _on_cpu({**stored, **plain.tensors}), {"format": "pt", **metadata})
 
 
-def load_checkpoint(path: _Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> CheckpointInfo:
+def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer | None = None) -> CheckpointInfo:
     """Load a file of `save_checkpoint` into `model` and `optimizer`, on their current devices.
 
     Everything is checked before the first write: names, shapes, dtypes, and the optimizer's class, groups and
@@ -107,7 +102,7 @@ def load_checkpoint(path: _Path, model: nn.Module, optimizer: torch.optim.Optimi
     with contextlib.ExitStack() as undo:
         if optimizer is not None:
             load(optimizer, optimizer_state, undo)
-        write.apply(undo)
+        write(undo)
         undo.pop_all()
     return info
 

@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 from kp_dynamo.api.checkpoint.atomic_file import opened, replacing
 from kp_dynamo.exceptions import TPUCheckpointError
 
+Path = str | os.PathLike[str]
+
 FORMAT = "kp_tpu.format"
 FORMAT_VERSION = "1"
 DIGEST = "kp_tpu.digest"
@@ -25,7 +27,7 @@ _RESERVED = "__metadata__"  # the key in safetensors' header that is not a tenso
 _UNREADABLE = (OSError, SafetensorError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 
 
-def write_file(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+def write_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
     """Write CPU tensors and metadata; an existing file at `path` is replaced atomically, or TPUCheckpointError raised.
 
     Do not modify the tensors meanwhile: the file would not match its digest.
@@ -50,7 +52,7 @@ def write_file(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]
         ) from cause
 
 
-def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Read a file of `write_file`; any other raises TPUCheckpointError. The tensors are memory-mapped."""
     _require_path(path)
     try:
@@ -81,7 +83,7 @@ def _require_path(path: object) -> None:
         raise TPUCheckpointError(f"path={path!r} is invalid. Allowed: the name of a file as str or os.PathLike.")
 
 
-def _require_ours(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
+def _require_ours(path: Path, metadata: Mapping[str, str]) -> None:
     version = metadata.get(FORMAT)
     if version is None:
         raise TPUCheckpointError(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ _COMPILED = "_orig_mod"  # where torch.compile keeps the module it wraps
 
 # The dictionary in which a module holds a tensor, and the key there.
 _Slot = tuple[dict[str, Any], str]
+# A tensor of the model, and its value in the file.
+_Copy = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,31 +41,6 @@ class ModelState:
     slots: dict[str, _Slot]
 
 
-@dataclass(frozen=True)
-class ModelWrite:
-    """The checked writes of a load: targets and their values, and slots to tie."""
-
-    copies: list[tuple[torch.Tensor, torch.Tensor]]
-    ties: list[tuple[_Slot, torch.Tensor]]
-
-    def apply(self, undo: contextlib.ExitStack) -> None:
-        """Write all values; `undo` restores the old ones, in reverse order because targets may share elements.
-
-        Raises TPUCheckpointError if memory runs out.
-        """
-        try:
-            for target, value in self.copies:
-                once, value_once = _without_repeats(target, value)
-                with _writable(once):
-                    undo.callback(_restore, once, once.clone())
-                    once.copy_(value_once)
-        except Exception as cause:
-            raise TPUCheckpointError(f"the model could not be written to: {cause}. Nothing was changed.") from cause
-        for (held, key), tensor in self.ties:
-            undo.callback(held.__setitem__, key, held[key])
-            held[key] = tensor
-
-
 def read_model(given: object) -> ModelState:
     """The state of a model; raises TPUCheckpointError if part of it is not a dense tensor with values."""
     model = of_type(nn.Module, "model", given, TPUCheckpointError, "an nn.Module")
@@ -75,10 +53,13 @@ def read_model(given: object) -> ModelState:
     return ModelState(tensors, stored_as, slots)
 
 
-def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as: Mapping[str, str]) -> ModelWrite:
-    """Plan where to write the file's tensors; names, shapes, dtypes or ties that do not fit raise TPUCheckpointError.
+def plan_write(
+    state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as: Mapping[str, str]
+) -> Callable[[contextlib.ExitStack], None]:
+    """The write of a load, checked: names, shapes, dtypes or ties that do not fit raise TPUCheckpointError.
 
-    `tensors` are those of the file by stored name, which `stored_as` has for each name in the model.
+    `tensors` are those of the file by stored name, which `stored_as` has for each name in the model. The write adds to
+    its stack what restores the old values, and raises TPUCheckpointError if memory runs out.
     """
     _require_none(_misfits(state, tensors, stored_as))
     values = {name: tensors[stored_as[name]] for name in state.tensors}
@@ -91,7 +72,22 @@ def plan_write(state: ModelState, tensors: Mapping[str, torch.Tensor], stored_as
     names = {id(target): name for name, target in state.tensors.items() if name not in ties}
     copies = {name: (state.tensors[name], values[name]) for name in names.values()}
     _require_none(_overwritten(copies))
-    return ModelWrite(list(copies.values()), [(state.slots[name], tensor) for name, tensor in ties.items()])
+    return partial(_write, list(copies.values()), [(state.slots[name], tensor) for name, tensor in ties.items()])
+
+
+def _write(copies: list[_Copy], ties: list[tuple[_Slot, torch.Tensor]], undo: contextlib.ExitStack) -> None:
+    """Write all values, then tie; undone in reverse order, because targets may share elements."""
+    try:
+        for target, value in copies:
+            once, value_once = _without_repeats(target, value)
+            with _writable(once):
+                undo.callback(_restore, once, once.clone())
+                once.copy_(value_once)
+    except Exception as cause:
+        raise TPUCheckpointError(f"the model could not be written to: {cause}. Nothing was changed.") from cause
+    for (held, key), tensor in ties:
+        undo.callback(held.__setitem__, key, held[key])
+        held[key] = tensor
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[str, _Slot]]:
@@ -163,11 +159,12 @@ def _ties(state: ModelState, stored_as: Mapping[str, str]) -> Iterator[tuple[str
     first: dict[str, torch.Tensor] = {}
     for name, tensor in state.tensors.items():
         other = first.setdefault(stored_as[name], tensor)
-        if _memory(tensor) != _memory(other) and _kind(tensor) == _kind(other):
+        kinds = {(isinstance(t, nn.Parameter), t.device, t.requires_grad) for t in (tensor, other)}
+        if _memory(tensor) != _memory(other) and len(kinds) == 1:
             yield name, other
 
 
-def _overwritten(copies: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> Iterator[str]:
+def _overwritten(copies: Mapping[str, _Copy]) -> Iterator[str]:
     """Values that the model cannot hold, because targets share or repeat elements; tried on a copy of these targets.
 
     XLA storages do not show aliasing.
@@ -185,10 +182,6 @@ def _overwritten(copies: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> Ite
         if not _is_same(target, copies[name][1]):
             cause = "is expanded in the model" if 0 in target.stride() else "shares elements with another tensor"
             yield f"{name!r} of shape {list(target.shape)} {cause}, and these elements differ in the file"
-
-
-def _kind(tensor: torch.Tensor) -> object:
-    return isinstance(tensor, nn.Parameter), tensor.device, tensor.requires_grad
 
 
 def _without_repeats(target: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -44,7 +44,8 @@ def _lines(described: dict[str, Any]) -> Iterator[str]:
 def load(optimizer: torch.optim.Optimizer, state: dict[str, Any], undo: contextlib.ExitStack) -> None:
     """Load `state`, each tensor in the dtype that was saved; `undo` puts the old state back."""
     # Loading replaces both and does not write to their tensors.
-    undo.callback(_put_back, optimizer, optimizer.state, optimizer.param_groups)
+    undo.callback(setattr, optimizer, "state", optimizer.state)
+    undo.callback(setattr, optimizer, "param_groups", optimizer.param_groups)
     try:
         optimizer.load_state_dict(state)
         _keep_dtypes(optimizer, state)
@@ -52,10 +53,6 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any], undo: contextl
         raise TPUCheckpointError(
             f"{type(optimizer).__name__} rejects its state: {cause}. Nothing was changed."
         ) from cause
-
-
-def _put_back(optimizer: torch.optim.Optimizer, state: Any, param_groups: list[dict[str, Any]]) -> None:
-    optimizer.state, optimizer.param_groups = state, param_groups
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

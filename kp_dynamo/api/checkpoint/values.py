@@ -26,7 +26,11 @@ class Encoder:
         """`value` for `json.dumps`; an unsupported type, or a second tensor of one path, raises TPUCheckpointError."""
         match value:
             case torch.Tensor():
-                return {"$tensor": self._named(value, path)}
+                name = self._names.setdefault(id(value), path)
+                if self.tensors.setdefault(name, value) is not value:
+                    why = f"two tensors would have the name {name!r}. Try: rename a key that contains a dot."
+                    raise TPUCheckpointError(why)
+                return {"$tensor": name}
             case float() if not math.isfinite(value):
                 return {"$float": repr(float(value))}
             case None | bool() | int() | float() | str():
@@ -42,14 +46,6 @@ class Encoder:
             f"{path} is a {type(value).__qualname__}, which a checkpoint cannot hold. Allowed: tensors, numbers, "
             "strings, None, and lists, tuples and dicts of them."
         )
-
-    def _named(self, tensor: torch.Tensor, path: str) -> str:
-        name = self._names.setdefault(id(tensor), path)
-        if self.tensors.setdefault(name, tensor) is not tensor:
-            raise TPUCheckpointError(
-                f"two tensors would have the name {name!r}. Try: rename a key that contains a dot."
-            )
-        return name
 
 
 def decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

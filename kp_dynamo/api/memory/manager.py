@@ -153,7 +153,7 @@ class TPUMemoryManager:
         """The memory in use now; `TPUMemoryStats.source` says how it is measured."""
         measured = xla.memory_info(self.device)
         with self._lock:
-            mine = {"bytes_used": self._num_bytes(), "bytes_limit": int(self.chip.hbm_bytes)}
+            mine = {"bytes_used": sum(self._live.values()), "bytes_limit": int(self.chip.hbm_bytes)}
             num_tensors, reserved = len(self._live), self.get_pool_stats()["reserved_bytes"]
         found = mine if measured is None else measured
         used, total = found["bytes_used"], found["bytes_limit"]
@@ -197,10 +197,10 @@ class TPUMemoryManager:
             `freed_bytes`: how much the live tensors of this manager shrank; `idle_bytes`: the part from pools.
         """
         with self._lock:
-            before = self._num_bytes()
+            before = sum(self._live.values())
             idle = sum(pool.drop_idle() for pool in self._pools.values())
             gc.collect()
-            return {"freed_bytes": before - self._num_bytes(), "idle_bytes": idle}
+            return {"freed_bytes": before - sum(self._live.values()), "idle_bytes": idle}
 
     def clear_memory_pools(self) -> None:
         """Remove every pool. Tensors in use stay valid but can no longer be returned."""
@@ -228,9 +228,6 @@ class TPUMemoryManager:
         storage = tensor.untyped_storage()
         self._live[storage] = storage.nbytes()
         self._history.append(Allocation(time.time(), tuple(tensor.shape), tensor.dtype, tensor.nbytes))
-
-    def _num_bytes(self) -> int:
-        return sum(self._live.values())
 
 
 def _described(shape: object, dtype: object) -> torch.Tensor:
