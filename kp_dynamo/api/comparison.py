@@ -59,8 +59,7 @@ def _call(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs) -> t
     differentiable = [r for r in results if r.requires_grad]
     if not differentiable or not wanted:
         return results, []
-    seeds = [torch.ones_like(r) for r in differentiable]
-    found = torch.autograd.grad(differentiable, wanted, seeds, allow_unused=True)
+    found = torch.autograd.grad(differentiable, wanted, [torch.ones_like(r) for r in differentiable], allow_unused=True)
     return results, [g for g in found if g is not None]
 
 

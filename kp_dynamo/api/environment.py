@@ -19,7 +19,6 @@ from kp_dynamo.lowering import spmd
 T = TypeVar("T")
 
 _COMMAND = [sys.executable, "-W", "ignore", "-c", "import torch_xla; torch_xla.device()"]
-_SECONDS = 120
 
 
 def of_type(kind: type[T], name: str, value: object, error: type[TPUBackendError], allowed: str) -> T:
@@ -117,7 +116,7 @@ def _problem(flags: tuple[str, ...]) -> str:
     both = f"{os.environ.get('XLA_FLAGS', '')} {' '.join(flags)}".strip()
     environment = {**os.environ, "PJRT_DEVICE": "CPU", "XLA_FLAGS": both}
     try:
-        done = subprocess.run(_COMMAND, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(_COMMAND, env=environment, capture_output=True, text=True, timeout=120, check=False)
     except subprocess.TimeoutExpired:
         return ""
     lines = done.stderr.splitlines() or ["it exits without a message"]

@@ -165,12 +165,12 @@ def time_compilation(model: nn.Module, sample_inputs: Any, config: TPUConfig) ->
     from kp_dynamo.explanation.recorder import Recorder
     from kp_dynamo.session import Session
 
-    options, recorder = CompileOptions.from_dict(arguments["options"]), Recorder((), ())
+    options, recorder = CompileOptions.from_dict(arguments.pop("options")), Recorder((), ())
     session = Session(options.cache_size, observe=recorder, salt=f"timed {time.monotonic_ns()} ")
-    how = {"fullgraph": arguments["fullgraph"], "dynamic": arguments["dynamic"]}
+    arguments["backend"] = session.as_backend(options)
     with readable_errors(), fresh_dynamo():
         before, start = dynamo_seconds(), time.perf_counter()
-        run_once(module, torch.compile(module, backend=session.as_backend(options), **how), inputs)
+        run_once(module, torch.compile(module, **arguments), inputs)
         total = time.perf_counter() - start
         stages = {"dynamo": dynamo_seconds() - before, **recorder.seconds()}
     return {**stages, "run": max(0.0, total - sum(stages.values())), "total": total}

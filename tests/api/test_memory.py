@@ -192,6 +192,13 @@ def test_a_dtype_that_is_none_is_refused(manager):
         manager.allocate_tensor((2,), "float32")
 
 
+@pytest.mark.parametrize("shape", [(2**40, 2**40), (2**63,)])
+def test_sizes_that_no_memory_has(manager, shape):
+    for allocate in (manager.allocate_tensor, lambda shape: manager.create_memory_pool(2, shape)):
+        with pytest.raises(TPUOutOfMemoryError, match="exceeds every memory"):
+            allocate(shape)
+
+
 def test_a_tensor_made_in_inference_mode_can_be_written_to_outside(manager):
     with torch.inference_mode():
         tensor = manager.allocate_tensor((2,))
@@ -516,10 +523,18 @@ def test_monitoring_sees_the_peak(manager):
 
 
 @pytest.mark.parametrize(
-    "how", [{"interval": 0}, {"interval": -1}, {"interval": float("nan")}, {"duration": -1}, {"duration": float("inf")}]
+    "how",
+    [
+        {"interval": "1"},
+        {"interval": 0},
+        {"interval": -1},
+        {"interval": float("nan")},
+        {"duration": -1},
+        {"duration": float("inf")},
+    ],
 )
 def test_times_must_be_times(manager, how):
-    with pytest.raises(TPUMemoryError, match=f"{next(iter(how))}=.* is invalid. Allowed: finite seconds"):
+    with pytest.raises(TPUMemoryError, match=f"{next(iter(how))}=.* is invalid. Allowed: finite, interval > 0"):
         manager.monitor_memory(**how)
 
 

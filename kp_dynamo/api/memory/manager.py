@@ -182,8 +182,8 @@ class TPUMemoryManager:
         """
         every = self.config.monitoring_interval_seconds if interval is None else interval
         lasting = self.config.monitoring_duration_seconds if duration is None else duration
-        if not (0 < every < math.inf and 0 <= lasting < math.inf):
-            raise TPUMemoryError(f"interval={every}, duration={lasting} is invalid. Allowed: finite seconds.")
+        if not (every and all(isinstance(t, int | float) and 0 <= t < math.inf for t in (every, lasting))):
+            raise TPUMemoryError(f"interval={every!r}, duration={lasting!r} is invalid. Allowed: finite, interval > 0.")
         start, looks = time.monotonic(), [self.get_memory_stats()]
         while (due := (math.floor((time.monotonic() - start) / every) + 1) * every) <= lasting:
             time.sleep(max(0.0, start + due - time.monotonic()))
@@ -231,9 +231,12 @@ class TPUMemoryManager:
 
 
 def _described(shape: object, dtype: object) -> torch.Tensor:
-    """A tensor without memory of this shape and dtype; raises TPUMemoryError if one is invalid."""
+    """A tensor without memory of this shape and dtype; a TPUMemoryError if one is invalid."""
     if not isinstance(shape, tuple | list) or not all(type(size) is int and size >= 0 for size in shape):
         raise TPUMemoryError(f"shape={shape!r} is invalid. Allowed: a tuple of ints >= 0 such as (512, 512).")
     if not isinstance(dtype, torch.dtype):
         raise TPUMemoryError(f"dtype={dtype!r} is invalid. Allowed: a torch.dtype such as torch.float32.")
-    return torch.empty(shape, dtype=dtype, device="meta")
+    try:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    except (RuntimeError, TypeError) as cause:  # its number of bytes overflows
+        raise TPUOutOfMemoryError(f"a tensor {dtype}{list(shape)} exceeds every memory. Try: smaller sizes.") from cause
