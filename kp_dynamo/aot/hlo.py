@@ -17,6 +17,8 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$")
 _START = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = ")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"\b(pred|token|[subfc]\w*?\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
+# libtpu 0.0.21 writes a negative number of cycles, a broken estimate, as a number of 64 bits without a sign.
+_MOST_CYCLES = 1 << 63
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _DECLARED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
@@ -74,9 +76,10 @@ class Instruction:
 
     @property
     def cycles(self) -> int | None:
-        """The compiler's cycle estimate, or None."""
+        """The compiler's cycle estimate, or None if it has none or a broken one."""
         found = _CYCLES.search(self.attributes)
-        return int(found[1]) if found else None
+        cycles = int(found[1]) if found else _MOST_CYCLES
+        return cycles if cycles < _MOST_CYCLES else None
 
     @property
     def declared_flops(self) -> int | None:

@@ -59,6 +59,13 @@ def test_instructions_know_their_operands_and_attributes():
     assert not module.has_matmul(by_name["copy.1"])
 
 
+def test_a_broken_estimate_is_none():
+    """libtpu writes -1 cycles as a number of 64 bits."""
+    broken = PROGRAM.replace('"estimated_cycles":"700"', f'"estimated_cycles":"{2**64 - 1}"')
+    copied = next(i for i in Module(broken).computations["main.9"] if i.name == "copy.1")
+    assert copied.cycles is None
+
+
 def test_cycles_count_loop_bodies_by_their_trips():
     cost = cost_of(Module(PROGRAM), V5E)
     assert cost.cycles == 1500 + 3 * 100 + 700
