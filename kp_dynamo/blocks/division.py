@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
+from kp_dynamo.blocks.block_search import Accept, BlockSearch
 from kp_dynamo.blocks.boundaries import Boundaries
 from kp_dynamo.blocks.matching import Matcher, Repeat
 from kp_dynamo.blocks.node_effects import Effects, EffectsOfNodes, operands_of
 from kp_dynamo.blocks.node_ids import node_ids
 from kp_dynamo.blocks.pieces import input_like, piece_graph
-from kp_dynamo.blocks.regions import changes_other_state, regions
-from kp_dynamo.blocks.repeats import runs
+from kp_dynamo.blocks.regions import regions
 from kp_dynamo.blocks.schedule import Constant, Schedule, Step, with_dead_values
+from kp_dynamo.blocks.whole_graphs import CALLS, reason_to_keep_whole
 from kp_dynamo.capture.capture import Capture, piece_capture
 from kp_dynamo.graph.module_paths import module_of
-
-_CALLS = ("call_function", "call_method")
 
 
 @dataclass(frozen=True)
@@ -74,10 +72,6 @@ class Division:
         return any(given.count(number) > 1 for number in self.written)
 
 
-Accept = Callable[[Sequence[Effects], int], bool]
-"""(effects of the calls of a block, how many times it occurs) -> whether to make it a piece."""
-
-
 def divide(capture: Capture, accept: Accept, *, least: int, with_modules: bool) -> Division | Undivided:
     """Divide a captured graph at its repeated blocks.
 
@@ -88,74 +82,19 @@ def divide(capture: Capture, accept: Accept, *, least: int, with_modules: bool) 
         with_modules: Whether equal layers with different module paths are different blocks.
     """
     graph = capture.gm.graph
-    reason = _reason_to_keep_whole(capture)
+    reason = reason_to_keep_whole(capture)
     if reason is not None:
         return Undivided(reason)
-    nodes = [node for node in graph.nodes if node.op in _CALLS]
+    nodes = [node for node in graph.nodes if node.op in CALLS]
     ids = node_ids(capture.gm, nodes, with_modules=with_modules)
     effects = EffectsOfNodes(capture.gm, dict(zip(nodes, ids, strict=True)))
     boundaries = Boundaries(graph, nodes, effects, regions(nodes))
-    found = _Search(nodes, ids, Matcher(nodes, boundaries, least), effects, accept, least).repeats()
+    found = BlockSearch(nodes, ids, Matcher(nodes, boundaries, least), effects, accept).repeats()
     if not found:
         return Undivided(
             f"no stretch of its {len(nodes)} operators repeats {least} times and can be compiled by itself"
         )
     return _Divider(capture, nodes, effects, boundaries, with_modules=with_modules).divided(found)
-
-
-def _reason_to_keep_whole(capture: Capture) -> str | None:
-    graph = capture.gm.graph
-    if capture.held or [*capture.gm.parameters(), *capture.gm.buffers()]:
-        return "it holds tensors itself, as a compiled optimizer does"
-    if any(node.op == "call_module" for node in graph.nodes):
-        return "it calls whole modules"
-    if any(isinstance(node.meta.get("example_value"), _NUMBERS) for node in graph.nodes):
-        return "it computes with sizes or numbers that vary from call to call"
-    nodes = [node for node in graph.nodes if node.op in _CALLS]
-    outside = (node for node, region in zip(nodes, regions(nodes), strict=False) if not region.level)
-    state = next((node for node in outside if changes_other_state(node)), None)
-    if state is not None:
-        return f"{getattr(state.target, '__name__', state.target)} changes a state that pieces would not share"
-    results: Any = graph.output_node().args[0]
-    if any(isinstance(r, fx.Node) and r.op not in (*_CALLS, "placeholder") for r in results):
-        return "a result is an attribute of the graph"
-    return None
-
-
-_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-class _Search:
-    """Finds the blocks of a graph: those that cover most first, then others to their left and right."""
-
-    def __init__(
-        self,
-        nodes: Sequence[fx.Node],
-        ids: Sequence[int],
-        matcher: Matcher,
-        effects: EffectsOfNodes,
-        accept: Accept,
-        least: int,
-    ) -> None:
-        self._nodes, self._ids, self._matcher, self._effects = nodes, ids, matcher, effects
-        self._accept, self._least = accept, least
-
-    def repeats(self) -> list[Repeat]:
-        return self._between(0, len(self._nodes))
-
-    def _between(self, first: int, last: int) -> list[Repeat]:
-        for run in runs(self._ids[first:last], self._least):
-            moved = run._replace(start=run.start + first, stop=run.stop + first)
-            # A block has a matmul: this also excludes most repeats quickly.
-            if not any(self._effects[node].flops for node in self._nodes[moved.start : moved.start + moved.period]):
-                continue
-            found = self._matcher.repeat(moved)
-            if found is not None and self._accept(self._effects_of(found), found.count):
-                return [*self._between(first, found.start), found, *self._between(found.stop, last)]
-        return []
-
-    def _effects_of(self, repeat: Repeat) -> list[Effects]:
-        return [self._effects[node] for node in self._nodes[repeat.start : repeat.start + repeat.period]]
 
 
 class _Divider:

@@ -50,13 +50,13 @@ class Matcher:
     """
 
     def __init__(self, nodes: Sequence[fx.Node], boundaries: Boundaries, least: int) -> None:
-        self._nodes, self._boundaries, self._least = nodes, boundaries, least
+        self._nodes, self._boundaries, self.least = nodes, boundaries, least
         self._position = {node: i for i, node in enumerate(nodes)}
         self._operands = [operands_of(node) for node in nodes]
 
     def repeat(self, run: Run) -> Repeat | None:
         """The block of a run, divided where the fewest values cross; None if its edges differ or it cannot be cut."""
-        starts = range(run.start, min(run.start + run.period, run.stop - self._least * run.period + 1))
+        starts = range(run.start, min(run.start + run.period, run.stop - self.least * run.period + 1))
         costs = {start: self._cost(start, run) for start in starts}
         for start in sorted((s for s in starts if costs[s] is not None), key=lambda s: costs[s]):  # type: ignore[arg-type, return-value]
             found = self._matched(start, run)
@@ -68,7 +68,7 @@ class Matcher:
         """(occurrences lost, values that cross a boundary on average); None if too few boundaries are open."""
         count = (run.stop - start) // run.period
         first, count = self._open_stretch(start, run.period, count)
-        if count < self._least:
+        if count < self.least:
             return None
         positions = [first + number * run.period for number in range(count + 1)]
         return (run.stop - run.start) // run.period - count, sum(map(self._boundaries.crossing, positions)) / len(
@@ -92,7 +92,7 @@ class Matcher:
         start, count = self._open_stretch(start, run.period, (run.stop - start) // run.period)
         edges = [self._edges(start + number * run.period, run.period) for number in range(count)]
         first, count = _longest_equal(edges)
-        if count < self._least:
+        if count < self.least:
             return None
         start += first * run.period
         inputs, outputs = self._inputs(start, run.period, count), self._outputs(start, run.period, count)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.blocks.division import Division, Piece
-from kp_dynamo.graph.step_share import WHOLE, StepShare
+from kp_dynamo.graph.step_share import Scope, StepShare
 
 
 def step_shares(
@@ -29,12 +29,13 @@ def step_shares(
     activations = [sum(effects.num_bytes for effects in piece.effects) for piece in pieces]
     total = sum(piece.runs * num_bytes for piece, num_bytes in zip(pieces, activations, strict=True))
     held = _held_bytes(inputs, optimizer_state_factor)
+    scopes: list[Scope] = ["layer" if piece.runs > 1 else "rest" for piece in pieces]
     if held + 2 * total <= budget_bytes / 2:
-        return [WHOLE] * len(pieces)
+        return [StepShare(scope) for scope in scopes]
     inside = [_held_bytes(_own_inputs(piece), optimizer_state_factor) for piece in pieces]
     return [
-        StepShare(held - own, own, num_bytes / max(total, 1))
-        for own, num_bytes in zip(inside, activations, strict=True)
+        StepShare(scope, held - own, own, num_bytes / max(total, 1))
+        for scope, own, num_bytes in zip(scopes, inside, activations, strict=True)
     ]
 
 

@@ -10,6 +10,7 @@ from torch import fx
 from kp_dynamo.graph.nodes import backward_nodes
 from kp_dynamo.graph.saved_values import ForwardPart
 from kp_dynamo.graph.sizes import node_bytes
+from kp_dynamo.graph.step_share import Scope
 from kp_dynamo.passes.base import PassReport, Refusal, reported
 from kp_dynamo.passes.recompute.policies import depends_on_rng, residual_sums
 from kp_dynamo.passes.recompute.tags import tag_all
@@ -19,7 +20,14 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class RecomputeBlocks:
-    """`checkpoint="blocks"`: save the sums at the ends of residual blocks, and recompute the rest."""
+    """`checkpoint="blocks"`: save the sums at the ends of residual blocks, and recompute the rest.
+
+    Attributes:
+        scope: What the graph is. A repeated layer saves its inputs only: its result is an input of the next one. Graphs
+            before and after the layers may have no such sum.
+    """
+
+    scope: Scope = "step"
 
     name: ClassVar[str] = "checkpoint_blocks"
 
@@ -27,10 +35,14 @@ class RecomputeBlocks:
         if not backward_nodes(gm.graph):
             return PassReport(self.name, 0)
         part = ForwardPart(gm.graph, ())
-        ends = residual_sums(part.nodes)
-        if not ends:
+        ends = residual_sums(part.nodes) if self.scope != "layer" else []
+        if not ends and self.scope == "rest":
+            return PassReport(self.name, 0)
+        if not ends and self.scope == "step":
             reason = "no sum x + f(x) ends a block. Try: a share of 0 to 1 of the activations to keep"
             return PassReport(self.name, 0, reported([Refusal(gm.graph.output_node(), reason)]))
         part.saved = dict.fromkeys([*ends, *(n for n in part.nodes if depends_on_rng(n))])
+        if self.scope == "layer":
+            return PassReport(self.name, tag_all(part), notes=("saves the inputs of each layer",))
         note = f"saves the sums at the ends of {len(ends)} blocks, {sum(map(node_bytes, ends)) / _MIB:.1f} MiB"
         return PassReport(self.name, tag_all(part), notes=(note,))

@@ -89,7 +89,7 @@ def _recomputation(options: CompileOptions, share: StepShare) -> Pipeline:
         case "attention":
             return (RecomputeAttention(),)
         case "blocks":
-            return (RecomputeBlocks(),)
+            return (RecomputeBlocks(share.scope),)
         case "auto":
             least = () if "checkpoint" in options.given else (RecomputeAttention(),)
             return (*least, RecomputeToBudget(_budget(options, share)))

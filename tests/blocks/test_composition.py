@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from kp_dynamo import clear_cache
+from kp_dynamo import clear_cache, explain
 from tests.blocks import stacks
 from tests.blocks.test_divided_models import divided, flat
 from tests.spine import DEVICES, compiled, counted, on
@@ -142,6 +142,13 @@ def test_checkpoint_options(checkpoint):
         model(x, keep).square().sum().backward()
     got, wanted = (flat([p.grad for p in model.parameters()]) for model in (mine, eager))
     assert close(got, wanted)
+
+
+def test_checkpointed_blocks_save_what_enters_a_layer():
+    options = {"blocks": "on", "checkpoint": "blocks", "precision": "float32", "strict": True}
+    explanation = explain(stacks.Stack(4), torch.randn(2, 5, 3), options=options)
+    ran = {p.graph: p.notes for p in explanation.passes if p.name == "checkpoint_blocks"}
+    assert list(ran.values()) == [(), ("saves the inputs of each layer",), ()]
 
 
 @pytest.mark.parametrize("device", DEVICES)
