@@ -54,6 +54,7 @@ EAGER = Variant("eager", None)
 OPENXLA = Variant("openxla", "openxla")
 KP_TPU = Variant("kp_tpu", "kp_tpu")
 KP_TPU_FLOAT32 = Variant("kp_tpu float32", "kp_tpu", {"precision": "float32"})
+KP_TPU_BLOCKS = Variant("kp_tpu float32, blocks on", "kp_tpu", {"precision": "float32", "blocks": "on"})
 DYNAMO_ONLY = Variant("Dynamo alone", _forward_only)
 
-VARIANTS = {v.name: v for v in (EAGER, OPENXLA, KP_TPU, KP_TPU_FLOAT32, DYNAMO_ONLY)}
+VARIANTS = {v.name: v for v in (EAGER, OPENXLA, KP_TPU, KP_TPU_FLOAT32, KP_TPU_BLOCKS, DYNAMO_ONLY)}
