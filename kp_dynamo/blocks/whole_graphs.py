@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from kp_dynamo.blocks.regions import changes_other_state, regions
+from kp_dynamo.blocks.regions import ENTER_AUTOCAST, changes_other_state, regions
 from kp_dynamo.capture.capture import Capture
 
 CALLS = ("call_function", "call_method")
@@ -19,11 +19,15 @@ def reason_to_keep_whole(capture: Capture) -> str | None:
     graph = capture.gm.graph
     if capture.held or [*capture.gm.parameters(), *capture.gm.buffers()]:
         return "it holds tensors itself, as a compiled optimizer does"
+    if capture.mode == "xla" and _is_under_autocast(graph):
+        return "it is under autocast, for which Dynamo's dtypes on the XLA device are not always those of the CPU"
     if any(node.op == "call_module" for node in graph.nodes):
         return "it calls whole modules"
     if any(isinstance(node.meta.get("example_value"), _NUMBERS) for node in graph.nodes):
         return "it computes with sizes or numbers that vary from call to call"
     nodes = [node for node in graph.nodes if node.op in CALLS]
+    if any("as_strided" in str(getattr(node.target, "__name__", node.target)) for node in nodes):
+        return "as_strided reads elements of its operand's storage, which another piece may not have"
     outside = (node for node, region in zip(nodes, regions(nodes), strict=False) if not region.level)
     state = next((node for node in outside if changes_other_state(node)), None)
     if state is not None:
@@ -32,3 +36,9 @@ def reason_to_keep_whole(capture: Capture) -> str | None:
     if any(isinstance(r, fx.Node) and r.op not in (*CALLS, "placeholder") for r in results):
         return "a result is an attribute of the graph"
     return None
+
+
+def _is_under_autocast(graph: fx.Graph) -> bool:
+    """Around the call or inside the graph, where the regions of the XLA device are the CPU's by now."""
+    entered = (node.args for node in graph.nodes if node.target is ENTER_AUTOCAST)
+    return torch.is_autocast_enabled("xla") or any(args[0] == "cpu" and args[2] is not False for args in entered)
