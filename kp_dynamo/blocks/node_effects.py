@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from kp_dynamo.blocks.regions import ENTER_AUTOCAST
 
@@ -34,6 +35,22 @@ class Effects:
     flops: int = 0
     num_bytes: int = 0
     num_calls: int = 1
+
+
+class _FlopCount(TorchDispatchMode):
+    """Counts floating point operations as torch's `FlopCounterMode` does, which sets hooks on all modules."""
+
+    flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, formula = kwargs or {}, flop_registry.get(func.overloadpacket)
+        if formula is None and func.namespace != "prim":  # questions about a tensor, which have no parts
+            parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        result = func(*args, **kwargs)
+        self.flops += 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+        return result
 
 
 class EffectsOfNodes(dict[fx.Node, Effects]):
@@ -87,12 +104,12 @@ def effects_of(gm: fx.GraphModule, node: fx.Node, mode: FakeTensorMode) -> Effec
         fresh = {operand: _fresh(value) for operand, value in zip(operands, values, strict=True)}
     try:
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda operand: _read(gm, operand, fresh))
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, FlopCounterMode(display=False) as counter:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, _FlopCount() as count:  # type: ignore[no-untyped-call]
             _call(node, args, kwargs)
     except Exception:  # noqa: BLE001 - any operator of a user may be here, and may refuse operands without values
         return Effects(tuple(range(len(operands))), 0, num_bytes)
     written = [_is_written(fresh[operand]) for operand in operands]
-    return Effects(tuple(i for i, is_written in enumerate(written) if is_written), counter.get_total_flops(), num_bytes)
+    return Effects(tuple(i for i, is_written in enumerate(written) if is_written), count.flops, num_bytes)
 
 
 def _bodies(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:

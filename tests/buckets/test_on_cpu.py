@@ -46,8 +46,8 @@ def test_at_true_sizes(name):
             torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
             gradients = [torch.autograd.grad(r.cos().sum(), x)[0] for r, x in zip(results, (mine, eager), strict=True)]
             torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
-    # torch 2.9 fixes the length of it.
-    assert inside.graphs == (6 if name == "stft" else 2)
+    # stft is compiled for each length, as programs of the same two graphs: its number of frames varies.
+    assert inside.graphs == 2
 
 
 def test_the_operator_is_named_that_runs_on_the_cpu():

@@ -230,6 +230,7 @@ OTHER_VALUES = {
     "keep_float32": ["aten.mm"],
     "fuse": False,
     "checkpoint": "blocks",
+    "blocks": "on",
     "buckets": "pow2",
     "donate": "mutated",
     "compile_timeout_s": 5.0,
