@@ -13,9 +13,9 @@ class TPUMemoryStats:
     """One sample of the device memory, in bytes.
 
     Attributes:
-        source: "xla": allocated, available and total are XLA's own figures for the device. "accounting": the device
-            reports none (XLA's CPU device), so they count the tensors that this manager allocated, and the total is
-            that of the configured chip.
+        source: "xla": `allocated_memory` and `total_memory` are XLA's own figures for the device. "accounting": the
+            device reports none (XLA's CPU device). Then `allocated_memory` counts the tensors that this manager
+            allocated, and `total_memory` is that of the configured chip.
         reserved_memory: Memory of this manager's pool buffers, idle and in use; part of `allocated_memory`.
         available_memory: The total x `memory_fraction`, less what is allocated.
         active_tensors: Live tensors that this manager allocated.
