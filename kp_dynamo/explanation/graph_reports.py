@@ -45,16 +45,32 @@ class CaptureReport:
 
 
 @dataclass(frozen=True)
+class PieceReport:
+    """A piece of a graph that was divided at repeated layers.
+
+    Attributes:
+        capture: The number of its capture; None if it is cached.
+        module: The module of its first operator, "" if it belongs to none.
+        num_operators: Its operators in Dynamo's graph.
+        runs: How many times a call runs it.
+    """
+
+    capture: int | None
+    module: str
+    num_operators: int
+    runs: int
+
+
+@dataclass(frozen=True)
 class DivisionReport:
     """Whether one captured graph was divided at repeated layers.
 
     Attributes:
-        pieces: For each piece in the order of its first run: the number of its capture (None if it is cached), the
-            module of its first operator, its operators, and how many times it runs. Empty if the graph stays whole.
+        pieces: In the order of their first run; empty if the graph stays whole.
         reason: Why it stays whole, or "".
     """
 
-    pieces: tuple[tuple[int | None, str, int, int], ...]
+    pieces: tuple[PieceReport, ...]
     reason: str
 
 

@@ -17,6 +17,7 @@ from kp_dynamo.explanation.graph_reports import (
     FallbackReport,
     GraphReport,
     PassOnGraph,
+    PieceReport,
 )
 from kp_dynamo.graph.nodes import calls, tensor_of
 from kp_dynamo.graph.places import modules_at
@@ -46,7 +47,7 @@ class Recorder:
             case CaptureReady():
                 self._capture(event)
             case CaptureDivided():
-                pieces = tuple((p.capture, p.module, p.num_operators, p.runs) for p in event.pieces)
+                pieces = tuple(PieceReport(*piece) for piece in event.pieces)
                 self.divisions.append(DivisionReport(pieces, event.reason))
             case GraphTransformed():
                 self._transformed(event)

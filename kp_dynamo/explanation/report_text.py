@@ -38,7 +38,7 @@ def capture_lines(captures: Sequence[CaptureReport]) -> Iterator[str]:
 def division_lines(divisions: Sequence[DivisionReport], verbose: bool = False) -> Iterator[str]:
     """The repeated layers of each divided graph; `verbose` also says why the other graphs stay whole."""
     for found in divisions:
-        layers = [f"{module or 'layer'} x {runs}" for _, module, _, runs in found.pieces if runs > 1]
+        layers = [f"{piece.module or 'layer'} x {piece.runs}" for piece in found.pieces if piece.runs > 1]
         if layers:
             yield f"repeated layers, compiled once: {', '.join(layers)}"
         elif verbose and found.reason:

@@ -12,7 +12,16 @@ import torch
 from expecttest import assert_expected_inline
 
 from kp_dynamo import clear_cache, explain
-from kp_dynamo.explanation.graph_reports import CaptureReport, FallbackReport, GraphBreak, GraphReport, PassOnGraph
+from kp_dynamo.explanation.graph_reports import (
+    CaptureReport,
+    DivisionReport,
+    FallbackReport,
+    GraphBreak,
+    GraphReport,
+    PassOnGraph,
+    PieceReport,
+)
+from kp_dynamo.explanation.report_text import division_lines
 from kp_dynamo.explanation.reports import Explanation
 from kp_dynamo.explanation.text_layout import WIDTH
 from kp_dynamo.graph.places import Place
@@ -319,4 +328,13 @@ XLA programs: 0
 compile cache: 0 hits, 0 misses
 operators on the CPU: none
 seconds: dynamo 0.50""",
+    )
+
+
+def test_repeated_layers_are_named_with_their_runs():
+    pieces = (PieceReport(1, "", 3, 1), PieceReport(2, "layers.0 (Block)", 9, 6), PieceReport(None, "", 2, 4))
+    divisions = (DivisionReport(pieces, ""), DivisionReport((), "it calls whole modules"))
+    assert list(division_lines(divisions)) == ["repeated layers, compiled once: layers.0 (Block) x 6, layer x 4"]
+    assert list(division_lines(divisions, verbose=True))[1] == (
+        "repeated layers: none compiled once; it calls whole modules"
     )
