@@ -157,7 +157,7 @@ def _input_written(base: fx.Node) -> torch.Tensor | None:
 def _refused(node: fx.Node, reason: str) -> XLACompilationError:
     return XLACompilationError(
         f"{node.target}{user_line(node)} addresses the memory of a tensor: {reason}. Allowed: addresses within one "
-        "dense tensor. Try: slice the tensor, or call as_strided on x.clone()."
+        "dense tensor. Try: slice the tensor, call as_strided on x.clone(), or x.diagonal().fill_() for fill_diagonal_."
     )
 
 
