@@ -66,6 +66,12 @@ class Division:
     written: tuple[int, ...]
 
     @property
+    def passed_bytes(self) -> int:
+        """Bytes that pass from piece to piece in a call."""
+        given = ((piece.runs, piece.capture.inputs[i]) for piece in self.pieces for i in piece.capture.passed or ())
+        return sum(runs * value.numel() * value.element_size() for runs, value in given)
+
+    @property
     def reads_written_inputs_again(self) -> bool:
         """Whether several steps read an input that the graph writes to."""
         given = [number for step in self.schedule.steps for number in set(step.inputs)]

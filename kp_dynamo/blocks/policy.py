@@ -13,6 +13,8 @@ LEAST_REPEATS = {"auto": 3, "on": 2}
 MAX_HOST_SHARE = 0.05
 CALL_SECONDS = 50e-6
 """Host time of calling one more program, AOTAutograd's wrapper included: 21 us in inference, 52 in training."""
+HOST_BYTES_PER_S = 10e9
+"""Between host and device: PCIe 3.0 with 16 lanes, less its overhead."""
 _LEAST_CALLS = 4
 
 
@@ -59,3 +61,8 @@ def step_seconds(pieces: Iterable[tuple[Sequence[Effects], int]], speed: Speed, 
 def host_seconds(num_steps: int, *, trains: bool) -> float:
     """The host time that dividing a graph adds to a step."""
     return (num_steps - 1) * CALL_SECONDS * (2 if trains else 1)
+
+
+def transfer_seconds(num_bytes: int) -> float:
+    """The time of moving values between pieces to the host and back, and their gradients, in a training step."""
+    return 4 * num_bytes / HOST_BYTES_PER_S

@@ -41,8 +41,9 @@ class Capture:
         moved_results: (position, device) of results that eager returns on another device than the others.
         key: Text and input metadata that decide the whole compilation; None if AOTAutograd adds guards or reads
             values, so that only its own graphs may be looked up.
-        passed: For a piece of a divided graph, the positions of its inputs that other pieces compute. They and the
-            piece's results stay on the device. None for a whole graph.
+        passed: For a piece of a divided graph, the positions of its inputs that other pieces compute. None for a whole
+            graph.
+        stays_on_device: Whether values that pass between pieces stay on the device, although the others are placed.
     """
 
     gm: fx.GraphModule
@@ -52,6 +53,14 @@ class Capture:
     moved_results: tuple[tuple[int, torch.device], ...]
     key: Parts | None
     passed: frozenset[int] | None = None
+    stays_on_device: bool = False
+
+    @property
+    def records_gradients(self) -> bool:
+        """Whether a backward may follow."""
+        wanted = any(isinstance(x, torch.Tensor) and x.requires_grad for x in self.inputs)
+        sets_grad = (n for n in self.gm.graph.nodes if n.target is torch._C._set_grad_enabled)
+        return wanted and (torch.is_grad_enabled() or any(node.args[0] for node in sets_grad))
 
 
 def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: bool) -> Capture:
@@ -103,9 +112,12 @@ def piece_capture(
         passed: See `Capture`.
         with_modules: As for `read_capture`.
     """
+    # With gradients, values pass through the host: autograd would run the backward of device tensors in a thread of
+    # its own, beside the one that moves gradients to the device, and torch_xla 2.9 allows one such thread.
+    stays = whole.mode == "cpu" and not whole.records_gradients
     key = _early_key(gm, inputs, (), with_modules)
-    key = None if key is None else (*key, ("passed", tuple(sorted(passed))))
-    return Capture(gm, inputs, whole.mode, [], (), key, passed)
+    key = None if key is None else (*key, ("passed", tuple(sorted(passed)) if stays else "as arguments"))
+    return Capture(gm, inputs, whole.mode, [], (), key, passed, stays)
 
 
 def _result_devices(gm: fx.GraphModule) -> list[tuple[int, torch.device]]:

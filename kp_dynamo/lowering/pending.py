@@ -33,11 +33,23 @@ def compute(pending: list[torch.Tensor]) -> None:
     Anything left pending would grow: nothing reads the state of an eager optimizer, so its lazy graph, which contains
     that of the parameters, would get longer with each step and need a new program each time.
     """
-    xlac = xla.xlac()
-    text = xlac._get_xla_tensors_text(pending)
-    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")  # exact in float64
-    key = _constant(number)  # a result of the program: it must live until the program has run
-    xlac._xla_sync_live_tensors(str(key.device), [], wait=True)
+    key = _key_of(pending)
+    xla.xlac()._xla_sync_live_tensors(str(key.device), [], wait=True)
+
+
+def compute_only(pending: list[torch.Tensor]) -> None:
+    """Compute these pending XLA tensors and no others, for a backward of which autograd runs parts in another thread.
+
+    Autograd runs the nodes of the device in a thread of their own, and those of CPU tensors in that of the caller.
+    torch_xla 2.9 fails if one thread computes every live tensor while the other makes one.
+    """
+    xla.xlac()._xla_sync_multi([*pending, _key_of(pending)], [], True)
+
+
+def _key_of(pending: list[torch.Tensor]) -> torch.Tensor:
+    """A number that makes the program unique, as a result of it: it must live until the program has run."""
+    text = xla.xlac()._get_xla_tensors_text(pending)
+    return _constant(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))  # exact in float64
 
 
 class OwnBuffers:

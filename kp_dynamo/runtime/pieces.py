@@ -1,4 +1,4 @@
-"""Values on the way between the pieces of a divided graph, and back to the caller's device."""
+"""Values on the way between the pieces of a divided graph that records no gradient, and back to the CPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def taking_from_device(run: Callable[..., Any], passed: frozenset[int]) -> Calla
 
 
 def returning_to_host(run: Callable[..., Any], eager: Sequence[Any]) -> Callable[..., Any]:
-    """`run`, with the results that it leaves on the device moved to the CPU, differentiably, with eager's strides.
+    """`run`, which records no gradient, with the results that it leaves on the device moved to the CPU.
 
     Args:
         run: The whole graph.
@@ -36,29 +36,11 @@ def returning_to_host(run: Callable[..., Any], eager: Sequence[Any]) -> Callable
 
     def called(*args: Any) -> list[Any]:
         results = list(run(*args))
+        # Views of the caller's CPU tensors are there already.
         there = [i for i, r in enumerate(results) if isinstance(r, torch.Tensor) and r.device.type == "xla"]
-        if there:
-            moved = to_host([results[i].detach() for i in there], [strides[i] for i in there])
-            for position, copy in zip(there, moved, strict=True):
-                results[position] = _Moved.apply(results[position], [copy])  # type: ignore[no-untyped-call]
+        moved = to_host([results[i] for i in there], [strides[i] for i in there])
+        for position, result in zip(there, moved, strict=True):
+            results[position] = result
         return results
 
     return called
-
-
-class _Moved(torch.autograd.Function):
-    """A result and its copy on the CPU -> the copy, whose gradient goes back to the device.
-
-    One node a result: a result that gets no gradient passes none on.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, result: torch.Tensor, copies: list[torch.Tensor]) -> torch.Tensor:
-        # In a list: a tensor argument would come back as a view of itself, which callers may not write to.
-        if not result.requires_grad:
-            ctx.mark_non_differentiable(copies[0])
-        return copies[0]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient.to(xla.device()), None

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from kp_dynamo.autograd.argument_overlap import OverlapCheck, overlapping
 from kp_dynamo.autograd.eager_strides import eager_results
 from kp_dynamo.blocks.division import Division, Undivided, divide
@@ -19,6 +17,7 @@ from kp_dynamo.blocks.policy import (
     is_block,
     speed_of,
     step_seconds,
+    transfer_seconds,
 )
 from kp_dynamo.blocks.step_memory import step_shares
 from kp_dynamo.capture.capture import Capture, with_dynamo_signature
@@ -74,12 +73,14 @@ def _divided(plan: CompilePlan) -> Division | Undivided:
 
 
 def _if_it_pays(division: Division, plan: CompilePlan) -> Division | Undivided:
-    trains = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in plan.capture.inputs)
+    trains = plan.capture.records_gradients
     is_on_cpu = plan.capture.mode != "fake" and xla.chip_name() is None
     speed = XLA_CPU if is_on_cpu else speed_of(plan.options.chip)
     pieces = ((piece.effects, piece.runs) for piece in division.pieces)
     step = step_seconds(pieces, speed, trains=trains)
     host = host_seconds(len(division.schedule.steps), trains=trains)
+    if trains and plan.capture.mode == "cpu":
+        host += transfer_seconds(division.passed_bytes)
     if host <= MAX_HOST_SHARE * step:
         return division
     return Undivided(
@@ -102,14 +103,14 @@ def shares_of(division: Division, capture: Capture, options: CompileOptions) -> 
 
 def joined(division: Division, capture: Capture, compiled: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
     """A callable with Dynamo's calling convention that runs the pieces of a divided capture, which are compiled."""
-    is_on_cpu = capture.mode == "cpu"
-    if is_on_cpu:
+    stays_on_device = capture.mode == "cpu" and not capture.records_gradients
+    if stays_on_device:
         pairs = zip(compiled, (piece.capture.passed for piece in division.pieces), strict=True)
         compiled = [taking_from_device(run, passed) if passed else run for run, passed in pairs]
     run = division.schedule.around(compiled)
-    if is_on_cpu:
+    if capture.mode == "cpu":
         eager = eager_results(capture.gm)
-        run = returning_to_host(run, eager)
+        run = returning_to_host(run, eager) if stays_on_device else run
         run = ResultMemory(capture.gm, eager, lays_out_all=False).around(run)
     if division.written:
         run = _checking(run, OverlapCheck(division.written, {}))

@@ -101,24 +101,28 @@ class CaptureCompiler:
             identity=self._salt + _identity(text),
             overwritten=overwritten,
             donate=options.donate == "mutated",
+            runs_beside_caller=name == "backward" and self._plan.capture.passed is not None,
         )
-        interface = (("graph", text), ("returned", num_returned), ("overwritten", overwritten))
+        interface = (
+            ("graph", text),
+            ("returned", num_returned),
+            ("overwritten", overwritten),
+            ("runs beside its caller", spec.runs_beside_caller),
+        )
         key = None if text is None or conditions is None else (*interface, *conditions)
         dump_key(key, options, f"{self._number}.{name}")
         is_placed = self._plan.capture.mode == "cpu"
-        resident = self._resident(name, num_returned, len(overwritten)) if is_placed else frozenset()
+        resident = self._resident(num_returned, len(overwritten))
         contract = GraphContract(key, is_placed, f"{self._number}.{name}", options.compile_timeout_s, resident)
         return CompiledGraph(gm, contract, self._lowering, spec, self._runtime)
 
-    def _resident(self, name: str, num_returned: int, num_overwritten: int) -> frozenset[int]:
-        """The results of a piece that stay on the device: values that it passes on, gradients of those it received.
+    def _resident(self, num_returned: int, num_overwritten: int) -> frozenset[int]:
+        """The results of a piece that stay on the device.
 
         A new value of an input that the piece writes to is copied into the caller's tensor.
         """
-        passed = self._plan.capture.passed
-        if passed is None:
-            return frozenset()
-        return passed if name == "backward" else frozenset(range(num_overwritten, num_returned))
+        stays = self._plan.capture.stays_on_device
+        return frozenset(range(num_overwritten, num_returned)) if stays else frozenset()
 
 
 def _recording_donated(run: Callable[..., Any]) -> Callable[..., Any]:

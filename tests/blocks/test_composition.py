@@ -8,7 +8,7 @@ import torch
 from kp_dynamo import clear_cache, explain
 from tests.blocks import stacks
 from tests.blocks.test_divided_models import divided, flat
-from tests.spine import DEVICES, compiled, counted, on
+from tests.spine import DEVICES, compiled, counted, on, run_script
 
 
 def gradients(model, x):
@@ -239,6 +239,41 @@ def test_results_may_be_written_to(device):
         y.mul_(2)
         (y.sum() + states[0].sum()).backward()
     assert close(flat([p.grad for p in mine.parameters()]), flat([p.grad for p in eager.parameters()]))
+
+
+def test_training_on_the_cpu_before_the_device_is_used():
+    """torch then has no thread for the backward of XLA tensors, and CPU tensors need none."""
+    run_script("""
+import torch
+from tests.blocks import stacks
+torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+model = torch.compile(stacks.Stack(4), backend="kp_tpu", options={"blocks": "on", "precision": "float32"})
+model(torch.randn(2, 5, 3)).sum().backward()
+""")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_many_backwards_of_states_and_views(device):
+    """Autograd ran the pieces in one thread and moved gradients in another: one backward of twenty to 150 failed."""
+
+    class States(stacks.Stack):
+        def forward(self, x):
+            x, states = self.embed(x), []
+            for layer in self.layers:
+                x = layer(x)
+                states.append(x)
+            return [*states, states[1].mT, states[2].mT]
+
+    eager = States(8)
+    mine, _ = divided(copy.deepcopy(eager).to(device))
+    for _ in range(200):
+        x = torch.randn(16, 5, 3)
+        for model, given in ((mine, x.to(device)), (eager, x)):
+            model.zero_grad()
+            states = [t.cpu() for t in model(given)]
+            sum(t.sin().square().mean() for t in states).backward()
+        assert close(flat([p.grad for p in mine.parameters()]), flat([p.grad for p in eager.parameters()]))
 
 
 def test_threads_share_the_pieces():
