@@ -99,6 +99,10 @@ def _new_full(x: torch.Tensor, size: Any, value: Any, *, dtype: torch.dtype | No
     return aten.new_full.default(x, size, as_held(value, dtype or x.dtype), dtype=dtype, **how)
 
 
+def _full_like(x: torch.Tensor, value: Any, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    return aten.full_like.default(x, as_held(value, dtype or x.dtype), dtype=dtype, **how)
+
+
 def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
     return aten.scalar_tensor.default(as_held(value, dtype), dtype=dtype, **how)
 
@@ -116,6 +120,7 @@ CAST_FORMS: dict[Any, Callable[..., Any]] = {
     aten._to_copy.default: _to_copy,
     aten.full.default: _full,
     aten.new_full.default: _new_full,
+    aten.full_like.default: _full_like,
     aten.scalar_tensor.default: _scalar_tensor,
     torch.ops.prims.convert_element_type.default: converted,
     **{

@@ -60,11 +60,13 @@ def replayed(
         if p == 0:  # of modules that always call it
             return x
         mask = waiting.pop(0).to(x.device) != 0
+        if not training:  # the result is the operand, which the program may have written to since
+            return x
         mask |= (x.abs() < _NOTHING) & keeps_zeros
         if kept is not None:
             shows = x.abs() > _LEAST
-            kept.append((int((mask & shows).sum()), int(shows.sum()), 1 - p if training else 1.0))
-        return x * mask / (1 - p) if training else x
+            kept.append((int((mask & shows).sum()), int(shows.sum()), 1 - p))
+        return x * mask / (1 - p)
 
     def drawn(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def take(*args: Any, **keywords: Any) -> torch.Tensor:

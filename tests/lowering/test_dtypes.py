@@ -102,3 +102,13 @@ def test_inputs_with_pending_conjugation_or_negation(view):
 def test_gradients_through_complex_numbers():
     x = torch.tensor([[1.0, 2.0], [0.5, -3.0]], requires_grad=True)
     check_gradients_like_eager(lambda x: torch.view_as_complex(x).abs() * x.sum(), x)
+
+
+@pytest.mark.parametrize("value", [1e-3, -0.5, 0.0, 2.7, float("nan")])
+def test_a_bool_tensor_of_a_varying_size_is_filled_with_whether_the_number_is_not_0(value):
+    """At a fixed size, a pass makes a constant of it."""
+    check_like_eager(
+        lambda x: (torch.full_like(x > 0, value), x.new_full((x.shape[0],), value, dtype=torch.bool)),
+        torch.randn(4, 3),
+        dynamic=True,
+    )
