@@ -36,11 +36,6 @@ class Schedule:
     steps: tuple[Step, ...]
     results: tuple[int | Constant, ...]
 
-    def runs(self) -> list[int]:
-        """How many times each piece runs."""
-        pieces = [step.piece for step in self.steps]
-        return [pieces.count(number) for number in range(max(pieces) + 1)]
-
     def around(self, pieces: Sequence[Callable[..., Any]]) -> Callable[..., list[Any]]:
         """A callable with the arguments and results of the whole graph."""
 
