@@ -25,8 +25,6 @@ class LoweringSpec:
             does something else with the result.
         donate: Whether results may reuse the buffers of overwritten arguments.
         is_sharded: Whether the program runs on several devices, for the shardings of its arguments.
-        runs_beside_caller: Whether the user's thread may make tensors while it runs: autograd runs the backward of a
-            piece of a divided graph in a thread of its own.
     """
 
     name: str
@@ -37,7 +35,6 @@ class LoweringSpec:
     overwritten: tuple[int | None, ...] = ()
     donate: bool = False
     is_sharded: bool = False
-    runs_beside_caller: bool = False
 
 
 @dataclass

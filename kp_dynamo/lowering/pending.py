@@ -19,7 +19,7 @@ from kp_dynamo.compat import xla
 
 
 def run_pending(tensors: Sequence[torch.Tensor]) -> None:
-    """Compute the pending values of XLA tensors; if there are any, compute all that is pending on the device."""
+    """Compute the pending values of XLA tensors, as `compute` does."""
     if not tensors:
         return
     needed = xla.xlac()._check_tensor_need_materialization(list(tensors))
@@ -28,22 +28,19 @@ def run_pending(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def compute(pending: list[torch.Tensor]) -> None:
-    """Compute these pending XLA tensors, and with them all that is pending on the device.
+    """Compute these pending XLA tensors, and outside a backward all that is pending on the device.
 
     Anything left pending would grow: nothing reads the state of an eager optimizer, so its lazy graph, which contains
     that of the parameters, would get longer with each step and need a new program each time.
+
+    In a backward, autograd runs the nodes of the device in a thread of their own, and those of CPU tensors in that of
+    the caller. torch_xla 2.9 fails if one thread computes every live tensor while the other makes one.
     """
     key = _key_of(pending)
-    xla.xlac()._xla_sync_live_tensors(str(key.device), [], wait=True)
-
-
-def compute_only(pending: list[torch.Tensor]) -> None:
-    """Compute these pending XLA tensors and no others, for a backward of which autograd runs parts in another thread.
-
-    Autograd runs the nodes of the device in a thread of their own, and those of CPU tensors in that of the caller.
-    torch_xla 2.9 fails if one thread computes every live tensor while the other makes one.
-    """
-    xla.xlac()._xla_sync_multi([*pending, _key_of(pending)], [], True)
+    if torch._C._current_graph_task_id() == -1:  # no backward: torch has no public name for it
+        xla.xlac()._xla_sync_live_tensors(str(key.device), [], wait=True)
+    else:
+        xla.xlac()._xla_sync_multi([*pending, key], [], True)
 
 
 def _key_of(pending: list[torch.Tensor]) -> torch.Tensor:

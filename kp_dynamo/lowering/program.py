@@ -20,7 +20,7 @@ from kp_dynamo.compat.lock import one_trace_at_a_time
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import DONORS, Donation
 from kp_dynamo.lowering.flash_calls import CustomCalls
-from kp_dynamo.lowering.pending import OwnBuffers, compute, compute_only
+from kp_dynamo.lowering.pending import OwnBuffers, compute
 from kp_dynamo.lowering.program_inputs import Slot
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.spmd import is_spmd
@@ -74,7 +74,7 @@ def compile_program(
         middle = time.perf_counter()
         key = _compile(traced, spec)
         seconds = {"trace": middle - start, "xla": time.perf_counter() - middle}
-        run = _runner(key, traced.inputs, traced.outputs, traced.donation, spec)
+        run = _runner(key, traced.inputs, traced.outputs, traced.donation)
     recompiling = _recompile_if_evicted(run, lambda args: compile_program(gm, args, constants, spec).run)
     return CompiledProgram(recompiling, [], seconds, traced.donation)
 
@@ -141,7 +141,7 @@ def _is_compiled_here(roots: list[torch.Tensor]) -> bool:
     return bool(xlac._xla_counter_value("UncachedCompile") != compiled_before)
 
 
-def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation: Donation, spec: LoweringSpec) -> Run:
+def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation: Donation) -> Run:
     if key is None:
         return lambda args: [_output(slot, args, []) for slot in outputs]
     gather = _gather(inputs) if not is_spmd() else _on_device(_gather(inputs))
@@ -149,7 +149,6 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
     xlac, count = xla.xlac(), len(outputs)
     needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph
 
-    compute_pending = compute_only if spec.runs_beside_caller else compute
     # Under SPMD a copy that is computed separately loses its sharding.
     separate = OwnBuffers().ensure if not is_spmd() else lambda _: None
 
@@ -159,7 +158,7 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
             separate(values)
             pending = needs_work(values)
             if True in pending:
-                compute_pending([v for v, is_pending in zip(values, pending, strict=True) if is_pending])
+                compute([v for v, is_pending in zip(values, pending, strict=True) if is_pending])
             if donation.inputs:
                 values = list(values)
                 DONORS.give(values, donation.inputs)

@@ -101,13 +101,11 @@ class CaptureCompiler:
             identity=self._salt + _identity(text),
             overwritten=overwritten,
             donate=options.donate == "mutated",
-            runs_beside_caller=name == "backward" and self._plan.capture.passed is not None,
         )
         interface = (
             ("graph", text),
             ("returned", num_returned),
             ("overwritten", overwritten),
-            ("runs beside its caller", spec.runs_beside_caller),
         )
         key = None if text is None or conditions is None else (*interface, *conditions)
         dump_key(key, options, f"{self._number}.{name}")

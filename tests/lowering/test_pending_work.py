@@ -10,6 +10,7 @@ import torch_xla
 from torch import nn
 
 from kp_dynamo import load_checkpoint, save_checkpoint
+from kp_dynamo.compat import xla
 from tests.spine import compiled
 
 
@@ -26,6 +27,22 @@ def test_arguments():
     # And what the CPU is given of them.
     fft = compiled(lambda x: torch.fft.fft(x).real)
     assert [fft((a - b) * x).cpu().tolist() for x in (a, b)] == [[-2, 0], [-4, 0]]
+
+
+def test_a_backward_computes_only_what_it_reads():
+    """The caller's thread may be making tensors meanwhile, as the backward of `.cpu()` does; a call computes all."""
+    run, (x,) = compiled(lambda x: x.sin()), ones_to(1)
+    result = run(x.requires_grad_())
+    other = x.detach() * 3
+    (result * 2).sum().backward()
+    assert is_pending(other)
+    run(x.detach() * 4)
+    assert not is_pending(other)
+    torch.testing.assert_close(x.grad.cpu(), 2 * torch.ones(2).cos())
+
+
+def is_pending(tensor):
+    return xla.xlac()._check_tensor_need_materialization([tensor])[0]
 
 
 def test_clipped_gradients_one_by_one():
