@@ -136,13 +136,14 @@ def _poisoned(is_poisoned: bool) -> Iterator[None]:
 def _references(
     program: Program, mine: Observation, exact: Observation, recorder: Recorder, kept: list[Kept]
 ) -> References | None:
-    random = _random_results(program, mine)
-    if random is not None:
-        exact = observe(program, How(floating=torch.float64, random=random, kept=kept))
-        _require_known_mask(exact, observe(program, How(floating=torch.float64, random=random, keeps_zeros=True)))
+    replay = {"random": _random_results(program, mine), "stepped": mine if program.optimizer else None}
+    if any(replay.values()):
+        exact = observe(program, How(floating=torch.float64, kept=kept, **replay))
+    if replay["random"] is not None:
+        _require_known_mask(exact, observe(program, How(floating=torch.float64, keeps_zeros=True, **replay)))
 
     def eager(**how: Any) -> Observation:
-        return observe(program, How(random=random, **how))
+        return observe(program, How(**replay, **how))
 
     def autocast() -> Observation | None:
         if program.configuration.rounding == "nothing":
@@ -188,7 +189,7 @@ def _torch_is_wrong_too(program: Program, found: list[str], references: Referenc
         stock = _aot_eager(program, "xla" if is_layout else "cpu")
     except Exception:  # noqa: BLE001
         return True
-    if program.num_random:  # it drew other numbers
+    if program.num_random or program.optimizer:  # it drew other numbers, and stepped by other gradients
         try:
             others = _references(program, stock, references.exact, Recorder(), [])
         except UnknownMask:

@@ -51,6 +51,8 @@ class How:
         device: "cpu" or "xla".
         around: A context for calls, backwards and optimizer steps.
         random: What random operators returned in the run to be compared with, for each call.
+        stepped: The run to be compared with: the optimizer steps by its gradients, which are judged as such. Adam makes
+            a full step of a gradient that is nothing but rounding.
         kept: Gets what dropout kept.
         keeps_zeros: Whether dropout kept zeros rather than dropped them.
         written: Which results are written to at the end; None: all that can be.
@@ -62,6 +64,7 @@ class How:
     device: str = "cpu"
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     random: tuple[tuple[torch.Tensor, ...], ...] | None = None
+    stepped: dict[str, Any] | None = None
     kept: list[Kept] | None = None
     keeps_zeros: bool = False
     written: tuple[bool, ...] | None = None
@@ -219,9 +222,16 @@ class _Run:
         for name, tensor in named.items():
             self._note({f"call {number} {name}": tensor.grad})
         if self.optimizer is not None:
+            self._take_gradients(number)
             with self.around:
                 self.optimizer.step()
             self._note_state(f"step {number}")
+
+    def _take_gradients(self, number: int) -> None:
+        for name, parameter in self.model.named_parameters():
+            seen = (self.how.stepped or {}).get(f"call {number} gradient of {name}")
+            if parameter.grad is not None and isinstance(seen, Seen) and seen.value.shape == parameter.shape:
+                parameter.grad = seen.value.to(parameter.dtype, copy=True)
 
     def _write_results(self) -> None:
         """Write to each result, then look at everything: what is shared shows."""

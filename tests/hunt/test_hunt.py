@@ -14,6 +14,7 @@ import torch
 from tests.hunt import check as checking
 from tests.hunt.check import check
 from tests.hunt.drawing import draw_program, number_of, program_of, programs
+from tests.hunt.observe import How, observe
 from tests.hunt.program import Program
 from tests.hunt.randomness import odd_shares
 from tests.hunt.results import FILE, Results, plain_reason
@@ -172,6 +173,28 @@ def test_what_cancels_inside_an_operator_moves():
         norm, tail = torch.nn.functional.group_norm(x, 2), torch.nn.functional.gelu(torch.full((4,), -5.2))
     assert 0 < norm.abs().max() < 2**-22 * 1.7 * 316.3
     assert 1e-8 < (tail - torch.nn.functional.gelu(torch.tensor(-5.2).double())).abs().max() < 2**-23 * 2.6
+
+
+ONE_LINEAR = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+    def forward(self, x1, x2):
+        return self.linear(x1) + x2[..., :4]
+"""
+
+
+def test_a_step_is_judged_by_the_gradients_it_got():
+    """Adam turns the sign of a gradient into a full step, though it may be nothing but rounding."""
+    program = replace(a_program(ONE_LINEAR), optimizer="torch.optim.Adam(parameters, lr=0.1)")
+    plain = observe(program, How())
+    name = "call 0 gradient of linear.bias"
+    turned = plain | {name: replace(plain[name], value=-plain[name].value)}
+    after = observe(program, How(stepped=turned))
+    assert torch.equal(after[name].value, plain[name].value)
+    moved = after["step 0 parameter linear.bias"].value - plain["step 0 parameter linear.bias"].value
+    torch.testing.assert_close(moved, 0.2 * plain[name].value.sign())
 
 
 def test_shares_of_dropout():
