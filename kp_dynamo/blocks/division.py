@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import hint_int
 
 from kp_dynamo.blocks.block_search import Accept, BlockSearch
 from kp_dynamo.blocks.boundaries import Boundaries
@@ -69,7 +70,7 @@ class Division:
     def passed_bytes(self) -> int:
         """Bytes that pass from piece to piece in a call."""
         given = ((piece.runs, piece.capture.inputs[i]) for piece in self.pieces for i in piece.capture.passed or ())
-        return sum(runs * value.numel() * value.element_size() for runs, value in given)
+        return sum(runs * hint_int(value.numel()) * value.element_size() for runs, value in given)
 
     @property
     def reads_written_inputs_again(self) -> bool:

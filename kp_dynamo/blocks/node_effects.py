@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import hint_int
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -49,7 +50,7 @@ class _FlopCount(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
         result = func(*args, **kwargs)
-        self.flops += 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+        self.flops += 0 if formula is None else hint_int(formula(*args, **kwargs, out_val=result))
         return result
 
 
@@ -158,4 +159,4 @@ def _is_written(value: Any) -> bool:
 
 
 def _num_bytes(values: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in tree_leaves(values) if isinstance(t, torch.Tensor))
+    return sum(hint_int(t.numel()) * t.element_size() for t in tree_leaves(values) if isinstance(t, torch.Tensor))

@@ -1,7 +1,10 @@
 """When `blocks="auto"` divides, and how the pieces share the memory of the chip."""
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 from kp_dynamo.blocks.division import divide
 from kp_dynamo.blocks.node_effects import Effects
@@ -111,3 +114,26 @@ def test_a_budget_that_one_layer_fits_and_the_step_does_not():
     mine, _ = divided(stacks.Stack(16), checkpoint="auto", memory_budget_gb=0.0035)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"The smallest sufficient budget is 0\.026 GB"):
         mine(torch.randn(64, 32, 3))
+
+
+def test_sizes_that_dynamo_made_constant_count_as_numbers():
+    """They are SymInts in the metadata of Dynamo's graph, though no number in it varies."""
+
+    class Unrolled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4), nn.Linear(4, 4))
+            self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(3))
+
+        def forward(self, x, rows):
+            for layer in self.layers:
+                x = layer(x)
+            total = rows.detach().clone()
+            for row in range(1, rows.shape[0]):
+                total[row].copy_(rows[row - 1])
+            return x
+
+    model = Unrolled()
+    run = torch.compile(model, backend="kp_tpu", options={"precision": "float32"}, dynamic=True)
+    x, rows = torch.randn(4, 8, 4, requires_grad=True), torch.randn(8, 4)
+    torch.testing.assert_close(run(x, rows), model(x, rows))
