@@ -61,6 +61,11 @@ _INSIDE: dict[Any, Callable[[Any, Any], torch.Tensor]] = {
     _aten.gelu: lambda args, result: args[0].abs() / 2,
     **dict.fromkeys((_aten.native_layer_norm, _aten.native_group_norm, _aten.native_batch_norm), _norm_inside),
 }
+# Take `x`, which may have been stored in bfloat16 for them, and its mean and deviation, which may be those of `x`
+# before that: XLA keeps excess precision where it fuses.
+_OF_STORED = frozenset(
+    (_aten.native_layer_norm_backward, _aten.native_group_norm_backward, _aten.native_batch_norm_backward)
+)
 # Running mean and variance, which native_batch_norm writes to, though its schema does not say so.
 _WRITTEN = {_aten.native_batch_norm: slice(3, 5)}
 
@@ -109,7 +114,7 @@ class Jitter(TorchDispatchMode):
         if func.overloadpacket in CONSTANTS:
             return func(*args, **kwargs)
         args, kwargs = self._operands(func, list(args), kwargs, rounds=rounds)
-        result = func(*args, **kwargs)
+        result = self._result(func, args, kwargs, rounds=rounds)
         if func.is_view or func.overloadpacket in (_aten.detach, _aten.alias, _aten.lift_fresh):
             return result
         unit = _BFLOAT16 if rounds or (self._rounding == "all" and self._had_matmul) else 0.0
@@ -120,6 +125,12 @@ class Jitter(TorchDispatchMode):
             return result
         moved = pytree.tree_map_only(torch.Tensor, lambda t: self._moved(t, unit), result)
         return self._moved_inside(func.overloadpacket, args, moved)
+
+    def _result(self, func: Any, args: Any, kwargs: Any, *, rounds: bool) -> Any:
+        """On the grid of bfloat16, a product and the bias that is added to it may cancel to 0."""
+        if rounds and self._has_grid and func.overloadpacket is _aten.addmm and not kwargs:
+            return args[0] + self._moved(args[1] @ args[2], _BFLOAT16)
+        return func(*args, **kwargs)
 
     def _moved_inside(self, packet: Any, args: Any, results: Any) -> Any:
         first = results[0] if isinstance(results, tuple) else results
@@ -138,6 +149,8 @@ class Jitter(TorchDispatchMode):
                 torch.Tensor, lambda t: self._moved(t, least, breaks_ties=packet in CHOICES), (args, kwargs)
             )
             args = [*moved[: written.start], *args[written], *moved[written.stop :]]
+        if packet in _OF_STORED and self._had_matmul:
+            args[1] = self._moved(args[1], _BFLOAT16)
         if packet in (_aten.copysign, _aten.signbit):
             args[-1] = self._signed(args[-1])
         if packet in (_aten.sum, _aten.mean) and args[0].dim():
