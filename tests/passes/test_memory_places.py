@@ -94,6 +94,15 @@ def test_memory_that_no_tensor_of_the_graph_holds_is_refused(x):
         compiled(read)(x, ((2, 2), (4, 1), 2))
 
 
+@pytest.mark.parametrize("size", [3, 14])
+def test_memory_around_a_view_whose_length_varies_is_refused(size):
+    """The 15 elements of the view begin at 1."""
+    x = torch.arange(17.0)[1:16]
+    mark_sequence(x, 0)
+    with pytest.raises(BackendCompilerFailed, match="begins before the tensor, or ends after it"):
+        compiled(lambda x: x[1:].as_strided((size,), (1,), 0 if size == 3 else 3) + 1)(x)
+
+
 @pytest.mark.parametrize("write", [torch.Tensor.neg_, lambda x: x.copy_(x.flip(0)), lambda x: x[0].zero_()])
 def test_places_of_an_argument_that_was_written_to(write):
     """The graph has a new value for it, which begins its memory; the argument lies behind other elements."""
