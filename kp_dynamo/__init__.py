@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from kp_dynamo.api.xla_optimizations import XLAOptimizations, create_xla_integration
     from kp_dynamo.api.xla_utilities import XLAUtilities
     from kp_dynamo.backend import cache_stats, clear_cache, kp_tpu
+    from kp_dynamo.block_compiler import compile_blocks
     from kp_dynamo.buckets.bucket_plan import BucketPlan, plan_buckets
     from kp_dynamo.buckets.marking import mark_sequence
     from kp_dynamo.cache.lru import LRUCache
@@ -95,6 +96,7 @@ __all__ = [
     "aot_compile",
     "cache_stats",
     "clear_cache",
+    "compile_blocks",
     "create_xla_integration",
     "explain",
     "kp_tpu",
@@ -130,6 +132,7 @@ _HOME_OF = {
     "XLAOptimizations": "kp_dynamo.api.xla_optimizations",
     "XLAUtilities": "kp_dynamo.api.xla_utilities",
     "aot_compile": "kp_dynamo.aot.compiling",
+    "compile_blocks": "kp_dynamo.block_compiler",
     "cache_stats": "kp_dynamo.backend",
     "clear_cache": "kp_dynamo.backend",
     "create_xla_integration": "kp_dynamo.api.xla_optimizations",

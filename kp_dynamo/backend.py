@@ -51,6 +51,9 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
     return SESSION.as_backend(chosen)(gm, example_inputs)
 
 
+kp_tpu.takes_block_calls = True  # type: ignore[attr-defined]  # blocks.block_calls.choose asks
+
+
 def cache_stats() -> dict[str, Any]:
     """Statistics of the compile cache: `size, max_size, hits, misses, hit_rate, evictions` of programs.
 

@@ -15,7 +15,7 @@ from kp_dynamo.blocks.matching import Matcher, Repeat
 from kp_dynamo.blocks.node_effects import Effects, EffectsOfNodes, operands_of
 from kp_dynamo.blocks.node_ids import node_ids
 from kp_dynamo.blocks.pieces import input_like, piece_graph
-from kp_dynamo.blocks.regions import regions
+from kp_dynamo.blocks.regions import ENTER_AUTOCAST, regions
 from kp_dynamo.blocks.schedule import Constant, Schedule, Step, with_dead_values
 from kp_dynamo.blocks.whole_graphs import CALLS, reason_to_keep_whole
 from kp_dynamo.capture.capture import Capture, piece_capture
@@ -43,6 +43,7 @@ class Piece:
         runs: How many times it runs.
         module: The module of its first call, "" if it belongs to none.
         effects: What running it once does: FLOPs and bytes.
+        call: The call of a child module that it is (`block_calls`); its graph is not compiled then.
     """
 
     capture: Capture
@@ -50,6 +51,7 @@ class Piece:
     runs: int
     module: str
     effects: tuple[Effects, ...]
+    call: fx.Node | None = None
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,17 @@ def divide(capture: Capture, accept: Accept, *, least: int, with_modules: bool) 
         return Undivided(
             f"no stretch of its {len(nodes)} operators repeats {least} times and can be compiled by itself"
         )
-    return _Divider(capture, nodes, effects, boundaries, with_modules=with_modules).divided(found)
+    return Divider(capture, nodes, effects, boundaries, with_modules=with_modules).divided(found)
 
 
-class _Divider:
-    """Builds the pieces and the steps."""
+class Divider:
+    """Builds the pieces and the steps.
+
+    Attributes:
+        passes_on_device: Whether values may stay on the device between pieces while the user's tensors are on the CPU.
+    """
+
+    passes_on_device = True
 
     def __init__(
         self,
@@ -130,6 +138,10 @@ class _Divider:
             self._add_rest(done, repeat.start)
             self._add_blocks(repeat)
             done = repeat.stop
+        return self._finished(done)
+
+    def _finished(self, done: int) -> Division | Undivided:
+        """The division, with what stands after the last block."""
         self._add_rest(done, len(self._nodes))
         if any(self._passes_written_twice(step) for step in self._steps):
             return Undivided("a block writes to one of its inputs, and gets one tensor as two of them")
@@ -141,7 +153,7 @@ class _Divider:
     def _add_rest(self, start: int, stop: int) -> None:
         """What is no block."""
         nodes = self._nodes[start:stop]
-        outputs = [n for n in nodes if any(not start <= self._position.get(u, -1) < stop for u in n.users)]
+        outputs = self._outputs(start, stop)
         if not outputs and not any(self._effects[node].writes for node in nodes):
             return
         operands = [operand for node in nodes for operand in operands_of(node)]
@@ -149,6 +161,15 @@ class _Divider:
         passed = frozenset(i for i, node in enumerate(inputs) if node in self._position)
         self._add_piece(start, stop, (inputs, outputs), passed, runs=1)
         self._add_step(inputs, outputs)
+
+    def _outputs(self, start: int, stop: int) -> list[fx.Node]:
+        """The values that are used outside; an autocast region is entered and left in each piece."""
+        return [
+            node
+            for node in self._nodes[start:stop]
+            if node.target is not ENTER_AUTOCAST
+            and any(not start <= self._position.get(user, -1) < stop for user in node.users)
+        ]
 
     def _add_blocks(self, repeat: Repeat) -> None:
         def values(number: int) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -173,12 +194,15 @@ class _Divider:
         values: tuple[Sequence[fx.Node], Sequence[fx.Node]],
         passed: frozenset[int],
         runs: int,
+        call: fx.Node | None = None,
     ) -> None:
         nodes, (inputs, outputs), regions = self._nodes[start:stop], values, self._boundaries.regions
         gm = piece_graph(self._capture.gm, nodes, inputs, outputs, (regions[start], regions[stop]))
-        capture = piece_capture(self._capture, gm, [self._example(node) for node in inputs], passed, self._with_modules)
+        stays = self.passes_on_device and self._capture.mode == "cpu" and not self._capture.records_gradients
+        examples = [self._example(node) for node in inputs]
+        capture = piece_capture(self._capture, gm, examples, passed, stays=stays, with_modules=self._with_modules)
         effects = tuple(self._effects[node] for node in nodes)
-        self._pieces.append(Piece(capture, len(nodes), runs, module_of(nodes[0]), effects))
+        self._pieces.append(Piece(capture, len(nodes), runs, module_of(nodes[0]), effects, call))
 
     def _example(self, node: fx.Node) -> Any:
         if node in self._position:

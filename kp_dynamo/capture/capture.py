@@ -101,7 +101,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
 
 
 def piece_capture(
-    whole: Capture, gm: fx.GraphModule, inputs: list[Any], passed: frozenset[int], with_modules: bool
+    whole: Capture, gm: fx.GraphModule, inputs: list[Any], passed: frozenset[int], *, stays: bool, with_modules: bool
 ) -> Capture:
     """The capture of a piece of `whole`.
 
@@ -110,11 +110,11 @@ def piece_capture(
         gm: The graph of the piece.
         inputs: Its inputs, as in a capture.
         passed: See `Capture`.
+        stays: Whether values that pass between pieces stay on the device. They may not if gradients are recorded:
+            autograd would run the backward of device tensors in a thread of its own, beside the one that moves
+            gradients to the device, and torch_xla 2.9 allows one such thread.
         with_modules: As for `read_capture`.
     """
-    # With gradients, values pass through the host: autograd would run the backward of device tensors in a thread of
-    # its own, beside the one that moves gradients to the device, and torch_xla 2.9 allows one such thread.
-    stays = whole.mode == "cpu" and not whole.records_gradients
     key = _early_key(gm, inputs, (), with_modules)
     key = None if key is None else (*key, ("passed", tuple(sorted(passed)) if stays else "as arguments"))
     return Capture(gm, inputs, whole.mode, [], (), key, passed, stays)

@@ -10,7 +10,7 @@ import torch
 from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.explanation.reports import Explanation
-from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks, run_backward, uncompiled
+from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks, run_backward, uncompiled_call
 
 __all__ = ["Explanation", "explain"]
 
@@ -53,7 +53,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
 
     with fresh_dynamo():
         dynamo_before = dynamo_seconds()
-        run_backward(torch.compile(uncompiled(model), backend=session.as_backend(chosen))(*args, **kwargs))
+        run_backward(torch.compile(uncompiled_call(model), backend=session.as_backend(chosen))(*args, **kwargs))
         return Explanation(
             graph_breaks=graph_breaks(),
             captures=tuple(recorder.captures),

@@ -8,6 +8,7 @@ from traceback import FrameSummary
 from typing import Any
 
 import torch
+from torch import nn
 
 from kp_dynamo.explanation.graph_reports import GraphBreak
 from kp_dynamo.graph.source_lines import frame_line
@@ -18,6 +19,14 @@ def uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(model, torch._dynamo.OptimizedModule):
         return model._orig_mod
     return torch._dynamo.eval_frame.innermost_fn(model)
+
+
+def uncompiled_call(model: Callable[..., Any]) -> Callable[..., Any]:
+    """What a model does when it is called, without the compilation of `model.compile()`."""
+    found = uncompiled(model)
+    if isinstance(found, nn.Module) and found._compiled_call_impl is not None:
+        return found._call_impl
+    return found
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ from typing import Any
 
 from kp_dynamo.autograd.argument_overlap import OverlapCheck, overlapping
 from kp_dynamo.autograd.eager_strides import eager_results
+from kp_dynamo.blocks.block_calls import group_of
+from kp_dynamo.blocks.call_division import divide_at_calls
 from kp_dynamo.blocks.division import Division, Undivided, divide
 from kp_dynamo.blocks.policy import (
     LEAST_REPEATS,
@@ -27,6 +29,7 @@ from kp_dynamo.exceptions import TPUOptimizationError
 from kp_dynamo.graph.least_memory import MemoryBudget, require_room
 from kp_dynamo.graph.step_share import StepShare
 from kp_dynamo.hardware import memory_budget_bytes
+from kp_dynamo.runtime.events import PieceRuns
 from kp_dynamo.runtime.pieces import returning_to_host, taking_from_device
 from kp_dynamo.runtime.result_memory import ResultMemory
 from kp_dynamo.session.compile_plan import CompilePlan
@@ -63,13 +66,18 @@ def _divided(plan: CompilePlan) -> Division | Undivided:
     found = divide(capture, is_block, least=least, with_modules=options.reads_modules)
     if isinstance(found, Undivided):
         return found
-    if found.written and overlapping(capture.inputs, frozenset(found.written)):
-        return Undivided("it writes to an input that overlaps another in memory")
-    if options.donate == "mutated" and found.reads_written_inputs_again:
-        return Undivided("donate='mutated', and a later piece reads an input that the graph writes to")
-    if options.blocks == "on":
+    found = _if_right(found, plan)
+    if isinstance(found, Undivided) or options.blocks == "on":
         return found
     return _if_it_pays(found, plan)
+
+
+def _if_right(division: Division, plan: CompilePlan) -> Division | Undivided:
+    if division.written and overlapping(plan.capture.inputs, frozenset(division.written)):
+        return Undivided("it writes to an input that overlaps another in memory")
+    if plan.options.donate == "mutated" and division.reads_written_inputs_again:
+        return Undivided("donate='mutated', and a later piece reads an input that the graph writes to")
+    return division
 
 
 def _if_it_pays(division: Division, plan: CompilePlan) -> Division | Undivided:
@@ -89,6 +97,25 @@ def _if_it_pays(division: Division, plan: CompilePlan) -> Division | Undivided:
     )
 
 
+def divided_at_calls(plan: CompilePlan) -> Division | Undivided:
+    """The capture of a plan, divided at the calls of child modules that are compiled by themselves.
+
+    Raises:
+        TPUOptimizationError: `strict`, and it cannot be divided there.
+    """
+    if plan.bucketing is not None:
+        found: Division | Undivided = Undivided("its lengths are padded to buckets")
+    else:
+        found = divide_at_calls(plan.capture, with_modules=plan.options.reads_modules)
+    found = found if isinstance(found, Undivided) else _if_right(found, plan)
+    if isinstance(found, Undivided):
+        message = f"compile_blocks has no effect on a graph: {found.reason}"
+        if plan.options.strict:
+            raise TPUOptimizationError(f"strict=True and {message}. Try: strict=False, or no compile_blocks.")
+        warn_once(logger, "%s. torch.compile follows every call of its modules instead.", message)
+    return found
+
+
 def shares_of(division: Division, capture: Capture, options: CompileOptions) -> list[StepShare]:
     """What each piece gets of the memory.
 
@@ -101,9 +128,20 @@ def shares_of(division: Division, capture: Capture, options: CompileOptions) -> 
     return step_shares(division, capture.inputs, budget, options.optimizer_state_factor)
 
 
+def runs_of(division: Division, numbers: Sequence[int | None]) -> tuple[PieceRuns, ...]:
+    """What an event says of the pieces, with the numbers of their captures; calls of equal modules are one."""
+    found: dict[int, PieceRuns] = {}
+    for number, piece in zip(numbers, division.pieces, strict=True):
+        same = id(piece) if piece.call is None else id(group_of(piece.call))
+        runs = piece.runs + (found[same].runs if same in found else 0)
+        module = piece.module if piece.call is None else group_of(piece.call).name
+        found[same] = PieceRuns(number, module, piece.num_calls, runs)
+    return tuple(found.values())
+
+
 def joined(division: Division, capture: Capture, compiled: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
     """A callable with Dynamo's calling convention that runs the pieces of a divided capture, which are compiled."""
-    stays_on_device = capture.mode == "cpu" and not capture.records_gradients
+    stays_on_device = any(piece.capture.stays_on_device for piece in division.pieces)
     if stays_on_device:
         pairs = zip(compiled, (piece.capture.passed for piece in division.pieces), strict=True)
         compiled = [taking_from_device(run, passed) if passed else run for run, passed in pairs]

@@ -13,12 +13,15 @@ import torch
 from torch import fx
 from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 
-from kp_dynamo.blocks.division import Division
+from kp_dynamo.blocks.block_calls import bound_call, group_of
+from kp_dynamo.blocks.call_division import block_calls, drop_followed_calls
+from kp_dynamo.blocks.division import Division, Piece
 from kp_dynamo.cache.compile_key import CompileKey
 from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture.capture import Capture, read_capture
 from kp_dynamo.compat import xla
+from kp_dynamo.compat.dynamo_trace import RestartTrace
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.exceptions import TPUDeviceError
@@ -26,9 +29,9 @@ from kp_dynamo.graph.step_share import WHOLE, StepShare
 from kp_dynamo.lowering import Lowering, get_lowering
 from kp_dynamo.runtime.compiled_graph import Program, Runtime
 from kp_dynamo.runtime.event_log import log_event
-from kp_dynamo.runtime.events import CaptureDivided, CaptureReady, Observe, PieceRuns, ignore
+from kp_dynamo.runtime.events import CaptureDivided, CaptureReady, Observe, ignore
 from kp_dynamo.runtime.placement import Placement
-from kp_dynamo.session.compile_blocks import division_of, joined, shares_of
+from kp_dynamo.session.compile_blocks import divided_at_calls, division_of, joined, runs_of, shares_of
 from kp_dynamo.session.compile_capture import CaptureCompiler
 from kp_dynamo.session.compile_plan import CompilePlan, plan_for
 from kp_dynamo.telemetry import log
@@ -88,10 +91,38 @@ class Session:
             may_run_eagerly = self._export is None and not options.strict
             with translate_errors(gm, breaks_graphs=may_run_eagerly):
                 chosen = options.on(xla.chip_name())
-                compiled = self._compiled(read_capture(gm, example_inputs, with_modules=chosen.reads_modules), chosen)
+                drop_followed_calls(gm)
+                calls = block_calls(gm.graph)
+                capture = read_capture(gm, example_inputs, with_modules=chosen.reads_modules)
+                compiled = self._around_calls(capture, chosen) if calls else self._compiled(capture, chosen)
+            if compiled is None:
+                raise RestartTrace("calls of child modules cannot be compiled by themselves")
             return torch._dynamo.disable(compiled, reason="a compiled graph")
 
+        backend.takes_block_calls = self._export is None  # type: ignore[attr-defined]  # block_calls.choose asks
         return backend
+
+    def _around_calls(self, capture: Capture, options: CompileOptions) -> Callable[..., Any] | None:
+        """A callable that runs a capture with calls of child modules; None if Dynamo must follow all of them."""
+        division = divided_at_calls(plan_for(capture, options))
+        if isinstance(division, Division):
+            return self._joined(division, capture, options)
+        for call in block_calls(capture.gm.graph):
+            group_of(call).refusal = division.reason
+        return None
+
+    def _called(self, piece: Piece, options: CompileOptions) -> Callable[..., Any]:
+        """A callable that runs a piece that is a call of a child module, compiled when it is first called."""
+
+        def compile_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+            return torch.compile(forward, backend=self.as_backend(options), dynamic=False)
+
+        assert piece.call is not None
+        run = group_of(piece.call).compiled_for(self, options, compile_forward)
+        (call,) = block_calls(piece.capture.gm.graph)
+        call.target = bound_call(piece.call, run)
+        piece.capture.gm.recompile()
+        return piece.capture.gm
 
     def _compiled(self, capture: Capture, options: CompileOptions) -> Callable[..., Any]:
         """A callable that runs `capture`."""
@@ -133,10 +164,11 @@ class Session:
     def _joined(self, division: Division, capture: Capture, options: CompileOptions) -> Callable[..., Any]:
         """A callable that runs the pieces of a capture, each compiled, or cached from an equal piece."""
         shares = shares_of(division, capture, options)
-        compiled = [self._numbered(p.capture, options, s) for p, s in zip(division.pieces, shares, strict=True)]
-        pieces = zip(compiled, division.pieces, strict=True)
-        found = tuple(PieceRuns(number, piece.module, piece.num_calls, piece.runs) for (number, _), piece in pieces)
-        self.runtime.observe(CaptureDivided(found, ""))
+        compiled = [
+            self._numbered(p.capture, options, s) if p.call is None else (None, self._called(p, options))
+            for p, s in zip(division.pieces, shares, strict=True)
+        ]
+        self.runtime.observe(CaptureDivided(runs_of(division, [number for number, _ in compiled]), ""))
         return joined(division, capture, [run for _, run in compiled])
 
     def _look_up(self, key: CompileKey | None) -> Callable[..., Any] | None:

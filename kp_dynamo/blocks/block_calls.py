@@ -1,0 +1,266 @@
+"""A call of a repeated child module as one node of Dynamo's graph.
+
+While Dynamo traces a model, it follows the forward of the first of several equal children, to learn what its results
+are like. It takes this call and all others as calls of `call_block`. The backend drops the nodes of the forward that
+was followed, and compiles the forward of the children by itself: Dynamo then captures it once, and its guards decide
+at each call whether another child may run the same program.
+
+A call is followed and nothing else where that is not surely right: if its arguments or results are more than tensors
+and constants, have sizes that vary, or are written to, and if the forward changes Python objects.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+from torch._dynamo.eval_frame import skip_code
+from torch._guards import TracingContext
+from torch.utils import _pytree as pytree
+
+from kp_dynamo.compat.dynamo_trace import backend_of_trace, changed_objects
+from kp_dynamo.exceptions import XLACompilationError
+
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+FOLLOW, CALL, INLINE = range(3)
+_CONSTANTS = (int, float, bool, str, type(None), torch.dtype, torch.device)
+_numbers: Iterator[int] = count()
+_forwards: weakref.WeakValueDictionary[int, BlockForward] = weakref.WeakValueDictionary()
+
+
+class BlockGroup:
+    """Equal children of a model, whose forward is compiled once.
+
+    Attributes:
+        name: The module path of the children, for messages.
+        run: The compiled forward for calls outside of a compiled model: `run(child, *args, **kwargs)`.
+        refusal: Why the next trace follows every call; "" if it does not.
+        results: For each trace, what the results of the calls that it followed are like.
+        before: What a call might change, as it was when the trace began to follow it.
+    """
+
+    def __init__(self, name: str, compile_forward: Compile) -> None:
+        self.name, self.refusal = name, ""
+        self.run = compile_forward(self._forward())
+        self.results: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+        self.before: Any = None
+        self._compiled: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
+
+    def compiled_for(self, owner: object, options: Any, compile_forward: Compile) -> Callable[..., Any]:
+        """The forward, compiled once for an owner (a session) and options."""
+        found = self._compiled.setdefault(owner, {})
+        if options not in found:
+            found[options] = compile_forward(self._forward())
+        return found[options]
+
+    def learned(self) -> dict[Any, Any]:
+        """The results in this trace."""
+        return self.results.setdefault(TracingContext.get(), {})
+
+    @staticmethod
+    def _forward() -> Callable[..., Any]:
+        """The forward of a child, as a function with code of its own: Dynamo counts recompilations by code."""
+
+        def block(child: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return type(child).forward(child, *args, **kwargs)
+
+        return types.FunctionType(block.__code__.replace(co_name=f"block_{next(_numbers)}"), block.__globals__)
+
+
+class BlockForward:
+    """The forward of a child, in place of its method: copies and pickles of the child have the method again."""
+
+    def __init__(self, child: nn.Module, group: BlockGroup) -> None:
+        self.child, self.group, self.number = child, group, next(_numbers)
+        self.__wrapped__ = types.MethodType(type(child).forward, child)  # for inspect.signature
+        _forwards[self.number] = self
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.child, "forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling() and not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            return self.group.run(self.child, *args, **kwargs)
+        if not torch.compiler.is_dynamo_compiling() or not _is_plain((args, kwargs)):
+            return type(self.child).forward(self.child, *args, **kwargs)
+        choice = choose(self.number, args, kwargs)[0]
+        if choice != CALL:
+            result = type(self.child).forward(self.child, *args, **kwargs)
+            if choice == INLINE or not _is_plain(result) or not learn(self.number, args, kwargs, result)[0]:
+                return result
+        return call_block(self.number, *args, **kwargs)
+
+
+# After a graph break in a child, it runs as it is and calls the compiled child, and is not captured by itself.
+skip_code(BlockForward.__call__.__code__)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value may be an argument of a node; Dynamo traces this function too."""
+    if type(value) in (tuple, list):
+        return all([_is_plain(v) for v in value])  # noqa: C419 - Dynamo breaks at some generators
+    if type(value) is dict:
+        return all([_is_plain(v) for v in value.values()])  # noqa: C419
+    return isinstance(value, (torch.Tensor, *_CONSTANTS))
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def choose(number: int, args: Any, kwargs: Any) -> tuple[int]:
+    """What to do with a call: FOLLOW, CALL or INLINE, as a constant of the trace."""
+    forward = _forwards[number]
+    key = _key(forward.child, args, kwargs)
+    if key is None or forward.group.refusal or not getattr(backend_of_trace(), "takes_block_calls", False):
+        return (INLINE,)
+    if key in forward.group.learned():
+        return (CALL,)
+    forward.group.before = (changed_objects(), _versions(args, kwargs))
+    return (FOLLOW,)
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def learn(number: int, args: Any, kwargs: Any, result: Any) -> tuple[bool]:
+    """Note what the results of a call that was followed are like; whether it may become a node."""
+    forward = _forwards[number]
+    changes_nothing = forward.group.before == (changed_objects(), _versions(args, kwargs))
+    template = _template((args, kwargs), result)
+    if not changes_nothing or template is None:
+        return (False,)
+    forward.group.learned()[_key(forward.child, args, kwargs)] = template
+    return (True,)
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def call_block(number: int, *args: Any, **kwargs: Any) -> Any:
+    """Fake results of a call. In a divided graph, `bound_call` stands in its place."""
+    forward = _forwards[number]
+    template = forward.group.learned()[_key(forward.child, args, kwargs)]
+    device = _tensors((args, kwargs))[0].device
+    return pytree.tree_map(lambda like: like.fake(device) if isinstance(like, TensorLike) else like, template)
+
+
+def group_of(node: fx.Node) -> BlockGroup:
+    """The group of the child that a node calls."""
+    return _forwards[cast(int, node.args[0])].group
+
+
+def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The callable for a call node: `run` on its child.
+
+    Raises:
+        XLACompilationError: When called, if the results are not like those of the child that Dynamo followed.
+    """
+    forward = _forwards[cast(int, node.args[0])]
+    child, name = forward.child, forward.group.name
+    template = forward.group.learned()[_key(child, *_fakes(node))]
+
+    def call_block(_: int, *args: Any, **kwargs: Any) -> Any:
+        result = run(child, *args, **kwargs)
+        if not _is_like(result, template):
+            raise XLACompilationError(
+                f"a call of one of {name} returned something else than the call that torch.compile followed. Allowed: "
+                "equal modules, whose results have equal structure, shapes and dtypes. Try: torch.compile(model, "
+                "backend='kp_tpu') without compile_blocks."
+            )
+        return result
+
+    return call_block
+
+
+def _fakes(node: fx.Node) -> tuple[Any, Any]:
+    args, kwargs = fx.node.map_arg((node.args[1:], dict(node.kwargs)), lambda n: n.meta["example_value"])
+    return args, kwargs
+
+
+@dataclass(frozen=True)
+class TensorLike:
+    """What a result is like.
+
+    Attributes:
+        shape: Its sizes, which are constants.
+        stride: Its strides.
+        dtype: Its dtype.
+        requires_grad: Whether it has a gradient.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorLike:
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
+
+    def fake(self, device: torch.device) -> torch.Tensor:
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+        if not self.requires_grad:
+            return made
+        with torch.enable_grad():
+            return made.requires_grad_().clone()  # the result of an operator
+
+
+def _key(child: nn.Module, args: Any, kwargs: Any) -> Any | None:
+    """What decides the form of the results, but for the code; None if a size varies or nothing is a tensor."""
+    tensors = _tensors((args, kwargs))
+    if not tensors or any(not isinstance(n, int) for t in tensors for n in (*t.shape, *t.stride())):
+        return None
+    trains = torch.is_grad_enabled() and any(p.requires_grad for p in child.parameters())
+    return _described((args, kwargs)), child.training, torch.is_grad_enabled(), trains
+
+
+def _described(value: Any) -> Any:
+    """A value that can be a key; FX has classes of its own for lists and dicts."""
+    if isinstance(value, (tuple, list)):
+        return "tuple" if isinstance(value, tuple) else "list", tuple(map(_described, value))
+    if isinstance(value, dict):
+        return "dict", tuple((key, _described(item)) for key, item in value.items())
+    return TensorLike.of(value) if isinstance(value, torch.Tensor) else (type(value), value)
+
+
+def _template(given: Any, result: Any) -> Any | None:
+    """The results with tensors as `TensorLike`; None if a call cannot stand for them.
+
+    A result that shares memory with an argument or another result would be one tensor under two names.
+    """
+    leaves = pytree.tree_leaves(result)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if not all(isinstance(leaf, (torch.Tensor, int, float, type(None))) for leaf in leaves):
+        return None  # Dynamo takes no others from a node
+    memories = [t.untyped_storage()._cdata for t in (*_tensors(given), *tensors)]
+    own = memories[len(memories) - len(tensors) :]
+    is_shared = len(set(own)) < len(own) or not set(own).isdisjoint(memories[: len(memories) - len(tensors)])
+    is_elsewhere = any(t.device != _tensors(given)[0].device for t in tensors)
+    if not tensors or is_shared or is_elsewhere or any(not isinstance(n, int) for t in tensors for n in t.shape):
+        return None
+    return pytree.tree_map_only(torch.Tensor, TensorLike.of, result)
+
+
+def _is_like(result: Any, template: Any) -> bool:
+    if isinstance(template, TensorLike):
+        return isinstance(result, torch.Tensor) and (result.shape, result.dtype) == (template.shape, template.dtype)
+    if isinstance(template, (tuple, list)):
+        same = type(result) is type(template) and len(result) == len(template)
+        return same and all(map(_is_like, result, template))
+    if isinstance(template, dict):
+        return (
+            type(result) is dict
+            and result.keys() == template.keys()
+            and all(_is_like(result[key], value) for key, value in template.items())
+        )
+    return type(result) is type(template) and bool(result == template)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _versions(args: Any, kwargs: Any) -> list[int]:
+    """Which arguments were written to."""
+    return [t._version for t in _tensors((args, kwargs))]

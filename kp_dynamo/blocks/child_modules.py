@@ -1,0 +1,37 @@
+"""Finds the repeated child modules of a model, and has them compiled by themselves."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from torch import nn
+
+LEAST = 2
+
+
+def repeated_children(model: nn.Module, path: str = "") -> Iterator[tuple[str, list[nn.Module]]]:
+    """Equal children of one parent, the outermost first: (module path, children).
+
+    Equal are modules of one class whose parameters and buffers have equal names, shapes and dtypes. A module without
+    children, such as one Linear of several, is too little for a program of its own.
+    """
+    alike: dict[object, list[tuple[str, nn.Module]]] = defaultdict(list)
+    for name, child in model.named_children():
+        alike[_form(child)].append((name, child))
+    for children in alike.values():
+        if len(children) >= LEAST and _is_block(children[0][1]):
+            yield f"{path}{children[0][0]} to {path}{children[-1][0]}", [child for _, child in children]
+        else:
+            for name, child in children:
+                yield from repeated_children(child, f"{path}{name}.")
+
+
+def _form(module: nn.Module) -> object:
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return type(module), tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors)
+
+
+def _is_block(module: nn.Module) -> bool:
+    own_forward = type(module).forward is not nn.Module.forward and "forward" not in vars(module)
+    return own_forward and any(True for _ in module.children()) and any(True for _ in module.parameters())
