@@ -170,6 +170,17 @@ class Autocast(Stack):
             return super().forward(x).float()
 
 
+class AutocastLayers(Stack):
+    """Only the layers in an autocast region."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            for layer in self.layers:
+                x = layer(x)
+        return self.head(x.to(self.head.weight.dtype))
+
+
 class Frozen(Stack):
     """The first half without gradients, as when an encoder is frozen."""
 

@@ -7,7 +7,7 @@ import torch
 
 from kp_dynamo import clear_cache, explain
 from tests.blocks import stacks
-from tests.blocks.test_divided_models import divided, flat
+from tests.blocks.test_divided_models import distances, divided, flat, named, step
 from tests.spine import DEVICES, compiled, counted, on, run_script
 
 
@@ -162,6 +162,18 @@ def test_donated_caches(device):
             assert close(flat(mine(*given)), flat(eager(*expected)))
             assert close(flat(given[2]), flat(expected[2]))
     assert events[0].pieces, events[0].reason
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("kind", [stacks.Autocast, stacks.AutocastLayers])
+def test_autocast_regions_of_cpu_tensors(kind, trains):
+    eager = kind()
+    exact, x = copy.deepcopy(eager).double(), torch.randn(2, 5, 3)
+    mine, events = divided(copy.deepcopy(eager))
+    got, wanted, reference = (step(m, (v,), trains=trains) for m, v in ((mine, x), (eager, x), (exact, x.double())))
+    of_mine, of_eager = distances((got[0], named(got[1])), wanted[:2]), distances(wanted[:2], reference[:2])
+    assert all(b > 1e-4 and a < 2 * b for a, b in zip(of_mine[: 1 + trains], of_eager, strict=False))
+    assert [piece.runs for piece in events[0].pieces] == [1, 4, 1], events[0].reason
 
 
 def test_layers_with_different_casts_are_different_blocks():
