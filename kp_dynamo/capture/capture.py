@@ -24,6 +24,7 @@ from kp_dynamo.capture.cpu_view import (
 )
 from kp_dynamo.capture.exponents import specialize_exponents
 from kp_dynamo.capture.inactive_dropout import remove_inactive_dropout
+from kp_dynamo.capture.nested_regions import inline_nested_regions
 from kp_dynamo.capture.tensor_devices import placement_mode
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
@@ -81,6 +82,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
             "values() and offsets(), pad it with x.to_padded_tensor(0), or keep it out of the compiled region with "
             "torch.compiler.disable."
         )
+    inline_nested_regions(gm)
     held = [*gm.parameters(), *gm.buffers()]
     tensors = [x for x in [*held, *inputs] if isinstance(x, torch.Tensor)]
     results = _result_devices(gm)
