@@ -36,14 +36,14 @@ class Boundaries:
         self.regions = regions
         self._position = {node: i for i, node in enumerate(nodes)}
         self._last_use = {node: self._last_call(node, in_results=False) for node in nodes}
-        self._is_open = [not region.level for region in regions]
+        self._closed = {i: "a transform of torch.func is open" for i, region in enumerate(regions) if region.level}
         inputs = graph.find_nodes(op="placeholder")
         aliases, written_at = self._aliases([*inputs, *nodes]), self._writes(nodes, effects)
         self.written = [node for node in inputs if not written_at.keys().isdisjoint(_storages(node))]
         for node in nodes:
             # Pieces pass tensors only; an autocast region that is open where a piece begins is entered again there.
             if not isinstance(node.meta.get("example_value"), torch.Tensor) and node.target is not ENTER_AUTOCAST:
-                self._close(self._position[node], self._last_use[node])
+                self._close(self._position[node], self._last_use[node], f"{node} passes, which is no tensor")
         of_inputs = {storage for node in inputs for storage in _storages(node)}
         for storage, positions in written_at.items():
             self._close_around_writes(aliases[storage], positions, is_input=storage in of_inputs)
@@ -51,7 +51,11 @@ class Boundaries:
 
     def is_open(self, position: int) -> bool:
         """Whether the graph may be divided here."""
-        return self._is_open[position]
+        return position not in self._closed
+
+    def reason(self, position: int) -> str:
+        """Why the graph may not be divided here: the end of a sentence."""
+        return self._closed[position]
 
     def crossing(self, position: int) -> int:
         """The number of values computed before a position that are used after it."""
@@ -62,10 +66,10 @@ class Boundaries:
         uses = (self._position.get(user, end if user.op == "output" and in_results else -1) for user in node.users)
         return max(uses, default=-1)
 
-    def _close(self, first: int, last: int) -> None:
+    def _close(self, first: int, last: int, reason: str) -> None:
         """Forbid the positions between two calls."""
         for position in range(first + 1, last + 1):
-            self._is_open[position] = False
+            self._closed.setdefault(position, reason)
 
     def _aliases(self, nodes: Iterable[fx.Node]) -> dict[int, list[fx.Node]]:
         found: dict[int, list[fx.Node]] = defaultdict(list)
@@ -91,10 +95,12 @@ class Boundaries:
         """
         made = [node for node in aliases if node in self._position]
         if not is_input:
-            self._close(min(self._position[node] for node in made), max(written_at))
+            first = min(made, key=self._position.__getitem__)
+            self._close(self._position[first], max(written_at), f"{first} passes, which is written to in place later")
             return
         for node in made:
-            self._close(self._position[node], self._last_use[node])
+            reason = f"{node} passes, a view of an input that the graph writes to"
+            self._close(self._position[node], self._last_use[node], reason)
 
     def _count_crossing(self, nodes: Sequence[fx.Node]) -> list[int]:
         change = [0] * (len(nodes) + 2)

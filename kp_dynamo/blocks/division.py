@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import hint_int
 from kp_dynamo.blocks.block_search import Accept, BlockSearch
 from kp_dynamo.blocks.boundaries import Boundaries
 from kp_dynamo.blocks.matching import Matcher, Repeat
+from kp_dynamo.blocks.near_repeats import nearest_difference
 from kp_dynamo.blocks.node_effects import Effects, EffectsOfNodes, operands_of
 from kp_dynamo.blocks.node_ids import node_ids
 from kp_dynamo.blocks.pieces import input_like, piece_graph
@@ -102,6 +103,7 @@ def divide(capture: Capture, accept: Accept, *, least: int, with_modules: bool) 
     if not found:
         return Undivided(
             f"no stretch of its {len(nodes)} operators repeats {least} times and can be compiled by itself"
+            f"{nearest_difference(nodes, ids, boundaries)}"
         )
     return Divider(capture, nodes, effects, boundaries, with_modules=with_modules).divided(found)
 

@@ -18,6 +18,20 @@ def module_paths(node: fx.Node) -> Iterator[str]:
         yield from _paths(source)
 
 
+def layer_of(node: fx.Node) -> tuple[str, object]:
+    """Path and class of the outermost module in a list that a node was traced in: "layers.0"; "" if there is none.
+
+    For a list in a list, the path is that of the outer one. If a layer is not called, but its children are, the class
+    is that of a child.
+    """
+    for source, kind in _stack(node):
+        parts = _paths(source)[0].split(".")
+        number = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
+        if number is not None:
+            return ".".join(parts[: number + 1]), kind
+    return "", None
+
+
 def module_of(node: fx.Node) -> str:
     """ "layers.0 (Linear)" for the innermost module, "Gpt" for the model itself, "" if no module was traced."""
     stack = _stack(node)

@@ -1,6 +1,7 @@
 """Graphs that stay whole, each with its reason, and layers that are left out of a block."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -44,9 +45,70 @@ def test_repeats_without_a_matmul():
     assert event.reason.startswith("no stretch")
 
 
+def difference(event):
+    """What the reason says after the general sentence."""
+    general, _, what = event.reason.partition("; ")
+    assert re.fullmatch(r"no stretch of its \d+ operators repeats 2 times and can be compiled by itself", general)
+    return what
+
+
 def test_a_constant_differs():
     event = what_became_of(stacks.Numbered(), torch.randn(2, 5, 3))
-    assert event.reason.startswith("no stretch")
+    assert difference(event) == "layers.1 differs from layers.0: mul has the constant 1.1 instead of 1.0"
+
+
+def test_a_constant_differs_in_layers_that_are_no_modules():
+    def scaled(x, weights):
+        for number, weight in enumerate(weights):
+            x = torch.tanh(x @ weight) * (1.5 + number) + x
+        return x
+
+    assert difference(what_became_of(scaled, X, WEIGHTS)) == (
+        "the stretch of operators 4 to 7 differs from the stretch of operators 0 to 3: "
+        "mul has the constant 2.5 instead of 1.5"
+    )
+
+
+class Activated(nn.Module):
+    def __init__(self, activation, width=8):
+        super().__init__()
+        self.up, self.down, self.activation = nn.Linear(8, width), nn.Linear(width, 8), activation
+
+    def forward(self, x):
+        return x + self.down(self.activation(self.up(x)))
+
+
+def test_an_operator_differs():
+    model = stacks.Stack(2, iter([Activated(torch.tanh), Activated(torch.relu)]).__next__)
+    assert difference(what_became_of(model, torch.randn(2, 5, 3))) == (
+        "layers.1 differs from layers.0: operator relu instead of tanh in layers.1 (Activated)"
+    )
+
+
+def test_a_width_differs():
+    model = nn.Sequential(Activated(torch.tanh), Activated(torch.tanh, 6))
+    assert difference(what_became_of(model, X)) == (
+        "module 1 differs from module 0: linear in 1.up (Linear) returns float32[4, 6] instead of float32[4, 8]"
+    )
+
+
+def test_a_frozen_parameter():
+    model = stacks.Stack(2)
+    model.layers[1].up.weight.requires_grad_(False)
+    assert difference(what_became_of(model, torch.randn(2, 5, 3))) == (
+        "layers.1 differs from layers.0: linear in layers.1.up (Linear) reads float32[16, 8] with requires_grad=False "
+        "instead of True"
+    )
+
+
+def test_other_edges_between_equal_operators():
+    def crossed(x, weights):
+        for number, (one, other) in enumerate(zip(weights[::2], weights[1::2], strict=True)):
+            a, b = torch.tanh(x @ one), torch.tanh(x @ other)
+            x = (a - b if number else b - a) + x
+        return x
+
+    assert difference(what_became_of(crossed, X, WEIGHTS)).endswith(": sub reads another value")
 
 
 def test_an_edge_differs():
@@ -68,7 +130,15 @@ def test_a_value_is_written_to_in_a_later_layer():
         x = x * 1.0
         return repeated(x, weights, lambda x, weight: x.add_(torch.tanh(x @ weight).clone()))
 
-    assert what_became_of(residual, X, WEIGHTS).reason.startswith("no stretch")
+    assert difference(what_became_of(residual, X, WEIGHTS)).endswith(
+        "but between them x passes, which is written to in place later"
+    )
+
+
+def test_a_residual_stream_that_layers_write_to():
+    assert difference(what_became_of(stacks.InPlace(), torch.randn(2, 5, 3))) == (
+        "layers.1 repeats layers.0, but between them x passes, which is written to in place later"
+    )
 
 
 def test_a_view_of_a_written_input_crosses():
@@ -80,7 +150,7 @@ def test_a_view_of_a_written_input_crosses():
         return row
 
     event = what_became_of(views, X, WEIGHTS)
-    assert event.reason.startswith("no stretch")
+    assert difference(event).endswith("passes, a view of an input that the graph writes to")
 
 
 def test_a_block_that_writes_gets_one_tensor_twice():
