@@ -17,6 +17,9 @@ from torch.utils import _pytree as pytree
 from torch_xla.debug import metrics
 
 import kp_dynamo
+from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.runtime.events import CaptureDivided
+from kp_dynamo.session import Session
 from kp_dynamo.telemetry import TELEMETRY
 from tests.zoo.models import Inputs, ZooModel
 
@@ -26,14 +29,14 @@ class Setting:
     """How to run a model: the default is plain eager float32 on the CPU.
 
     Attributes:
-        backend: Name of the torch.compile backend; None is eager.
+        backend: The torch.compile backend, or its name; None is eager.
         options: The backend's options.
         dtype: Dtype of parameters and of floating-point inputs.
         device: Device of parameters and inputs.
         autocast: Run the forward under torch.autocast("cpu", torch.bfloat16).
     """
 
-    backend: str | None = None
+    backend: str | Callable[..., object] | None = None
     options: tuple[tuple[str, object], ...] = ()
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -171,6 +174,19 @@ def counted(run: Callable[[], Result]) -> tuple[Result, Counts]:
         fallbacks=tuple(sorted({*metrics.executed_fallback_ops(), *TELEMETRY.fallbacks})),
     )
     return result, counts
+
+
+def divided(run: Callable[[ZooModel, Setting], Result], model: ZooModel) -> tuple[Result, tuple[int, ...]]:
+    """The result with blocks="on", and how many times each repeated block runs."""
+    found: list[int] = []
+
+    def observe(event: object) -> None:
+        if isinstance(event, CaptureDivided):
+            found.extend(piece.runs for piece in event.pieces if piece.runs > 1)
+
+    torch._dynamo.reset()
+    options = CompileOptions(precision="float32", blocks="on")
+    return run(model, Setting(backend=Session(observe=observe).as_backend(options))), tuple(found)
 
 
 def to_device(module: nn.Module, device: str) -> nn.Module:
