@@ -39,6 +39,27 @@ class Stack(nn.Module):
         return self.head(x)
 
 
+class Adapted(nn.Module):
+    """A frozen Linear and two small ones that train, as in LoRA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.first, self.second = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.up(x) + self.second(self.first(x))) + x
+
+
+class Unembedded(Stack):
+    """Layers that begin with the input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
 class WithHiddenStates(Stack):
     """Returns every hidden state, and a loss that all of them enter."""
 

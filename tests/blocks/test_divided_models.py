@@ -111,6 +111,32 @@ def test_as_eager(name, device, trains):
     assert (tuple(piece.runs for piece in events[0].pieces) or None) == expected_runs, events[0].reason
 
 
+FROZEN = {
+    "embedding": (lambda: stacks.Stack(5), (1, 4, 1)),
+    "shared layer": (stacks.Shared, (1, 3, 1)),
+    "adapters": (lambda: stacks.Stack(5, stacks.Adapted), (1, 4, 1)),
+    "no embedding": (lambda: stacks.Unembedded(5), (1, 4, 1)),
+    "two stages": (lambda: stacks.UNet(8), (1, 3, 4, 1)),
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_the_first_layer_needs_no_gradient_of_its_input(name):
+    """It belongs to what precedes the other layers, which are found."""
+    make, expected_runs = FROZEN[name]
+    eager = make()
+    eager.embed.requires_grad_(False)
+    exact, x = copy.deepcopy(eager).double(), x_of(2, 5, stacks.WIDTH if name == "no embedding" else 3)
+    mine, events = divided(copy.deepcopy(eager))
+    runs = ((mine, x), (eager, x), (exact, x.double()))
+    got, wanted, reference = (step(model, (given,), trains=True) for model, given in runs)
+    assert [g is None for g in got[1].values()] == [g is None for g in wanted[1].values()]
+    got, wanted, reference = ((r[0], named(r[1])) for r in (got, wanted, reference))
+    for distance, of_eager in zip(distances(got, wanted), distances(wanted, reference), strict=True):
+        assert distance <= max(1e-6, 2 * of_eager)
+    assert tuple(piece.runs for piece in events[0].pieces) == expected_runs
+
+
 def as_float64(value):
     return value.detach().double().requires_grad_(value.requires_grad) if is_float(value) else value
 
