@@ -22,8 +22,9 @@ class CopiedValues:
 
     def replace(self, tensor: Any, other: Any) -> None:
         """Use `other` as the copy of `tensor`, and its memory for the tensors that share memory with `tensor`."""
-        if isinstance(tensor, torch.Tensor):
-            self._copies.setdefault(id(tensor), other)
+        if not isinstance(tensor, torch.Tensor) or not isinstance(other, torch.Tensor):
+            return  # a number, or an attribute of the graph, which has no fake tensor
+        self._copies.setdefault(id(tensor), other)
         if _is_copied(tensor):
             self._storages.setdefault(tensor.untyped_storage()._cdata, other.untyped_storage())
 
