@@ -106,7 +106,7 @@ def _difference_of_operands(
 ) -> str:
     """The difference between what two equal operators read."""
     node = nodes[pair[1]]
-    for operands in zip(*(operands_of(nodes[p]) for p in pair), strict=True):
+    for operands in zip(*(operands_of(nodes[p]) for p in pair), strict=False):
         inside = [position.get(o, -1) - layer.start for o, layer in zip(operands, layers, strict=True)]
         if max(inside) >= 0 and inside[0] != inside[1]:
             return f"{_name(node)}{_place(node)} reads another value"
@@ -123,16 +123,16 @@ def _constants(node: fx.Node) -> list[Any]:
 def _kinds(one: fx.Node, other: fx.Node) -> str:
     """What `other` is, and `one` instead, with the first property that differs; "" if none does."""
     values: list[Any] = [node.meta.get("example_value") for node in (one, other)]
-    if not all(isinstance(value, torch.Tensor) for value in values):
+    if not all(isinstance(value, torch.Tensor) and value.layout is torch.strided for value in values):
         return ""
-    first, second = (
-        [f"{str(v.dtype).removeprefix('torch.')}{list(v.shape)}", v.stride(), v.requires_grad] for v in values
-    )
-    if first[0] != second[0]:
-        return f"{second[0]} instead of {first[0]}"
-    if first[2] != second[2]:
-        return f"{second[0]} with requires_grad={second[2]} instead of {first[2]}"
-    return f"{second[0]} with strides {second[1]} instead of {first[1]}" if first[1] != second[1] else ""
+    first, second = (f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" for value in values)
+    if first != second:
+        return f"{second} instead of {first}"
+    for name in ("requires_grad", "stride"):
+        a, b = (value.stride() if name == "stride" else value.requires_grad for value in values)
+        if a != b:
+            return f"{second} with {name}={b} instead of {a}"
+    return ""
 
 
 def _name(node: fx.Node) -> str:
