@@ -1,24 +1,22 @@
-"""Client of the TPU compiler: runs it in a worker process and translates its failures to exceptions."""
+"""Client of the TPU compiler: runs it in worker processes and translates its failures to exceptions."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import os
-import queue
 import re
-import subprocess
-import sys
 import tempfile
-import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
+from kp_dynamo.aot.worker_process import INSTALL_V7, Job, WorkerProcess, python_for
 from kp_dynamo.exceptions import (
     TPUBackendError,
     TPUNotAvailableError,
@@ -28,15 +26,12 @@ from kp_dynamo.exceptions import (
 )
 from kp_dynamo.graph.least_memory import REMEDIES
 
-_WORKER = Path(__file__).with_name("worker.py")
 _INSTALL = 'Install the TPU compiler with pip install "kp_dynamo[tpu]".'
-_INSTALL_V7 = (
-    "v7 needs a newer libtpu in an environment of its own: `make aot-v7` in a clone builds it, or set KP_TPU_V7_PYTHON "
-    'to the Python of an environment with "jax==0.10.2" and "libtpu==0.0.51".'
-)
 _NARROWER = (
     ' libtpu 0.0.21 fails on bfloat16 matmuls at precision \'highest\'. Try: options={"matmul_precision": "high"}.'
 )
+_WORKER_BYTES = 2 * 2**30
+"""Free memory without which no further worker starts. A worker takes 0.5 GiB for a layer of a small GPT."""
 # libtpu's out-of-memory messages, for HBM, VMEM and scalar memory.
 _NO_ROOM = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory|out of memory|exceeds the limit", re.IGNORECASE)
 
@@ -47,7 +42,7 @@ class Compiled:
 
     Attributes:
         hlo: The scheduled program, as text.
-        seconds: Compile time.
+        seconds: CPU seconds of the compiler.
         flops: Floating point operations, as the compiler counts them.
         bytes: Bytes that its operations read and write, in any memory, as the compiler counts them.
         argument_bytes: Size of the arguments.
@@ -69,9 +64,12 @@ class Compiled:
 
 
 class TpuCompiler:
-    """Compiles for one chip of a generation, in a worker process that starts in the background.
+    """Compiles for one chip of a generation, in worker processes that start in the background.
 
-    A context manager; exiting it kills the worker.
+    The first worker starts at once. Another one starts when a program is submitted while all are busy, if this process
+    may use another core and memory is free. libtpu itself uses one to two cores for a program.
+
+    A context manager; exiting it kills the workers.
 
     Args:
         target: "v4", "v5e", "v5p", "v6e" or "v7".
@@ -81,20 +79,13 @@ class TpuCompiler:
     def __init__(self, target: str, deadline: float | None = None) -> None:
         self.target, self._deadline = target, deadline
         self.versions: dict[str, str] = {}
-        self._waiting: list[Path] = []
+        self._submitted: deque[Job] = deque()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._numbers = itertools.count()
-        python = _python_for(target)
+        self._python = python_for(target)
         self._folder = tempfile.TemporaryDirectory(prefix="kp_tpu_aot_")
-        self._stderr = (Path(self._folder.name) / "stderr").open("w+")
-        self._process = subprocess.Popen(
-            [python, "-P", str(_WORKER), target],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, bufsize=1,
-            env=_environment(self._folder.name),
-        )  # fmt: skip
-        # A thread reads, because select() does not see lines that Python has buffered, and a read has no timeout.
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, args=(_pipe(self._process.stdout),), daemon=True)
-        self._reader.start()
+        self._workers: list[WorkerProcess] = []
+        self._start_worker()
 
     def __enter__(self) -> Self:
         return self
@@ -103,13 +94,11 @@ class TpuCompiler:
         self.close()
 
     def close(self) -> None:
-        """Kill the worker and remove its files."""
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        for pipe in (_pipe(self._process.stdin), _pipe(self._process.stdout), self._stderr):
-            with contextlib.suppress(BrokenPipeError):  # unsent requests
-                pipe.close()
+        """Kill the workers and remove their files."""
+        for _ in self._workers:
+            self._jobs.put(None)
+        for worker in self._workers:
+            worker.kill()
         self._folder.cleanup()
 
     def submit(self, stablehlo: bytes, donated: Sequence[int] = ()) -> None:
@@ -117,15 +106,14 @@ class TpuCompiler:
 
         `result` returns the answers in the same order.
         """
-        number = next(self._numbers)
-        source, target = (Path(self._folder.name) / f"{number}.{kind}" for kind in ("mlir", "hlo"))
-        source.write_bytes(stablehlo)
-        self._waiting.append(target)
-        try:
-            request = {"stablehlo": str(source), "hlo": str(target), "donated": list(donated)}
-            _pipe(self._process.stdin).write(json.dumps(request) + "\n")
-        except BrokenPipeError:
-            return  # `result` reports why
+        number, folder = next(self._numbers), Path(self._folder.name)
+        job = Job(folder / f"{number}.mlir", folder / f"{number}.hlo", tuple(donated))
+        job.stablehlo.write_bytes(stablehlo)
+        self._submitted.append(job)
+        self._jobs.put(job)
+        unfinished = sum(not job.answer.done() for job in self._submitted)
+        if len(self._workers) < min(unfinished, num_cores()) and _free_bytes() > _WORKER_BYTES:
+            self._start_worker()
 
     def result(self) -> Compiled:
         """The next compiled program.
@@ -137,22 +125,25 @@ class TpuCompiler:
             XLACompilationTimeoutError: The deadline passed first.
         """
         if not self.versions:
-            started = self._answer(TPUNotAvailableError)
+            started = self._answer(self._workers[0].started, TPUNotAvailableError)
             self.versions = started["ready"]
-        hlo = self._waiting.pop(0)
-        figures = self._answer(XLACompilationError)
-        compiled = Compiled(hlo=hlo.read_text(), **figures)
-        hlo.unlink()
+        job = self._submitted.popleft()
+        figures = self._answer(job.answer, XLACompilationError)
+        compiled = Compiled(hlo=job.hlo.read_text(), **figures)
+        job.hlo.unlink()
         return compiled
 
-    def _answer(self, kind: type[TPUBackendError]) -> dict[str, Any]:
-        line = self._line()
-        message: dict[str, Any] = json.loads(line) if line else {"failed": f"it exited: {self._last_stderr_line()}"}
+    def _start_worker(self) -> None:
+        folder = Path(self._folder.name) / f"worker{len(self._workers)}"
+        self._workers.append(WorkerProcess(self._python, self.target, folder, self._jobs))
+
+    def _answer(self, answer: Future[dict[str, Any]], kind: type[TPUBackendError]) -> dict[str, Any]:
+        message = self._within_time(answer)
         if "failed" not in message:
             return message
         problem = message["failed"]
         if kind is TPUNotAvailableError:
-            advice = _INSTALL_V7 if self.target == "v7" else _INSTALL
+            advice = INSTALL_V7 if self.target == "v7" else _INSTALL
             raise TPUNotAvailableError(f"the TPU compiler for target={self.target} cannot start: {problem}. {advice}")
         if _NO_ROOM.search(problem):
             raise TPUOutOfMemoryError(
@@ -161,58 +152,27 @@ class TpuCompiler:
         advice = _NARROWER if "Mosaic failed" in problem and "Bad lhs type" in problem else ""
         raise XLACompilationError(f"the compiler for {self.target} rejected a program: {_short(problem)}{advice}")
 
-    def _read(self, pipe: IO[str]) -> None:
-        for line in pipe:
-            self._lines.put(line)
-        self._lines.put("")
-
-    def _line(self) -> str:
-        """The next line that the worker writes, or "" if it has exited."""
+    def _within_time(self, answer: Future[dict[str, Any]]) -> dict[str, Any]:
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         try:
-            return self._lines.get(timeout=left)
-        except queue.Empty:
+            return answer.result(timeout=left)
+        except TimeoutError:
             raise XLACompilationTimeoutError(
                 f"compiling for {self.target} exceeded its time limit and was stopped. Try: raise the limit, or "
                 "compile a smaller model (fewer layers are enough to compare options)."
             ) from None
 
-    def _last_stderr_line(self) -> str:
-        self._stderr.seek(0)
-        lines = [line for line in self._stderr.read().splitlines() if line.strip()]
-        return lines[-1] if lines else "without a message"
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _free_bytes() -> int:
+    """Memory that a new process can take, from Linux, the only system that libtpu runs on."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def _short(problem: str) -> str:
     return problem if len(problem) < 1500 else problem[:1500] + " ..."
-
-
-def _pipe(pipe: IO[str] | None) -> IO[str]:
-    assert pipe is not None, "the worker was started with pipes"
-    return pipe
-
-
-def _python_for(target: str) -> str:
-    """The interpreter whose environment has a compiler for the target."""
-    if target != "v7":
-        return sys.executable
-    beside_this_package = Path(__file__).parents[2] / ".venv-v7" / "bin" / "python"
-    python = os.environ.get("KP_TPU_V7_PYTHON") or str(beside_this_package)
-    if not os.access(python, os.X_OK):
-        raise TPUNotAvailableError(f"target='v7' has no compiler at {python}. {_INSTALL_V7}")
-    return python
-
-
-def _environment(folder: str) -> dict[str, str]:
-    """Environment of the worker: no TPU metadata query, no lock against a second process, no log files."""
-    ours = {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "TPU_LOG_DIR": folder,
-        "TPU_MIN_LOG_LEVEL": "3",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-    # XLA_FLAGS are for XLA:CPU in this process; libtpu aborts on an unknown flag.
-    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTHONPATH")}
-    return {**kept, **ours}

@@ -24,8 +24,8 @@ class AotFigures:
         matmul_precision: Precision of float32 matmuls.
         programs: The programs, in compilation order.
         memory_budget_bytes: Memory that a program may use, according to the options.
-        seconds: By stage: "dynamo", "aot", "passes", "trace" (of this process), "tpu" (the sum over the programs,
-            which compile while this process is tracing) and "total" (from the call to the report).
+        seconds: By stage: "dynamo", "aot", "passes", "trace" (of this process), "tpu" (CPU seconds of all programs,
+            which compile in other processes meanwhile) and "total" (from the call to the report).
         peak_host_mib: Peak memory of this process so far.
         passes: One line per pass and graph: what it did.
         graph_breaks: One line per graph break: its place and reason.
@@ -110,7 +110,7 @@ class AotFigures:
 
     @property
     def tpu_compile_s(self) -> float:
-        """Seconds of the TPU compiler."""
+        """CPU seconds of the TPU compiler, over all programs."""
         return sum(p.compile_s for p in self.programs)
 
     @property

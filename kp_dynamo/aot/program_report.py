@@ -69,7 +69,7 @@ class ProgramReport:
     Attributes:
         name: Name of the graph, such as "1.forward".
         runs: How often a step runs it; equal graphs share one program. All other figures are for one run.
-        compile_s: Compile time in seconds.
+        compile_s: CPU seconds of its compile.
         argument_bytes: Size of parameters and inputs.
         output_bytes: Size of the results, including those saved for the backward.
         temp_bytes: Size of the temporaries.

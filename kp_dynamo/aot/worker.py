@@ -4,15 +4,19 @@ It can therefore run in an environment without torch and this package (a newer l
 process also keeps libtpu's output off the user's terminal, and can be killed.
 
 `python worker.py TARGET` writes one line of JSON per message to its standard output: first {"ready": ...}, then one
-answer for each line {"stablehlo": PATH, "hlo": PATH, "donated": [PARAMETER, ...]} that it reads.
+answer for each line {"stablehlo": PATH, "hlo": PATH, "donated": [PARAMETER, ...]} that it reads. It exits as soon as
+its standard input ends, also in the middle of a compile: then the process that asked has died.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +41,25 @@ def main() -> None:
         answer({"failed": f"{type(problem).__name__}: {problem}"})
         return
     answer({"ready": compiler.versions, "seconds": time.perf_counter() - start})
-    for line in sys.stdin:
-        request = json.loads(line)
+    for request in _requests():
         try:
             answer(compiler.compiled(request["stablehlo"], request["hlo"], request["donated"]))
         except Exception as problem:  # noqa: BLE001
             answer({"failed": str(problem)})
+
+
+def _requests() -> Iterator[dict[str, Any]]:
+    """The requests, read by a thread that exits the process when they end."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield json.loads(lines.get())
 
 
 class _Compiler:
@@ -76,9 +93,9 @@ class _Compiler:
         """
         with open(stablehlo, "rb") as file:
             module = self._read(file.read(), donated)
-        start = time.perf_counter()
+        start = time.process_time()  # wall time would depend on the other workers
         executable = self._device.client.compile(module, self._devices, self._options)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         with open(hlo, "w") as file:
             file.write(self._scheduled(executable))
         cost = executable.cost_analysis()

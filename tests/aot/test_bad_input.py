@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import kp_dynamo
-from kp_dynamo.aot import compiler
+from kp_dynamo.aot import worker_process
 from kp_dynamo.exceptions import (
     TPUConfigurationError,
     TPUModelPreparationError,
@@ -134,15 +134,15 @@ def test_the_time_is_over():
 
 
 def test_no_compiler(monkeypatch):
-    monkeypatch.setattr(compiler, "_environment", lambda folder: {"PYTHONPATH": folder, "PYTHONHOME": folder})
+    monkeypatch.setattr(worker_process, "_environment", lambda folder: {"PYTHONPATH": folder, "PYTHONHOME": folder})
     with pytest.raises(TPUNotAvailableError, match=r'pip install "kp_dynamo\[tpu\]"'):
         kp_dynamo.aot_compile(nn.Linear(8, 8), ROW)
 
 
 def test_jax_is_missing(monkeypatch, tmp_path):
     (tmp_path / "jax.py").write_text("raise ImportError('no jax here')")
-    real = compiler._environment
-    monkeypatch.setattr(compiler, "_environment", lambda folder: {**real(folder), "PYTHONPATH": str(tmp_path)})
+    real = worker_process._environment
+    monkeypatch.setattr(worker_process, "_environment", lambda folder: {**real(folder), "PYTHONPATH": str(tmp_path)})
     with pytest.raises(TPUNotAvailableError, match=r"no jax here.*kp_dynamo"):
         kp_dynamo.aot_compile(nn.Linear(8, 8), ROW)
 
@@ -156,34 +156,16 @@ def test_v7_says_what_to_install(monkeypatch):
 def test_a_worker_that_dies_is_an_error_with_its_last_words(monkeypatch, tmp_path):
     worker = tmp_path / "worker.py"
     worker.write_text("import sys; sys.exit('my last words')")
-    monkeypatch.setattr(compiler, "_WORKER", worker)
+    monkeypatch.setattr(worker_process, "_WORKER", worker)
     with pytest.raises(TPUNotAvailableError, match="my last words"):
         kp_dynamo.aot_compile(nn.Linear(8, 8), ROW)
 
 
 def test_the_worker_stands_alone():
-    source = compiler._WORKER.read_text()
+    source = worker_process._WORKER.read_text()
     assert "import torch" not in source
     assert "kp_dynamo" not in source
-    assert compiler._python_for("v5e") == sys.executable
-
-
-def test_answers_that_come_together_are_all_heard(monkeypatch, tmp_path):
-    """A line that has been read from the pipe with another one makes the pipe look silent."""
-    sizes = dict.fromkeys(("argument_bytes", "output_bytes", "temp_bytes", "alias_bytes", "generated_code_bytes"), 0)
-    figures = {"seconds": 0.0, "flops": 0.0, "bytes": 0.0, **sizes}
-    worker = tmp_path / "worker.py"
-    worker.write_text(f"""
-import json, sys, time
-request = json.loads(sys.stdin.readline())
-open(request["hlo"], "w").close()
-print(json.dumps({{"ready": {{"jax": "0"}}}}) + "\\n" + json.dumps({figures!r}), flush=True)
-time.sleep(60)
-""")
-    monkeypatch.setattr(compiler, "_WORKER", worker)
-    with compiler.TpuCompiler("v5e", time.monotonic() + 20) as tpu:
-        tpu.submit(b"")
-        assert tpu.result().seconds == 0
+    assert worker_process.python_for("v5e") == sys.executable
 
 
 @pytest.mark.parametrize(
