@@ -98,6 +98,6 @@ class CallDivider(Divider):
             return False
         inputs = list(dict.fromkeys(operands_of(nodes[0])))
         passed = frozenset(i for i, node in enumerate(inputs) if node in self._position)
-        self._add_piece(start, stop, (inputs, outputs), passed, runs=1, call=nodes[0])
+        self._add_piece(start, stop, (inputs, outputs), passed, (start,), call=nodes[0])
         self._add_step(inputs, outputs)
         return True

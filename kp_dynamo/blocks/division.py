@@ -20,7 +20,7 @@ from kp_dynamo.blocks.regions import ENTER_AUTOCAST, regions
 from kp_dynamo.blocks.schedule import Constant, Schedule, Step, with_dead_values
 from kp_dynamo.blocks.whole_graphs import CALLS, reason_to_keep_whole
 from kp_dynamo.capture.capture import Capture, piece_capture
-from kp_dynamo.graph.module_paths import module_of
+from kp_dynamo.graph.module_paths import main_module, module_of
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Piece:
         num_calls: Number of its calls.
         runs: How many times it runs.
         module: The module of its first call, "" if it belongs to none.
+        modules: The path of the module that each run computes, "" for the model itself.
         effects: What running it once does: FLOPs and bytes.
         call: The call of a child module that it is (`block_calls`); its graph is not compiled then.
     """
@@ -51,6 +52,7 @@ class Piece:
     num_calls: int
     runs: int
     module: str
+    modules: tuple[str, ...]
     effects: tuple[Effects, ...]
     call: fx.Node | None = None
 
@@ -161,7 +163,7 @@ class Divider:
         operands = [operand for node in nodes for operand in operands_of(node)]
         inputs = [n for n in dict.fromkeys(operands) if not start <= self._position.get(n, -1) < stop]
         passed = frozenset(i for i, node in enumerate(inputs) if node in self._position)
-        self._add_piece(start, stop, (inputs, outputs), passed, runs=1)
+        self._add_piece(start, stop, (inputs, outputs), passed, (start,))
         self._add_step(inputs, outputs)
 
     def _outputs(self, start: int, stop: int) -> list[fx.Node]:
@@ -181,7 +183,8 @@ class Divider:
         first = repeat.start + repeat.model * repeat.period
         computed = (any(node in self._position for node in nodes) for nodes in repeat.inputs)
         passed = frozenset(i for i, is_computed in enumerate(computed) if is_computed)
-        self._add_piece(first, first + repeat.period, values(repeat.model), passed, repeat.count)
+        starts = range(repeat.start, repeat.stop, repeat.period)
+        self._add_piece(first, first + repeat.period, values(repeat.model), passed, starts)
         for number in range(repeat.count):
             self._add_step(*values(number))
 
@@ -195,7 +198,7 @@ class Divider:
         stop: int,
         values: tuple[Sequence[fx.Node], Sequence[fx.Node]],
         passed: frozenset[int],
-        runs: int,
+        starts: Sequence[int],
         call: fx.Node | None = None,
     ) -> None:
         nodes, (inputs, outputs), regions = self._nodes[start:stop], values, self._boundaries.regions
@@ -204,7 +207,8 @@ class Divider:
         examples = [self._example(node) for node in inputs]
         capture = piece_capture(self._capture, gm, examples, passed, stays=stays, with_modules=self._with_modules)
         effects = tuple(self._effects[node] for node in nodes)
-        self._pieces.append(Piece(capture, len(nodes), runs, module_of(nodes[0]), effects, call))
+        modules = tuple(main_module(self._nodes[first : first + len(nodes)]) for first in starts)
+        self._pieces.append(Piece(capture, len(nodes), len(starts), module_of(nodes[0]), modules, effects, call))
 
     def _example(self, node: fx.Node) -> Any:
         if node in self._position:

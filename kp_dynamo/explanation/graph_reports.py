@@ -53,12 +53,14 @@ class PieceReport:
         module: The module of its first operator, "" if it belongs to none.
         num_operators: Its operators in Dynamo's graph.
         runs: How many times a call runs it.
+        modules: The path of the module that each run computes, "" for the model itself.
     """
 
     capture: int | None
     module: str
     num_operators: int
     runs: int
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from torch import fx
@@ -40,6 +41,16 @@ def module_of(node: fx.Node) -> str:
     source, kind = stack[-1]
     path, name = _paths(source)[0], kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
     return f"{path} ({name})" if path else name
+
+
+def main_module(nodes: Sequence[fx.Node]) -> str:
+    """Path of the innermost module in which more than half of these nodes were traced, "" for the model itself.
+
+    A repeated stretch need not start where a layer starts, so its nodes may have no layer in common.
+    """
+    found = Counter(path for node in nodes for path in {_paths(source)[0] for source, _ in _stack(node)})
+    paths = [path for path, count in found.items() if path and count > len(nodes) / 2]
+    return max(paths, key=lambda path: path.count("."), default="")
 
 
 def _stack(node: fx.Node) -> list[tuple[str, object]]:

@@ -40,12 +40,14 @@ class PieceRuns(NamedTuple):
         module: The module of its first operator, "" if it belongs to none.
         num_operators: The operators in Dynamo's graph.
         runs: How many times it runs in a call.
+        modules: The path of the module that each run computes, "" for the model itself.
     """
 
     capture: int | None
     module: str
     num_operators: int
     runs: int
+    modules: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,10 @@ def runs_of(division: Division, numbers: Sequence[int | None]) -> tuple[PieceRun
     found: dict[int, PieceRuns] = {}
     for number, piece in zip(numbers, division.pieces, strict=True):
         same = id(piece) if piece.call is None else id(group_of(piece.call))
-        runs = piece.runs + (found[same].runs if same in found else 0)
-        module = piece.module if piece.call is None else group_of(piece.call).name
-        found[same] = PieceRuns(number, module, piece.num_calls, runs)
+        earlier = found[same].modules if same in found else ()
+        found[same] = PieceRuns(
+            number, piece.module, piece.num_calls, len(earlier) + piece.runs, (*earlier, *piece.modules)
+        )
     return tuple(found.values())
 
 
