@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.aot.compiler import TpuCompiler
+from kp_dynamo.aot.memory_line import ProgramCall
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.aot.programs import program_report
 from kp_dynamo.aot.report import AotReport
@@ -21,6 +22,7 @@ from kp_dynamo.config.options import resolve_matmul_precision
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks
 from kp_dynamo.hardware import CHIPS, memory_budget_bytes
+from kp_dynamo.lowering.export import ProgramRun
 
 
 def aot_compile(
@@ -89,6 +91,7 @@ class _Run:
     names: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     graph_breaks: tuple[str, ...] = ()
+    runs: list[ProgramRun] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         from kp_dynamo.explanation.recorder import Recorder
@@ -101,7 +104,7 @@ class _Run:
 
         before = dynamo_seconds()
         call = call_on_zeros if self.request.needs_device else call_on_fakes
-        call(self.request, self._receive, self._observe)
+        self.runs = call(self.request, self._receive, self._observe)
         breaks = graph_breaks()
         self.graph_breaks = tuple(f"{b.line or 'at an unknown line'}: {b.reason.splitlines()[0]}" for b in breaks)
         self.seconds = {"dynamo": dynamo_seconds() - before, **self.recorder.seconds()}
@@ -121,9 +124,16 @@ class _Run:
 
     def collected(self) -> tuple[ProgramReport, ...]:
         """Reports of the submitted programs."""
-        names = self.names + [f"{i}.{p.name}" for i, p in enumerate(self.handed_over, 1)][len(self.names) :]
-        compiled = ((name, p, self.compiler.result()) for name, p in zip(names, self.handed_over, strict=True))
-        return tuple(program_report(name, p, made, CHIPS[self.request.target]) for name, p, made in compiled)
+        self.names += [f"{i}.{p.name}" for i, p in enumerate(self.handed_over, 1)][len(self.names) :]
+        compiled = ((name, p, self.compiler.result()) for name, p in zip(self.names, self.handed_over, strict=True))
+        modules = {str(piece.capture): piece.modules for found in self.recorder.divisions for piece in found.pieces}
+        chip = CHIPS[self.request.target]
+        return tuple(program_report(n, p, made, chip, modules.get(n.split(".")[0], ())) for n, p, made in compiled)
+
+    def _calls(self) -> tuple[ProgramCall, ...]:
+        """The runs of the programs in a step, by their names."""
+        names = {id(program): name for name, program in zip(self.names, self.handed_over, strict=True)}
+        return tuple(ProgramCall(names[id(run.program)], run.held_bytes) for run in self.runs)
 
     def report(
         self, programs: tuple[ProgramReport, ...], seconds: dict[str, float], versions: dict[str, str]
@@ -152,6 +162,7 @@ class _Run:
             versions=versions,
             pass_reports=tuple(self.recorder.passes),
             fallback_reports=tuple(self.recorder.fallbacks()),
+            calls=self._calls(),
         )
 
 

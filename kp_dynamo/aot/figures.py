@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kp_dynamo.aot.blocks import Block, blocks_of
+from kp_dynamo.aot.memory_line import MemoryPoint, ProgramCall, memory_line
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.explanation.graph_reports import FallbackReport, PassOnGraph
 from kp_dynamo.hardware import CHIPS
@@ -34,6 +36,7 @@ class AotFigures:
         versions: Versions of torch, torch_xla, libtpu, jax and this package.
         pass_reports: What each pass did to each graph; () in a report of an earlier version, which has only `passes`.
         fallback_reports: The same for `fallbacks`.
+        calls: The runs of programs in a step, in order; () if they are unknown, as with `backend="openxla"`.
     """
 
     target: str
@@ -52,6 +55,7 @@ class AotFigures:
     versions: dict[str, str]
     pass_reports: tuple[PassOnGraph, ...] = ()
     fallback_reports: tuple[FallbackReport, ...] = ()
+    calls: tuple[ProgramCall, ...] = ()
 
     @property
     def cycles(self) -> int:
@@ -102,6 +106,16 @@ class AotFigures:
     def step_peak_bytes(self) -> int:
         """Peak memory of the step: a program, and what the step holds beside its arguments meanwhile."""
         return max((p.held_bytes + p.peak_bytes for p in self.programs), default=0)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The repeated layers, with the figures of all their runs."""
+        return blocks_of(self.programs)
+
+    @property
+    def memory_line(self) -> list[MemoryPoint]:
+        """The memory at each run of a step, in order: what is live when the program starts, and its peak."""
+        return memory_line(self.programs, self.calls)
 
     @property
     def fits(self) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 from html import escape
 from typing import Any
 
 from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
+from kp_dynamo.aot.memory_line import in_order
 from kp_dynamo.aot.report_text import text_of
 from kp_dynamo.exceptions import TPUNotAvailableError
 from kp_dynamo.hardware import CHIPS
@@ -31,6 +33,8 @@ def page_of(report: AotFigures, verbose: bool = False) -> str:
         ("Where the modelled time goes, by kind of operation. Custom calls take at least that long.", _bars(report)),
         ("Memory of each program against the chip's.", _memory(report)),
     ]
+    if report.calls:
+        pictures.append(("Memory over the step, at each run of a program.", _memory_over_the_step(report)))
     figures = "".join(f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for text, svg in pictures)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -84,10 +88,11 @@ def _roofline(report: AotFigures) -> str:
 def _bars(report: AotFigures) -> str:
     figure, axes = _drawing(1.2 + 0.5 * len(report.programs))
     kinds = sorted({kind for p in report.programs for kind in p.ms_by_kind})
+    names = [f"{p.name} x {p.runs}" if p.runs > 1 else p.name for p in report.programs]
     left = [0.0] * len(report.programs)
     for kind, color in zip(kinds, _COLORS, strict=False):
         values = [p.runs * p.ms_by_kind.get(kind, 0.0) for p in report.programs]
-        axes.barh([p.name for p in report.programs], values, left=left, label=_LABELS.get(kind, kind), color=color)
+        axes.barh(names, values, left=left, label=_LABELS.get(kind, kind), color=color)
         left = [start + value for start, value in zip(left, values, strict=True)]
     axes.invert_yaxis()
     axes.set(xlabel="modelled ms of a step")
@@ -114,4 +119,21 @@ def _memory(report: AotFigures) -> str:
     axes.invert_yaxis()
     axes.set(xlabel="GB")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3, frameon=False)
+    return _svg(figure)
+
+
+def _memory_over_the_step(report: AotFigures) -> str:
+    figure, axes = _drawing(3.5)
+    points = report.memory_line
+    runs = range(1, len(points) + 1)
+    live, peak = [p.live_bytes / 1e9 for p in points], [p.peak_bytes / 1e9 for p in points]
+    axes.fill_between(runs, live, step="mid", color=_COLORS[0], alpha=0.6, label="live when the program starts")
+    axes.step(runs, peak, where="mid", color=_COLORS[1], label="peak of the program")
+    if report.step_peak_bytes > report.memory_budget_bytes / 4:  # otherwise the line would flatten the picture
+        axes.axhline(report.memory_budget_bytes / 1e9, color="#aa4455", linestyle="--", label="allowed")
+    names = in_order(points)
+    first = itertools.accumulate((count for _, count in names[:-1]), initial=1)
+    axes.set_xticks(list(first), [f"{name} x {count}" if count > 1 else name for name, count in names], rotation=90)
+    axes.set(ylabel="GB", ylim=(0, None))
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return _svg(figure)

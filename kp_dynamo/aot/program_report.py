@@ -89,6 +89,7 @@ class ProgramReport:
         num_copies: Copies and relayouts in the schedule.
         custom_calls: Custom calls without a cycle estimate, in order.
         held_bytes: The most that the step holds beside the program's arguments while it runs; 0 if unknown.
+        modules: For a piece of a divided graph, the module that each run computes; () for a whole graph.
     """
 
     name: str
@@ -112,6 +113,12 @@ class ProgramReport:
     num_copies: int
     custom_calls: tuple[CustomCallReport, ...] = ()
     held_bytes: int = 0
+    modules: tuple[str, ...] = ()
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is the program of a repeated layer."""
+        return len(self.modules) > 1
 
     @property
     def custom_call_ms(self) -> float:
@@ -138,7 +145,9 @@ def program_from_dict(content: Mapping[str, Any]) -> ProgramReport:
     Raises:
         KeyError, TypeError: The content is not a ProgramReport.
     """
-    known = {f.name: content[f.name] for f in fields(ProgramReport) if f.name in content or f.name != "held_bytes"}
+    added = ("held_bytes", "modules")  # earlier reports lack them
+    known = {f.name: content[f.name] for f in fields(ProgramReport) if f.name in content or f.name not in added}
+    known["modules"] = tuple(content.get("modules", ()))
     dearest = tuple(FusionReport(**{**fusion, "origins": _origins(fusion)}) for fusion in content["dearest"])
     calls = tuple(CustomCallReport(**{**call, "origins": _origins(call)}) for call in content["custom_calls"])
     return ProgramReport(**{**known, "unknown": tuple(known["unknown"]), "dearest": dearest, "custom_calls": calls})

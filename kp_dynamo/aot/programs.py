@@ -17,8 +17,10 @@ NUM_DEAREST = 12
 _MAX_ORIGINS = 8
 
 
-def program_report(name: str, program: ExportedProgram, made: Compiled, chip: Chip) -> ProgramReport:
-    """The figures of a program that the TPU compiler compiled."""
+def program_report(
+    name: str, program: ExportedProgram, made: Compiled, chip: Chip, modules: tuple[str, ...] = ()
+) -> ProgramReport:
+    """The figures of a program that the TPU compiler compiled; `modules` as in the report."""
     cost = cost_of(Module(made.hlo), chip)
     by_kind: defaultdict[str, float] = defaultdict(float)
     for op in cost.ops:
@@ -46,6 +48,7 @@ def program_report(name: str, program: ExportedProgram, made: Compiled, chip: Ch
         num_copies=sum(op.times for op in cost.ops if op.kind == "copy" and op.seconds > 0),
         held_bytes=program.held_bytes,
         custom_calls=tuple(_custom_call(op, program) for op in cost.ops if op.is_opaque),
+        modules=modules,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
+from kp_dynamo.aot.memory_line import ProgramCall
 from kp_dynamo.aot.page import page_of
 from kp_dynamo.aot.program_report import program_from_dict
 from kp_dynamo.aot.report_text import text_of
@@ -28,7 +29,11 @@ class AotReport(AotFigures):
         """Plain, JSON-serializable values."""
         derived = ("peak_bytes", "custom_call_ms")
         peaks = [{**asdict(p), **{name: getattr(p, name) for name in derived}} for p in self.programs]
-        content = {**asdict(self), "programs": peaks, "totals": self.totals()}
+        derived_lists = {
+            "blocks": [asdict(b) for b in self.blocks],
+            "memory_line": [asdict(p) for p in self.memory_line],
+        }
+        content = {**asdict(self), "programs": peaks, "totals": self.totals(), **derived_lists}
         return {"schema": SCHEMA, "note": DISCLAIMER, **content}
 
     @classmethod
@@ -49,12 +54,14 @@ class AotReport(AotFigures):
             programs = tuple(program_from_dict(p) for p in content["programs"])
             passes = tuple(pass_from_dict(p) for p in content.get("pass_reports", ()))
             fallbacks = tuple(fallback_from_dict(f) for f in content.get("fallback_reports", ()))
+            calls = tuple(ProgramCall(**call) for call in content.get("calls", ()))
         except (KeyError, TypeError) as cause:
             raise TPUConfigurationError(
                 f"the report of version {SCHEMA} is incomplete: {cause}. Try: write the report again."
             ) from cause
         lists = {name: tuple(known[name]) for name in ("passes", "graph_breaks", "fallbacks")}
-        return cls(**{**known, **lists, "programs": programs}, pass_reports=passes, fallback_reports=fallbacks)
+        added = {"pass_reports": passes, "fallback_reports": fallbacks, "calls": calls}
+        return cls(**{**known, **lists, **added, "programs": programs})
 
     def to_html(self, verbose: bool = False) -> str:
         """One page that needs no network: a roofline, where the time goes, the memory, and `text(verbose)`.

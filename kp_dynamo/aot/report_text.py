@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
-from kp_dynamo.aot.program_report import FusionReport, Origin, ProgramReport
+from kp_dynamo.aot.memory_line import memory_chart
+from kp_dynamo.aot.operation_text import custom_call_lines, dearest_lines
+from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.explanation.pass_text import pass_lines
 from kp_dynamo.explanation.report_text import fallback_place
 from kp_dynamo.explanation.text_layout import first_of, table, wrapped
-from kp_dynamo.graph.places import Place, short_line
+from kp_dynamo.graph.places import short_line
 from kp_dynamo.hardware import CHIPS, GB
 
 _MIB = 2**20
-_NUM_ORIGINS = 3
 _NUM_LISTED = 20
 
 
 def text_of(report: AotFigures, verbose: bool = False) -> str:
-    """Sections: headline, memory, programs, dearest operations, operations without an estimate, seconds."""
+    """Sections: headline, memory, programs, repeated layers, operations, passes, seconds."""
     return wrapped(
         [
             *_headline(report),
@@ -27,8 +28,9 @@ def text_of(report: AotFigures, verbose: bool = False) -> str:
             "",
             *_programs(report),
             "",
-            *_dearest(report, verbose),
-            *_custom_calls(report, verbose),
+            *_blocks(report),
+            *dearest_lines(report, verbose),
+            *custom_call_lines(report, verbose),
             *_listed("no estimate from the compiler, counted as no cycles", report.unknown, verbose),
             *_listed("graph breaks", [short_line(line) for line in report.graph_breaks], verbose),
             *_listed("on the CPU in between, in no figure here", _fallbacks(report, verbose), verbose),
@@ -77,6 +79,7 @@ def _memory(report: AotFigures) -> Iterator[str]:
         f"{report.memory_budget_bytes / _MIB:.0f} of {chip.hbm_bytes / _MIB:.0f} MiB."
     )
     yield from (f"  {note}" for note in chip.notes)
+    yield from memory_chart(report.memory_line)
 
 
 def _programs(report: AotFigures) -> Iterator[str]:
@@ -96,56 +99,28 @@ def _programs(report: AotFigures) -> Iterator[str]:
     yield from table([titles, *(_row(p) for p in report.programs)])
 
 
+def _blocks(report: AotFigures) -> Iterator[str]:
+    """One row for each repeated layer: its figures are for all its runs, and its peak is that of the step."""
+    found = report.blocks
+    if not found:
+        return
+    yield "repeated layers, compiled once"
+    rows = [("", "programs", "modelled ms", "share", "cycles ms", "peak MiB")]
+    for block in found:
+        share = block.modelled_ms / report.modelled_ms if report.modelled_ms else 0
+        times = (f"{block.modelled_ms:.3f}", f"{share:.0%}", f"{block.estimated_ms:.3f}")
+        programs = block.programs[0].split(".")[0] + ".*"
+        rows.append((f"block x {block.runs}", programs, *times, f"{block.step_peak_bytes / _MIB:.1f}"))
+    modules = ["", *(block.modules for block in found)]
+    yield from (f"  {row}  {module}".rstrip() for row, module in zip(table(rows, 2), modules, strict=True))
+    yield ""
+
+
 def _row(p: ProgramReport) -> tuple[str, ...]:
     sizes = (p.peak_bytes, p.argument_bytes, p.output_bytes, p.temp_bytes, p.generated_code_bytes)
     calls = f"{p.custom_call_ms:.3f}" if p.custom_calls else "-"
     times = (f"{p.modelled_ms:.3f}", calls, f"{p.estimated_ms:.3f}")
     return (p.name, str(p.runs), *times, *(f"{size / _MIB:.1f}" for size in sizes), f"{p.compile_s:.1f}")
-
-
-def _dearest(report: AotFigures, verbose: bool) -> Iterator[str]:
-    found = sorted(((f, p) for p in report.programs for f in p.dearest), key=_of_a_step)[:12]
-    yield "dearest operations"
-    for row, (fusion, program) in zip(table([_costs(report, *pair) for pair in found], num_left=0), found, strict=True):
-        yield f"  {row}  {fusion.kind}, {program.name} {fusion.name}{_times(program)}"
-        yield from (f"      {line}" for line in _origin_lines(fusion.origins, verbose))
-
-
-def _costs(report: AotFigures, fusion: FusionReport, program: ProgramReport) -> tuple[str, str, str]:
-    share = program.runs * fusion.modelled_ms / report.modelled_ms if report.modelled_ms else 0
-    opaque = "no cycles: its roofline" if fusion.kind == "custom call" else "no cycles"
-    cycles = opaque if fusion.cycles is None else f"{fusion.cycles} cycles"
-    return f"{fusion.modelled_ms:.4f} ms", f"{share:.0%}", cycles
-
-
-def _custom_calls(report: AotFigures, verbose: bool) -> Iterator[str]:
-    found = [(call, p) for p in report.programs for call in p.custom_calls]
-    if found:
-        yield f"custom calls, without cycles; at least, by FLOPs at the bfloat16 peak or bytes once: {len(found)}"
-    for call, program in found[: None if verbose else 20]:
-        work = "declares no FLOPs" if call.flops is None else f"{call.flops / 1e9:.2f} GFLOP"
-        moved = f"{call.hbm_bytes / _MIB:.1f} MiB to and from the chip's memory"
-        yield f"  {call.roofline_ms:.4f} ms  {work}, {moved}, {program.name} {call.name}{_times(program)}"
-        yield from (f"      {line}" for line in _origin_lines(call.origins, verbose))
-
-
-def _times(program: ProgramReport) -> str:
-    return f", {program.runs} times a step" if program.runs > 1 else ""
-
-
-def _of_a_step(pair: tuple[FusionReport, ProgramReport]) -> float:
-    """Sort key: the most expensive operations of a step first."""
-    fusion, program = pair
-    return -program.runs * fusion.modelled_ms
-
-
-def _origin_lines(origins: tuple[Origin, ...], verbose: bool) -> Iterator[str]:
-    """Each place once, with the operators that come from it."""
-    ops: dict[str, list[str]] = {}
-    for origin in origins:
-        ops.setdefault(Place(origin.line, origin.module).text(verbose), []).append(origin.op)
-    lines = [f"{', '.join(dict.fromkeys(names))} {place}".rstrip() for place, names in ops.items()]
-    return first_of(lines, None if verbose else _NUM_ORIGINS)
 
 
 def _fallbacks(report: AotFigures, verbose: bool) -> Sequence[str]:

@@ -15,7 +15,7 @@ from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUBackendError, TPUModelPreparationError, XLACompilationError
 from kp_dynamo.explanation.run_once import fresh_dynamo, run_backward, uncompiled
-from kp_dynamo.lowering.export import Export, ExportedProgram
+from kp_dynamo.lowering.export import Export, ExportedProgram, ProgramRun
 from kp_dynamo.lowering.watch import watch_programs
 from kp_dynamo.runtime.events import Event, Observe, ProgramReady
 from kp_dynamo.session import Session
@@ -23,12 +23,12 @@ from kp_dynamo.session import Session
 Receive = Callable[[ExportedProgram], None]
 
 
-def call_on_fakes(request: CompileRequest, receive: Receive, observe: Observe) -> None:
-    """Compile on fake tensors, without running; the program calls of a step and its backward are still counted."""
+def call_on_fakes(request: CompileRequest, receive: Receive, observe: Observe) -> list[ProgramRun]:
+    """Compile on fake tensors, without running; returns the runs of programs in a step and its backward."""
     export = Export(receive)
     session = Session(request.options.cache_size, observe, export)
     _step_on_fakes(request.model, request.args, session.as_backend(request.options), request.train)
-    export.finish()
+    return export.finish()
 
 
 def graph_texts(
@@ -75,8 +75,11 @@ def _readable(gm: fx.GraphModule) -> str:
     return str(gm.print_readable(print_output=False, include_stride=True))
 
 
-def call_on_zeros(request: CompileRequest, receive: Receive, observe: Observe) -> None:
-    """Call the model on device tensors, with zeros for meta tensors; its programs return zeros too."""
+def call_on_zeros(request: CompileRequest, receive: Receive, observe: Observe) -> list[ProgramRun]:
+    """Call the model on device tensors, with zeros for meta tensors; its programs return zeros too.
+
+    The runs of the step are counted, but their memory is unknown: returns none.
+    """
     device = xla.device()
     model, args = _on_device(uncompiled(request.model), device), _arguments_on_device(request.args, device)
     session = Session(request.options.cache_size, observe)
@@ -85,6 +88,7 @@ def call_on_zeros(request: CompileRequest, receive: Receive, observe: Observe) -
         results = _call(_in_mode(model, request.train), args, backend)
         if request.train:
             run_backward(results)
+    return []
 
 
 def _call(model: Callable[..., Any], args: tuple[Any, ...], backend: Any) -> Any:

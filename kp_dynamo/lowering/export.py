@@ -57,6 +57,14 @@ class ExportedProgram:
     held_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class ProgramRun:
+    """One run of a program in a step, and the bytes that the step holds beside its arguments meanwhile."""
+
+    program: ExportedProgram
+    held_bytes: int
+
+
 class Export:
     """Passes each program of a graph to `receive`, at compile time.
 
@@ -70,12 +78,18 @@ class Export:
     def __init__(self, receive: Callable[[ExportedProgram], None], as_text: bool = False) -> None:
         self._receive, self._as_text = receive, as_text
         self._memory = StepMemory()
-        self._exported: list[ExportedProgram] = []
+        self._runs: list[ProgramRun] = []
 
-    def finish(self) -> None:
-        """Add parameters and inputs to what each program of the step holds: all of them are known at its end."""
-        for program in self._exported:
-            program.held_bytes += self._memory.given_bytes
+    def finish(self) -> list[ProgramRun]:
+        """The runs of the step, in order; what the step holds at most is set in each program.
+
+        Parameters and inputs are held all the time, and all of them are known only at the end of the step.
+        """
+        given = self._memory.given_bytes
+        runs = [ProgramRun(run.program, run.held_bytes + given) for run in self._runs]
+        for run in runs:
+            run.program.held_bytes = max(run.program.held_bytes, run.held_bytes)
+        return runs
 
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
         check_layouts(gm)
@@ -83,7 +97,7 @@ class Export:
         programs: list[ExportedProgram] = []
         missing = self._export(gm, args, spec, programs)
         seconds = {"trace": time.perf_counter() - start}
-        run = _FakeRun(gm, programs, self._memory)
+        run = _FakeRun(gm, programs, self._memory, self._runs)
         if not missing:
             return Executable(run, num_programs=1, seconds=seconds)
         check_runs_somewhere(missing, spec)
@@ -121,7 +135,6 @@ class Export:
         origins = {n.name: (str(n.target), source_line(n)) for n in calls}
         seconds = time.perf_counter() - start
         programs.append(ExportedProgram(spec.name, stablehlo, origins, seconds, gm, donated=donated))
-        self._exported.append(programs[-1])
         self._receive(programs[-1])
         return []
 
@@ -179,8 +192,10 @@ def _operation_names() -> Iterator[None]:
 class _FakeRun:
     """Returns fake tensors with the shapes of a graph's results, without running the graph."""
 
-    def __init__(self, gm: fx.GraphModule, programs: Sequence[ExportedProgram], memory: StepMemory) -> None:
-        self._gm, self._programs, self._memory = gm, programs, memory
+    def __init__(
+        self, gm: fx.GraphModule, programs: Sequence[ExportedProgram], memory: StepMemory, runs: list[ProgramRun]
+    ) -> None:
+        self._gm, self._programs, self._memory, self._runs = gm, programs, memory, runs
         returned = gm.graph.output_node().args[0]
         self._nodes = returned if isinstance(returned, (list, tuple)) else [returned]
         self._inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -188,8 +203,7 @@ class _FakeRun:
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         beside = self._memory.beside(args)
         for program in self._programs:
-            # At the first run there is nothing to compare with; the figure may be negative before `finish`.
-            program.held_bytes = max(program.held_bytes, beside) if program.num_runs else beside
+            self._runs.append(ProgramRun(program, beside))
             program.num_runs += 1
         results = self._results(args)
         self._memory.add(results)

@@ -52,7 +52,7 @@ def test_what_custom_calls_take_at_least_is_said_in_every_form():
     text = str(WITH_CALL)
     assert "custom calls    0.020 ms of the modelled time, by their rooflines: they take at least that" in text
     assert (
-        "0.0102 ms  2.00 GFLOP, 1.0 MiB to and from the chip's memory, 1.inference custom-call.1, 2 times a step"
+        "0.0204 ms  4.00 GFLOP, 2.0 MiB to and from the chip's memory, 1.inference custom-call.1, 2 times a step"
         in text
     )
     content = json.loads(json.dumps(WITH_CALL.to_dict()))
