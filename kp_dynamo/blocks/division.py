@@ -20,7 +20,7 @@ from kp_dynamo.blocks.regions import ENTER_AUTOCAST, regions
 from kp_dynamo.blocks.schedule import Constant, Schedule, Step, with_dead_values
 from kp_dynamo.blocks.whole_graphs import CALLS, reason_to_keep_whole
 from kp_dynamo.capture.capture import Capture, piece_capture
-from kp_dynamo.graph.module_paths import main_module, module_of
+from kp_dynamo.graph.module_paths import module_of, repeated_modules
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Divider:
         examples = [self._example(node) for node in inputs]
         capture = piece_capture(self._capture, gm, examples, passed, stays=stays, with_modules=self._with_modules)
         effects = tuple(self._effects[node] for node in nodes)
-        modules = tuple(main_module(self._nodes[first : first + len(nodes)]) for first in starts)
+        modules = repeated_modules([self._nodes[first : first + len(nodes)] for first in starts])
         self._pieces.append(Piece(capture, len(nodes), len(starts), module_of(nodes[0]), modules, effects, call))
 
     def _example(self, node: fx.Node) -> Any:

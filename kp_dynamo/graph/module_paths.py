@@ -43,6 +43,16 @@ def module_of(node: fx.Node) -> str:
     return f"{path} ({name})" if path else name
 
 
+def repeated_modules(runs: Sequence[Sequence[fx.Node]]) -> tuple[str, ...]:
+    """Path of the module that each run of a repeated stretch computes: `main_module`, up to where the paths differ.
+
+    Most nodes of a Llama layer are in its attention: ["layers.0.attn", "layers.1.attn"] gives "layers.0", "layers.1".
+    """
+    paths = [main_module(nodes).split(".") for nodes in runs]
+    depths = [depth for depth, names in enumerate(zip(*paths, strict=False), 1) if len(set(names)) > 1]
+    return tuple(".".join(path[: depths[-1]] if depths else path) for path in paths)
+
+
 def main_module(nodes: Sequence[fx.Node]) -> str:
     """Path of the innermost module in which more than half of these nodes were traced, "" for the model itself.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import fx, nn
 
-from kp_dynamo.graph.module_paths import main_module
+from kp_dynamo.graph.module_paths import main_module, repeated_modules
 
 
 def node(*paths: str) -> fx.Node:
@@ -32,3 +32,18 @@ def node(*paths: str) -> fx.Node:
 )
 def test_the_module_of_most_nodes(nodes, module):
     assert main_module(nodes) == module
+
+
+@pytest.mark.parametrize(
+    ("paths", "modules"),
+    [
+        (["model.layers.0.attn", "model.layers.1.attn"], ("model.layers.0", "model.layers.1")),
+        (["stages.0.1.mlp", "stages.1.0.mlp"], ("stages.0.1", "stages.1.0")),
+        (["layers.0", "layers.1"], ("layers.0", "layers.1")),
+        (["shared.attn", "shared.attn"], ("shared.attn", "shared.attn")),
+        (["layers.0", "middle"], ("layers", "middle")),
+        (["head.out"], ("head.out",)),
+    ],
+)
+def test_a_run_is_named_by_the_part_of_its_path_that_differs(paths, modules):
+    assert repeated_modules([[node("", path)] * 2 for path in paths]) == modules
