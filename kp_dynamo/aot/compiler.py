@@ -31,7 +31,7 @@ _NARROWER = (
     ' libtpu 0.0.21 fails on bfloat16 matmuls at precision \'highest\'. Try: options={"matmul_precision": "high"}.'
 )
 _WORKER_BYTES = 2 * 2**30
-"""Free memory without which no further worker starts. A worker takes 0.5 GiB for a layer of a small GPT."""
+"""Free memory without which no further worker starts. A worker took 0.5 GiB for a small GPT, 0.9 for a Llama of 7B."""
 # libtpu's out-of-memory messages, for HBM, VMEM and scalar memory.
 _NO_ROOM = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory|out of memory|exceeds the limit", re.IGNORECASE)
 
