@@ -18,6 +18,7 @@ from kp_dynamo.blocks.node_ids import node_ids
 from kp_dynamo.blocks.pieces import input_like, piece_graph
 from kp_dynamo.blocks.regions import ENTER_AUTOCAST, regions
 from kp_dynamo.blocks.schedule import Constant, Schedule, Step, with_dead_values
+from kp_dynamo.blocks.traced_values import are_cast_otherwise, as_traced
 from kp_dynamo.blocks.whole_graphs import CALLS, reason_to_keep_whole
 from kp_dynamo.capture.capture import Capture, piece_capture
 from kp_dynamo.graph.module_paths import module_of, repeated_modules
@@ -93,10 +94,15 @@ def divide(capture: Capture, accept: Accept, *, least: int, with_modules: bool) 
         least: Least number of occurrences of a block.
         with_modules: Whether equal layers with different module paths are different blocks.
     """
-    graph = capture.gm.graph
     reason = reason_to_keep_whole(capture)
     if reason is not None:
         return Undivided(reason)
+    if are_cast_otherwise(capture):
+        traced = as_traced(capture)
+        if isinstance(traced, str):
+            return Undivided(traced)
+        capture = traced
+    graph = capture.gm.graph
     nodes = [node for node in graph.nodes if node.op in CALLS]
     ids = node_ids(capture.gm, nodes, with_modules=with_modules)
     effects = EffectsOfNodes(capture.gm, dict(zip(nodes, ids, strict=True)))

@@ -66,7 +66,7 @@ def input_like(node: fx.Node) -> torch.Tensor:
     A backend is called after Dynamo has replaced its fake mode: the fake tensors in `meta` belong to the old one.
     """
     value: torch.Tensor = node.meta["example_value"]
-    with _fake_mode():
+    with fake_mode():
         fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
         if not value.requires_grad:
             return fake
@@ -75,7 +75,8 @@ def input_like(node: fx.Node) -> torch.Tensor:
             return leaf.clone()  # the result of an operator, which may be written to
 
 
-def _fake_mode() -> FakeTensorMode:
+def fake_mode() -> FakeTensorMode:
+    """The fake mode in which AOTAutograd traces."""
     mode = TracingContext.get().fake_mode
     assert mode is not None, "Dynamo has a fake mode when it calls a backend"
     return mode

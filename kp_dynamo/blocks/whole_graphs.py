@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from kp_dynamo.blocks.regions import ENTER_AUTOCAST, changes_other_state, regions
+from kp_dynamo.blocks.regions import changes_other_state, regions
 from kp_dynamo.capture.capture import Capture
 
 CALLS = ("call_function", "call_method")
@@ -19,8 +19,6 @@ def reason_to_keep_whole(capture: Capture) -> str | None:
     graph = capture.gm.graph
     if capture.held or [*capture.gm.parameters(), *capture.gm.buffers()]:
         return "it holds tensors itself, as a compiled optimizer does"
-    if capture.mode == "xla" and _is_under_autocast(graph):
-        return "it is under autocast, for which Dynamo's dtypes on the XLA device are not always those of the CPU"
     if any(node.op == "call_module" for node in graph.nodes):
         return "it calls whole modules"
     if any(isinstance(node.meta.get("example_value"), _NUMBERS) for node in graph.nodes):
@@ -36,9 +34,3 @@ def reason_to_keep_whole(capture: Capture) -> str | None:
     if any(isinstance(r, fx.Node) and r.op not in (*CALLS, "placeholder") for r in results):
         return "a result is an attribute of the graph"
     return None
-
-
-def _is_under_autocast(graph: fx.Graph) -> bool:
-    """Around the call or inside the graph, where the regions of the XLA device are the CPU's by now."""
-    entered = (node.args for node in graph.nodes if node.target is ENTER_AUTOCAST)
-    return torch.is_autocast_enabled("xla") or any(args[0] == "cpu" and args[2] is not False for args in entered)

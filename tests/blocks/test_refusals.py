@@ -201,35 +201,6 @@ def test_elements_of_a_storage():
     assert event.reason == "as_strided reads elements of its operand's storage, which another piece may not have"
 
 
-class Normalizing(nn.Module):
-    """On the XLA device, autocast computes the softmax in float32; on the CPU in bfloat16."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)
-
-    def forward(self, x):
-        return torch.softmax(self.norm(self.down(torch.tanh(self.up(x)))), -1)
-
-
-@pytest.mark.parametrize("is_inside", [False, True])
-def test_autocast_of_xla_tensors(is_inside):
-    model = stacks.Stack(4, Normalizing)
-    x = torch.randn(2, 5, 3)
-    exact = model(x)
-    model.to("xla")
-
-    def under_autocast(x):
-        with torch.autocast("xla", torch.bfloat16):
-            return model(x)
-
-    mine, events = divided(under_autocast if is_inside else model)
-    with torch.autocast("xla", torch.bfloat16, enabled=not is_inside):
-        got = mine(x.to("xla"))
-    assert close(flat(got), flat(exact), 0.05)
-    assert events[0].reason.startswith("it is under autocast, for which")
-
-
 def test_sizes_that_vary():
     model = stacks.Stack()
     mine, events = divided(copy.deepcopy(model))

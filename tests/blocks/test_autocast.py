@@ -1,0 +1,91 @@
+"""Divided graphs under autocast: around the call, inside the module, nested and disabled."""
+
+import copy
+
+import pytest
+import torch
+
+from kp_dynamo.blocks.division import divide
+from kp_dynamo.blocks.policy import is_block
+from kp_dynamo.capture.capture import read_capture
+from tests.blocks import stacks
+from tests.blocks.autocast_cases import CASES
+from tests.blocks.test_composition import close
+from tests.blocks.test_divided_models import divided, flat
+from tests.spine import run_script
+
+
+def run_cases(names, devices):
+    run_script(
+        f"from tests.blocks.autocast_cases import main; main(*{names}, devices={devices})",
+        {"XLA_FLAGS": "--xla_allow_excess_precision=false"},
+    )
+
+
+def test_as_the_whole_graph():
+    run_cases(("nested and around",), ("xla",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_each_case_as_the_whole_graph(name):
+    run_cases((name,), ("cpu", "xla"))
+
+
+def test_a_region_that_begins_in_one_piece_and_ends_in_another():
+    eager = stacks.Autocast()
+    mine, events = divided(copy.deepcopy(eager))
+    x = torch.randn(2, 5, 3)
+    for model in (mine, eager):
+        model(x).square().sum().backward()
+    assert [piece.runs for piece in events[0].pieces] == [1, 4, 1]
+    got, wanted = (flat([p.grad for p in model.parameters()]) for model in (mine, eager))
+    assert close(got, wanted, 0.02)
+
+
+def test_a_written_input_that_shares_memory():
+    """Two halves of one tensor; our trace sees them as two tensors."""
+
+    def step(x, weights, one, other):
+        for weight in weights:
+            x = torch.tanh(x @ weight) * 0.5 + x
+        one.copy_(x[:2])
+        return x + other.sum()
+
+    base, weights = torch.ones(4, 8, device="xla"), [torch.randn(8, 8, device="xla") for _ in range(4)]
+    mine, events = divided(step)
+    with torch.autocast("xla", torch.bfloat16):
+        mine(torch.ones(4, 8, device="xla"), weights, base[:2], base[2:])
+    assert events[0].reason == "it is under autocast, and writes to an input that shares memory with another"
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "reason"),
+    [
+        (
+            6,
+            torch.int64,
+            "under the CPU's autocast, its values cannot be computed: self.size(-1) must be divisible by 4",
+        ),
+        (8, torch.int32, "under the CPU's autocast, view differs from Dynamo's in more than its dtype"),
+    ],
+)
+def test_values_that_differ_in_more_than_their_dtype(width, dtype, reason):
+    """The softmax is float32 by Dynamo, and bfloat16 in our trace. Regions that were entered are left again."""
+
+    def step(x, weights):
+        with torch.autocast("xla", torch.bfloat16):
+            for weight in weights:
+                x = torch.tanh(x @ weight) * 0.5 + x
+            return torch.softmax(x @ weights[0][:, :width], -1).view(dtype)
+
+    found = []
+
+    def backend(gm, inputs):
+        found.append(divide(read_capture(gm, inputs, with_modules=False), is_block, least=2, with_modules=False))
+        return lambda *args: (args[0],)
+
+    weights = [torch.randn(8, 8, device="xla") for _ in range(4)]
+    torch.compile(step, backend=backend)(torch.ones(4, 8, device="xla"), weights)
+    assert found[0].reason.startswith(reason)
+    assert not torch.is_autocast_enabled("cpu")
