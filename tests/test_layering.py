@@ -27,8 +27,8 @@ MAY_IMPORT = {
     "kp_dynamo.passes": ("torch", "sympy", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.ops"),
     "kp_dynamo.capture": ("torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.exceptions"),
     "kp_dynamo.blocks": (
-        "torch", "kp_dynamo.cache", "kp_dynamo.capture", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.graph",
-        "kp_dynamo.hardware",
+        "torch", "sympy", "kp_dynamo.cache", "kp_dynamo.capture", "kp_dynamo.compat", "kp_dynamo.exceptions",
+        "kp_dynamo.graph", "kp_dynamo.hardware",
     ),
     "kp_dynamo.block_compiler": ("torch", "kp_dynamo.blocks", "kp_dynamo.config", "kp_dynamo.exceptions"),
     "kp_dynamo.autograd": ("torch", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.ops"),

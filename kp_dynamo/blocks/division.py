@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import hint_int
 
 from kp_dynamo.blocks.block_search import Accept, BlockSearch
 from kp_dynamo.blocks.boundaries import Boundaries
@@ -18,10 +17,11 @@ from kp_dynamo.blocks.node_ids import node_ids
 from kp_dynamo.blocks.pieces import input_like, piece_graph
 from kp_dynamo.blocks.regions import ENTER_AUTOCAST, regions
 from kp_dynamo.blocks.schedule import Constant, Schedule, Step, with_dead_values
-from kp_dynamo.blocks.traced_values import are_cast_otherwise, as_traced
-from kp_dynamo.blocks.whole_graphs import CALLS, reason_to_keep_whole
+from kp_dynamo.blocks.symbolic_sizes import sizes_for, symbols_of
+from kp_dynamo.blocks.whole_graphs import CALLS, to_divide
 from kp_dynamo.capture.capture import Capture, piece_capture
 from kp_dynamo.graph.module_paths import module_of, repeated_modules
+from kp_dynamo.graph.sizes import tensor_bytes
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Division:
     def passed_bytes(self) -> int:
         """Bytes that pass from piece to piece in a call."""
         given = ((piece.runs, piece.capture.inputs[i]) for piece in self.pieces for i in piece.capture.passed or ())
-        return sum(runs * hint_int(value.numel()) * value.element_size() for runs, value in given)
+        return sum(runs * tensor_bytes(value) for runs, value in given)
 
     @property
     def reads_written_inputs_again(self) -> bool:
@@ -94,14 +94,10 @@ def divide(capture: Capture, accept: Accept, *, least: int, with_modules: bool) 
         least: Least number of occurrences of a block.
         with_modules: Whether equal layers with different module paths are different blocks.
     """
-    reason = reason_to_keep_whole(capture)
-    if reason is not None:
-        return Undivided(reason)
-    if are_cast_otherwise(capture):
-        traced = as_traced(capture)
-        if isinstance(traced, str):
-            return Undivided(traced)
-        capture = traced
+    prepared = to_divide(capture)
+    if isinstance(prepared, str):
+        return Undivided(prepared)
+    capture = prepared
     graph = capture.gm.graph
     nodes = [node for node in graph.nodes if node.op in CALLS]
     ids = node_ids(capture.gm, nodes, with_modules=with_modules)
@@ -167,7 +163,8 @@ class Divider:
         if not outputs and not any(self._effects[node].writes for node in nodes):
             return
         operands = [operand for node in nodes for operand in operands_of(node)]
-        inputs = [n for n in dict.fromkeys(operands) if not start <= self._position.get(n, -1) < stop]
+        outside = [n for n in operands if not start <= self._position.get(n, -1) < stop]
+        inputs = list(dict.fromkeys([*self._sizes([*nodes, *outside]), *outside]))
         passed = frozenset(i for i, node in enumerate(inputs) if node in self._position)
         self._add_piece(start, stop, (inputs, outputs), passed, (start,))
         self._add_step(inputs, outputs)
@@ -182,17 +179,28 @@ class Divider:
         ]
 
     def _add_blocks(self, repeat: Repeat) -> None:
+        first = repeat.start + repeat.model * repeat.period
+        inputs = self._with_sizes(repeat, self._nodes[first : first + repeat.period])
+
         def values(number: int) -> tuple[list[fx.Node], list[fx.Node]]:
             first = repeat.start + number * repeat.period
-            return [nodes[number] for nodes in repeat.inputs], [self._nodes[first + o] for o in repeat.outputs]
+            return [nodes[number] for nodes in inputs], [self._nodes[first + o] for o in repeat.outputs]
 
-        first = repeat.start + repeat.model * repeat.period
-        computed = (any(node in self._position for node in nodes) for nodes in repeat.inputs)
+        computed = (any(node in self._position for node in nodes) for nodes in inputs)
         passed = frozenset(i for i, is_computed in enumerate(computed) if is_computed)
         starts = range(repeat.start, repeat.stop, repeat.period)
         self._add_piece(first, first + repeat.period, values(repeat.model), passed, starts)
         for number in range(repeat.count):
             self._add_step(*values(number))
+
+    def _with_sizes(self, repeat: Repeat, nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, ...]]:
+        """The inputs of a block, with the sizes of its values first."""
+        sizes = self._sizes([*nodes, *(inputs[repeat.model] for inputs in repeat.inputs)])
+        return list(dict.fromkeys([*((size,) * repeat.count for size in sizes), *repeat.inputs]))
+
+    def _sizes(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+        """The inputs of the graph that AOTAutograd needs to express the sizes of values."""
+        return sizes_for(self._inputs, symbols_of(nodes))
 
     def _add_step(self, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
         given, computed = (tuple(self._number[node] for node in nodes) for nodes in (inputs, outputs))

@@ -100,7 +100,7 @@ class Matcher:
         return None if model is None else Repeat(start, run.period, count, inputs, outputs, model)
 
     def _edges(self, start: int, period: int) -> tuple[object, ...]:
-        """Its region, and for each operand of an occurrence the offset of a call inside, or the kind of a tensor."""
+        """Its region, and for each operand of an occurrence the offset of a call inside, or the kind of a value."""
         calls = self._operands[start : start + period]
         return self._boundaries.regions[start], [
             [self._edge(operand, start) for operand in operands] for operands in calls
@@ -111,6 +111,8 @@ class Matcher:
         if position >= start:
             return position - start
         value = operand.meta.get("example_value")
+        if isinstance(value, torch.SymInt):
+            return str(value)  # as text, because to compare them would add a guard
         return tensor_text(value) if isinstance(value, torch.Tensor) else None
 
     def _inputs(self, start: int, period: int, count: int) -> tuple[tuple[fx.Node, ...], ...]:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from kp_dynamo.blocks.regions import ENTER_AUTOCAST
+from kp_dynamo.graph.sizes import tensor_bytes
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,10 @@ def _call(node: fx.Node, args: Any, kwargs: Any) -> None:
 def _fresh(value: Any) -> Any:
     """A new fake tensor like `value`: its version tells whether the call wrote to it."""
     if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+        shape, strides = _fresh(tuple(value.shape)), _fresh(value.stride())
+        return torch.empty_strided(shape, strides, dtype=value.dtype, device="cpu")
+    if isinstance(value, torch.SymInt):
+        return hint_int(value)  # an effect that is computed with a symbolic size would add guards
     if isinstance(value, (list, tuple)):
         items = [_fresh(item) for item in value]
         return type(value)(items) if type(value) in (list, tuple) else tuple(items)
@@ -159,4 +163,4 @@ def _is_written(value: Any) -> bool:
 
 
 def _num_bytes(values: Any) -> int:
-    return sum(hint_int(t.numel()) * t.element_size() for t in tree_leaves(values) if isinstance(t, torch.Tensor))
+    return sum(map(tensor_bytes, tree_leaves(values)))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.blocks.division import Division, Piece
+from kp_dynamo.graph.sizes import tensor_bytes
 from kp_dynamo.graph.step_share import Scope, StepShare
 
 
@@ -47,4 +48,4 @@ def _own_inputs(piece: Piece) -> list[Any]:
 def _held_bytes(inputs: Iterable[Any], optimizer_state_factor: float) -> float:
     """Bytes of tensors, and for those that want a gradient also of the gradient and the optimizer's state."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    return sum(t.numel() * t.element_size() * (2 + optimizer_state_factor if t.requires_grad else 1) for t in tensors)
+    return sum(tensor_bytes(t) * (2 + optimizer_state_factor if t.requires_grad else 1) for t in tensors)

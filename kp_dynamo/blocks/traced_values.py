@@ -14,6 +14,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from kp_dynamo.blocks.copies import copied
 from kp_dynamo.blocks.pieces import fake_mode
 from kp_dynamo.blocks.regions import ENTER_AUTOCAST, EXIT_AUTOCAST
 from kp_dynamo.capture.capture import Capture
@@ -36,7 +37,7 @@ def are_cast_otherwise(capture: Capture) -> bool:
 
 def as_traced(capture: Capture) -> Capture | str:
     """`capture` with a copy of its graph, whose values are those of our trace, or why the graph cannot be divided."""
-    gm = _copied(capture.gm)
+    gm = copied(capture.gm)
     inputs = gm.graph.find_nodes(op="placeholder")
     mode = fake_mode()
     pairs = zip(inputs, capture.inputs, strict=True)
@@ -54,19 +55,6 @@ def as_traced(capture: Capture) -> Capture | str:
     for node, value in values.items():
         node.meta["example_value"] = value
     return replace(capture, gm=gm)
-
-
-def _copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy with nodes of its own, because AOTAutograd gets Dynamo's graph if it stays whole."""
-    graph = fx.Graph()
-    new: dict[fx.Node, fx.Node] = {}
-    for node in gm.graph.nodes:
-        new[node] = graph.node_copy(node, new.__getitem__)
-        if node.op == "placeholder":
-            new[node]._dynamo_source = getattr(node, "_dynamo_source", None)
-    copy = fx.GraphModule(gm, graph)
-    copy.meta.update(gm.meta)
-    return copy
 
 
 def _fresh(value: Any, tensor: Any, mode: FakeTensorMode) -> Any:

@@ -14,7 +14,10 @@ def node_bytes(node: fx.Node) -> int:
     return _bytes(node.meta.get("val"))
 
 
+def tensor_bytes(value: Any) -> int:
+    """Bytes of a tensor, counted as in `node_bytes`; 0 for any other value."""
+    return value.element_size() * hint_int(value.numel(), fallback=1) if isinstance(value, torch.Tensor) else 0
+
+
 def _bytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.element_size() * hint_int(value.numel(), fallback=1)
-    return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0
+    return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else tensor_bytes(value)

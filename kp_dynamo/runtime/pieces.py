@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.compat import xla
-from kp_dynamo.lowering.host_layout import strides_of, to_host
+from kp_dynamo.graph.symbol_values import SymbolReader
+from kp_dynamo.lowering.host_layout import Strides, strides_of, to_host
+
+_MAX_LAYOUTS = 4096  # a few hundred bytes each
 
 
 def taking_from_device(run: Callable[..., Any], passed: frozenset[int]) -> Callable[..., Any]:
@@ -25,16 +29,28 @@ def taking_from_device(run: Callable[..., Any], passed: frozenset[int]) -> Calla
     return called
 
 
-def returning_to_host(run: Callable[..., Any], eager: Sequence[Any]) -> Callable[..., Any]:
+def returning_to_host(run: Callable[..., Any], inputs: Sequence[Any], eager: Sequence[Any]) -> Callable[..., Any]:
     """`run`, which records no gradient, with the results that it leaves on the device moved to the CPU.
 
     Args:
         run: The whole graph.
+        inputs: Fake tensors of its inputs, and its symbolic sizes.
         eager: Fake tensors of its results with eager's strides.
     """
-    strides = [strides_of(value, {}) for value in eager]
+    reader = SymbolReader(inputs)
+    layouts: LRUCache[tuple[int, ...], list[Strides]] = LRUCache(_MAX_LAYOUTS)
+
+    def strides_for(args: Sequence[Any]) -> list[Strides]:
+        symbols = reader.read(args)
+        key = tuple(symbols.values())
+        found = layouts.get(key)
+        if found is None:
+            found = [strides_of(value, symbols) for value in eager]
+            layouts.set(key, found)
+        return found
 
     def called(*args: Any) -> list[Any]:
+        strides = strides_for(args)
         results = list(run(*args))
         # Views of the caller's CPU tensors are there already.
         there = [i for i, r in enumerate(results) if isinstance(r, torch.Tensor) and r.device.type == "xla"]

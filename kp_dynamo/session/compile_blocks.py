@@ -149,7 +149,8 @@ def joined(division: Division, capture: Capture, compiled: Sequence[Callable[...
     run = division.schedule.around(compiled)
     if capture.mode == "cpu":
         eager = eager_results(capture.gm)
-        run = returning_to_host(run, eager) if stays_on_device else run
+        inputs = [node.meta.get("example_value") for node in capture.gm.graph.find_nodes(op="placeholder")]
+        run = returning_to_host(run, inputs, eager) if stays_on_device else run
         run = ResultMemory(capture.gm, eager, lays_out_all=False).around(run)
     if division.written:
         run = _checking(run, OverlapCheck(division.written, {}))

@@ -201,15 +201,6 @@ def test_elements_of_a_storage():
     assert event.reason == "as_strided reads elements of its operand's storage, which another piece may not have"
 
 
-def test_sizes_that_vary():
-    model = stacks.Stack()
-    mine, events = divided(copy.deepcopy(model))
-    x = torch.randn(2, 5, 3)
-    torch._dynamo.mark_dynamic(x, 1)
-    assert close(flat(mine(x)), flat(model(x)))
-    assert events[0].reason == "it computes with sizes or numbers that vary from call to call"
-
-
 def test_strict_refuses():
     mine, _ = divided(nn.Linear(8, 8), strict=True)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
