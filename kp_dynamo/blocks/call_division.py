@@ -14,7 +14,7 @@ from kp_dynamo.blocks.division import Divider, Division, Undivided
 from kp_dynamo.blocks.node_effects import Effects, EffectsOfNodes, operands_of
 from kp_dynamo.blocks.node_ids import node_ids
 from kp_dynamo.blocks.regions import regions
-from kp_dynamo.blocks.whole_graphs import CALLS, reason_to_keep_whole
+from kp_dynamo.blocks.whole_graphs import CALLS, to_divide
 from kp_dynamo.capture.capture import Capture
 
 
@@ -52,9 +52,10 @@ def _erase(nodes: Sequence[fx.Node]) -> None:
 
 def divide_at_calls(capture: Capture, *, with_modules: bool) -> Division | Undivided:
     """Divide a captured graph before and after each call of a child module."""
-    reason = reason_to_keep_whole(capture)
-    if reason is not None:
-        return Undivided(reason)
+    prepared = to_divide(capture)
+    if isinstance(prepared, str):
+        return Undivided(prepared)
+    capture = prepared
     calls = {call: _with_parts(call) for call in block_calls(capture.gm.graph)}
     nodes = [node for node in capture.gm.graph.nodes if node.op in CALLS]
     ids = node_ids(capture.gm, nodes, with_modules=with_modules)

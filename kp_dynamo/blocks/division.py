@@ -12,10 +12,10 @@ from kp_dynamo.blocks.block_search import Accept, BlockSearch
 from kp_dynamo.blocks.boundaries import Boundaries
 from kp_dynamo.blocks.matching import Matcher, Repeat
 from kp_dynamo.blocks.near_repeats import nearest_difference
-from kp_dynamo.blocks.node_effects import Effects, EffectsOfNodes, operands_of
+from kp_dynamo.blocks.node_effects import Effects, EffectsOfNodes, operands_of, users_of
 from kp_dynamo.blocks.node_ids import node_ids
 from kp_dynamo.blocks.pieces import input_like, piece_graph
-from kp_dynamo.blocks.regions import ENTER_AUTOCAST, regions
+from kp_dynamo.blocks.regions import regions
 from kp_dynamo.blocks.schedule import Constant, Schedule, Step, with_dead_values
 from kp_dynamo.blocks.symbolic_sizes import sizes_for, symbols_of
 from kp_dynamo.blocks.whole_graphs import CALLS, to_divide
@@ -170,13 +170,9 @@ class Divider:
         self._add_step(inputs, outputs)
 
     def _outputs(self, start: int, stop: int) -> list[fx.Node]:
-        """The values that are used outside; an autocast region is entered and left in each piece."""
-        return [
-            node
-            for node in self._nodes[start:stop]
-            if node.target is not ENTER_AUTOCAST
-            and any(not start <= self._position.get(user, -1) < stop for user in node.users)
-        ]
+        """The values that are used outside."""
+        nodes = self._nodes[start:stop]
+        return [n for n in nodes if any(not start <= self._position.get(u, -1) < stop for u in users_of(n))]
 
     def _add_blocks(self, repeat: Repeat) -> None:
         first = repeat.start + repeat.model * repeat.period

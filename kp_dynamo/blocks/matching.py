@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.blocks.boundaries import Boundaries
-from kp_dynamo.blocks.node_effects import operands_of
+from kp_dynamo.blocks.node_effects import operands_of, users_of
 from kp_dynamo.blocks.repeats import Run
 from kp_dynamo.cache.graph_text import tensor_text
 
@@ -133,7 +133,7 @@ class Matcher:
 
     def _is_used_outside(self, start: int, offset: int, period: int) -> bool:
         inside = range(start, start + period)
-        return any(self._position.get(user, -1) not in inside for user in self._nodes[start + offset].users)
+        return any(self._position.get(user, -1) not in inside for user in users_of(self._nodes[start + offset]))
 
 
 def _longest_equal(edges: Sequence[object]) -> tuple[int, int]:

@@ -87,6 +87,11 @@ def operands_of(node: fx.Node) -> list[fx.Node]:
     return [operand for operand in found if operand.op != "get_attr" and operand.target is not ENTER_AUTOCAST]
 
 
+def users_of(node: fx.Node) -> list[fx.Node]:
+    """The nodes that read the value of a node; none for an autocast region, which each piece enters for itself."""
+    return [] if node.target is ENTER_AUTOCAST else list(node.users)
+
+
 def _parts(indices: slice) -> tuple[object, object, object]:
     return indices.start, indices.stop, indices.step
 
