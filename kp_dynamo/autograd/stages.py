@@ -23,6 +23,7 @@ from kp_dynamo.autograd.eager_strides import record_eager_strides
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.tracing_settings import (
     disable_backward_donation,
+    keep_inputs_attached,
     overwritten_inputs,
     traced_metadata,
     tracing_settings,
@@ -95,6 +96,7 @@ class _Tracing:
         self.undefined: UndefinedGradients | None = None
 
     def partition(self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
+        keep_inputs_attached(joint, num_fwd_outputs)
         self.undefined = UndefinedGradients(joint, traced_metadata(), num_fwd_outputs, self._captured.graph)
         self._remove_aliases(joint, num_fwd_outputs)
         self._stages.transform(joint, "joint", self.aliases)

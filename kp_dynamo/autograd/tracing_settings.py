@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import fx
 from torch._functorch import aot_autograd
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -63,6 +65,20 @@ def traced_metadata() -> Any:
     """AOTAutograd's metadata of the graph it is tracing: its mutated inputs and the aliases among its results."""
     context = torch._guards.TracingContext.try_get()
     return context.fw_metadata if context is not None else None
+
+
+def keep_inputs_attached(joint: fx.GraphModule, num_forward: int) -> None:
+    """Keep AOTAutograd from detaching inputs if the graph computes no gradient at all.
+
+    It detaches inputs without a gradient that are results of operators. Detached from all of them, results would not
+    require a gradient, as eager's do behind an `autograd.Function` whose backward returns None.
+    """
+    gradients: Any = joint.graph.output_node().args[0][num_forward:]  # type: ignore[index]
+    if (metadata := traced_metadata()) is None or any(isinstance(gradient, fx.Node) for gradient in gradients):
+        return
+    for i, info in enumerate(metadata.input_info):
+        if info.requires_grad and not (info.mutates_data or info.mutates_metadata):
+            metadata.input_info[i] = replace(info, is_leaf=True)  # AOTAutograd only reads it where an input is written
 
 
 def disable_backward_donation() -> None:

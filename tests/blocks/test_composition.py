@@ -304,3 +304,45 @@ def test_threads_share_the_pieces():
 
         got = list(pool.map(call, xs))
     assert all(close(flat(a), flat(eager(x))) for a, x in zip(got, xs, strict=True))
+
+
+class FirstOnly(torch.autograd.Function):
+    """Adds, and has no gradient for the second operand."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        return a + b
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated")  # Dynamo instantiates it
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_function_without_a_gradient_for_the_layers(device):
+    """Its result requires a gradient, though none reaches the layers."""
+
+    class Cut(stacks.Stack):
+        def forward(self, x):
+            h = skip = self.embed(x).detach()
+            for layer in self.layers:
+                h = layer(h)
+            return FirstOnly.apply(skip, h)
+
+    eager = Cut(4)
+    mine, events = divided(copy.deepcopy(eager).to(device))
+    x = torch.randn(2, 5, 3)
+    result = mine(x.to(device))
+    assert events[0].pieces
+    assert result.requires_grad and eager(x).requires_grad
+    result.sum().backward()
+    assert [p.grad for p in mine.parameters()] == [None] * len(list(eager.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated")  # Dynamo instantiates it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which torch hides
+def test_a_function_without_a_gradient_for_an_operand():
+    for operand in (torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True) * 2):
+        torch._dynamo.reset()
+        assert compiled(FirstOnly.apply)(torch.randn(3), operand).requires_grad
