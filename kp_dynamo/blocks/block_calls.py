@@ -14,7 +14,6 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, cast
 
@@ -24,6 +23,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
+from kp_dynamo.blocks.call_results import TensorLike, call_key, is_like, results_like, tensors_in, versions_of
 from kp_dynamo.compat.dynamo_trace import backend_of_trace, changed_objects
 from kp_dynamo.exceptions import XLACompilationError
 
@@ -115,12 +115,12 @@ def _is_plain(value: Any) -> bool:
 def choose(number: int, args: Any, kwargs: Any) -> tuple[int]:
     """What to do with a call: FOLLOW, CALL or INLINE, as a constant of the trace."""
     forward = _forwards[number]
-    key = _key(forward.child, args, kwargs)
+    key = call_key(forward.child, args, kwargs)
     if key is None or forward.group.refusal or not getattr(backend_of_trace(), "takes_block_calls", False):
         return (INLINE,)
     if key in forward.group.learned():
         return (CALL,)
-    forward.group.before = (changed_objects(), _versions(args, kwargs))
+    forward.group.before = (changed_objects(), versions_of(args, kwargs))
     return (FOLLOW,)
 
 
@@ -128,11 +128,11 @@ def choose(number: int, args: Any, kwargs: Any) -> tuple[int]:
 def learn(number: int, args: Any, kwargs: Any, result: Any) -> tuple[bool]:
     """Note what the results of a call that was followed are like; whether it may become a node."""
     forward = _forwards[number]
-    changes_nothing = forward.group.before == (changed_objects(), _versions(args, kwargs))
-    template = _template((args, kwargs), result)
+    changes_nothing = forward.group.before == (changed_objects(), versions_of(args, kwargs))
+    template = results_like((args, kwargs), result)
     if not changes_nothing or template is None:
         return (False,)
-    forward.group.learned()[_key(forward.child, args, kwargs)] = template
+    forward.group.learned()[call_key(forward.child, args, kwargs)] = template
     return (True,)
 
 
@@ -140,8 +140,8 @@ def learn(number: int, args: Any, kwargs: Any, result: Any) -> tuple[bool]:
 def call_block(number: int, *args: Any, **kwargs: Any) -> Any:
     """Fake results of a call. In a divided graph, `bound_call` stands in its place."""
     forward = _forwards[number]
-    template = forward.group.learned()[_key(forward.child, args, kwargs)]
-    device = _tensors((args, kwargs))[0].device
+    template = forward.group.learned()[call_key(forward.child, args, kwargs)]
+    device = tensors_in((args, kwargs))[0].device
     return pytree.tree_map(lambda like: like.fake(device) if isinstance(like, TensorLike) else like, template)
 
 
@@ -158,11 +158,11 @@ def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:
     """
     forward = _forwards[cast(int, node.args[0])]
     child, name = forward.child, forward.group.name
-    template = forward.group.learned()[_key(child, *_fakes(node))]
+    template = forward.group.learned()[call_key(child, *_fakes(node))]
 
     def call_block(_: int, *args: Any, **kwargs: Any) -> Any:
         result = run(child, *args, **kwargs)
-        if not _is_like(result, template):
+        if not is_like(result, template):
             raise XLACompilationError(
                 f"a call of one of {name} returned something else than the call that torch.compile followed. Allowed: "
                 "equal modules, whose results have equal structure, shapes and dtypes. Try: torch.compile(model, "
@@ -176,91 +176,3 @@ def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:
 def _fakes(node: fx.Node) -> tuple[Any, Any]:
     args, kwargs = fx.node.map_arg((node.args[1:], dict(node.kwargs)), lambda n: n.meta["example_value"])
     return args, kwargs
-
-
-@dataclass(frozen=True)
-class TensorLike:
-    """What a result is like.
-
-    Attributes:
-        shape: Its sizes, which are constants.
-        stride: Its strides.
-        dtype: Its dtype.
-        requires_grad: Whether it has a gradient.
-    """
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorLike:
-        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
-
-    def fake(self, device: torch.device) -> torch.Tensor:
-        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
-        if not self.requires_grad:
-            return made
-        with torch.enable_grad():
-            return made.requires_grad_().clone()  # the result of an operator
-
-
-def _key(child: nn.Module, args: Any, kwargs: Any) -> Any | None:
-    """What decides the form of the results, but for the code; None if a size varies or nothing is a tensor."""
-    tensors = _tensors((args, kwargs))
-    if not tensors or any(not isinstance(n, int) for t in tensors for n in (*t.shape, *t.stride())):
-        return None
-    trains = torch.is_grad_enabled() and any(p.requires_grad for p in child.parameters())
-    return _described((args, kwargs)), child.training, torch.is_grad_enabled(), trains
-
-
-def _described(value: Any) -> Any:
-    """A value that can be a key; FX has classes of its own for lists and dicts."""
-    if isinstance(value, (tuple, list)):
-        return "tuple" if isinstance(value, tuple) else "list", tuple(map(_described, value))
-    if isinstance(value, dict):
-        return "dict", tuple((key, _described(item)) for key, item in value.items())
-    return TensorLike.of(value) if isinstance(value, torch.Tensor) else (type(value), value)
-
-
-def _template(given: Any, result: Any) -> Any | None:
-    """The results with tensors as `TensorLike`; None if a call cannot stand for them.
-
-    A result that shares memory with an argument or another result would be one tensor under two names.
-    """
-    leaves = pytree.tree_leaves(result)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if not all(isinstance(leaf, (torch.Tensor, int, float, type(None))) for leaf in leaves):
-        return None  # Dynamo takes no others from a node
-    memories = [t.untyped_storage()._cdata for t in (*_tensors(given), *tensors)]
-    own = memories[len(memories) - len(tensors) :]
-    is_shared = len(set(own)) < len(own) or not set(own).isdisjoint(memories[: len(memories) - len(tensors)])
-    is_elsewhere = any(t.device != _tensors(given)[0].device for t in tensors)
-    if not tensors or is_shared or is_elsewhere or any(not isinstance(n, int) for t in tensors for n in t.shape):
-        return None
-    return pytree.tree_map_only(torch.Tensor, TensorLike.of, result)
-
-
-def _is_like(result: Any, template: Any) -> bool:
-    if isinstance(template, TensorLike):
-        return isinstance(result, torch.Tensor) and (result.shape, result.dtype) == (template.shape, template.dtype)
-    if isinstance(template, (tuple, list)):
-        same = type(result) is type(template) and len(result) == len(template)
-        return same and all(map(_is_like, result, template))
-    if isinstance(template, dict):
-        return (
-            type(result) is dict
-            and result.keys() == template.keys()
-            and all(_is_like(result[key], value) for key, value in template.items())
-        )
-    return type(result) is type(template) and bool(result == template)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _versions(args: Any, kwargs: Any) -> list[int]:
-    """Which arguments were written to."""
-    return [t._version for t in _tensors((args, kwargs))]

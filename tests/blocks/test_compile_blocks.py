@@ -134,6 +134,22 @@ class WithNames(stacks.Stack):
         return self.head(x)
 
 
+class Nested(stacks.Layer):
+    """Nested results."""
+
+    def forward(self, x, *, scale, masks):
+        return super().forward(x) * scale * masks[0]["mask"], [None, (x + 1,)]
+
+
+class WithNested(stacks.Stack):
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            out = layer(x, scale=0.5, masks=[{"mask": torch.ones_like(x)}])
+            x = out[0] + out[1][1][0]
+        return self.head(x)
+
+
 class WrittenResults(stacks.Stack):
     """Writes to what a child returned."""
 
@@ -169,6 +185,7 @@ CASES = {
     "writes to an argument": lambda: stacks.Stack(4, Doubling),
     "returns an argument": lambda: WithState(4, PassingOn),
     "names": lambda: WithNames(4, Named),
+    "nested": lambda: WithNested(4, Nested),
     "written results": lambda: WrittenResults(4),
     "graph break": lambda: stacks.Stack(4, Breaking),
     "no_grad": lambda: NoGradients(4),
@@ -185,6 +202,14 @@ def test_whatever_children_do(name, device):
     with torch.no_grad():
         x = torch.randn(2, 5, 3)
         torch.testing.assert_close(mine(x.to(device)).cpu(), eager(x), rtol=1e-4, atol=1e-5)
+
+
+def test_nested_results_are_those_of_calls():
+    clear_cache()
+    torch._dynamo.reset()
+    with counted() as count:
+        mine_of(WithNested(6, Nested))(torch.randn(2, 5, 3))
+    assert count["aot_traces"] == 4  # the layer, and what stands before, between and after the calls
 
 
 def test_hooks_run_in_order():
