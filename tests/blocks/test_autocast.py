@@ -9,7 +9,7 @@ from kp_dynamo.blocks.division import divide
 from kp_dynamo.blocks.policy import is_block
 from kp_dynamo.capture.capture import read_capture
 from tests.blocks import stacks
-from tests.blocks.autocast_cases import CASES
+from tests.blocks.autocast_cases import CASES, Normalizing
 from tests.blocks.test_composition import close
 from tests.blocks.test_divided_models import divided, flat
 from tests.spine import run_script
@@ -22,8 +22,19 @@ def run_cases(names, devices):
     )
 
 
-def test_as_the_whole_graph():
-    run_cases(("nested and around",), ("xla",))
+@pytest.mark.parametrize(("make", "is_inside"), [(stacks.Stack, False), (stacks.Autocast, True)])
+def test_softmax_of_xla_tensors(make, is_inside):
+    """Dynamo has float32 for it, and the trace bfloat16."""
+    eager = make(4, Normalizing)
+    x = torch.randn(2, 5, 3)
+    mine, events = divided(copy.deepcopy(eager).to("xla"))
+    with torch.autocast("xla", torch.bfloat16, enabled=not is_inside), torch.no_grad():
+        got = mine(x.to("xla"))
+    with torch.autocast("cpu", torch.bfloat16, enabled=not is_inside), torch.no_grad():
+        wanted = eager(x)
+    assert got.dtype is wanted.dtype
+    assert close(flat(got), flat(wanted), 0.02)
+    assert [piece.runs for piece in events[0].pieces] == [1, 4, 1]
 
 
 @pytest.mark.slow

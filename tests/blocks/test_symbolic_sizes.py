@@ -81,15 +81,9 @@ def steps(model, device, **options):
     return found, events
 
 
-QUICK = (("attention", "xla"),)
-ALL = [
-    pytest.param(name, device, marks=() if (name, device) in QUICK else pytest.mark.slow)
-    for name in MODELS
-    for device in DEVICES
-]
-
-
-@pytest.mark.parametrize(("name", "device"), ALL)
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", MODELS)
 def test_as_the_whole_graph(name, device):
     model = MODELS[name]()
     cut, events = steps(model, device)
@@ -99,6 +93,19 @@ def test_as_the_whole_graph(name, device):
         assert all(close(a, b, 1e-6) for a, b in zip(mine[:3], other[:3], strict=True))
         assert mine[3] == other[3]
     assert [[piece.runs for piece in event.pieces] for event in events] == [[1, 4, 1]] * 2  # training, inference
+
+
+def test_gradients_of_each_length():
+    eager = stacks.Stack(2)
+    mine, events = divided(copy.deepcopy(eager).to("xla"))
+    for length in LENGTHS:
+        x = marked(2, length, 3, device="xla", dims=(1,))
+        for model, given in ((mine, x), (eager, x.cpu())):
+            model.zero_grad()
+            model(given).square().sum().backward()
+        got, wanted = (flat([p.grad for p in model.parameters()]) for model in (mine, eager))
+        assert close(got, wanted)
+    assert [[piece.runs for piece in event.pieces] for event in events] == [[1, 2, 1]]
 
 
 def test_no_length_compiles_another_graph_than_in_the_whole_graph():
