@@ -17,7 +17,13 @@ from tests.spine import DEVICES, counted, on
 # torch hides this warning about inputs that are results of operators, but not from a filter that raises.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 FLOAT32 = {"precision": "float32"}
-WAYS = [(name, trains) for name in MODELS for trains in (False, True) if (name, trains) != ("caches", True)]
+QUICK = ("plain", "u-net", "in place")
+WAYS = [
+    pytest.param(name, trains, marks=[] if trains and name in QUICK else pytest.mark.slow)
+    for name in MODELS
+    for trains in (False, True)
+    if (name, trains) != ("caches", True)
+]
 
 
 def mine_of(eager, device="cpu", **options):
@@ -180,6 +186,7 @@ class NoGradients(stacks.Stack):
         return self.head(x + sum(kept))
 
 
+FAST = ("stores", "returns an argument", "nested", "no_grad")
 CASES = {
     "stores": lambda: WithLosses(4, Noting),
     "writes to an argument": lambda: stacks.Stack(4, Doubling),
@@ -193,7 +200,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_whatever_children_do(name, device):
     eager = CASES[name]()
     mine = mine_of(eager, device)
