@@ -9,16 +9,21 @@ from typing import Any
 import torch
 import torch_xla
 
+import kp_dynamo
 from bench.workloads import Workload
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run a model. `backend` None is eager on the CPU: on the XLA device eager is not a mode of its own."""
+    """A way to run a model. `backend` None is eager on the CPU: on the XLA device eager is not a mode of its own.
+
+    `by_child`: repeated child modules are compiled by themselves (`compile_blocks`).
+    """
 
     name: str
     backend: str | Callable[..., Any] | None
     options: dict[str, Any] = field(default_factory=dict, hash=False)
+    by_child: bool = False
 
     @property
     def is_eager(self) -> bool:
@@ -28,6 +33,9 @@ class Variant:
         """`model` as this variant runs it."""
         if self.is_eager:
             return model
+        if self.by_child:
+            assert isinstance(model, torch.nn.Module)
+            return kp_dynamo.compile_blocks(model, options=self.options)
         return torch.compile(model, backend=self.backend, options=self.options or None)
 
     def device(self) -> torch.device:
@@ -55,6 +63,7 @@ OPENXLA = Variant("openxla", "openxla")
 KP_TPU = Variant("kp_tpu", "kp_tpu")
 KP_TPU_FLOAT32 = Variant("kp_tpu float32", "kp_tpu", {"precision": "float32"})
 KP_TPU_BLOCKS = Variant("kp_tpu float32, blocks on", "kp_tpu", {"precision": "float32", "blocks": "on"})
+KP_TPU_CHILDREN = Variant("kp_tpu float32, compile_blocks", "kp_tpu", {"precision": "float32"}, by_child=True)
 DYNAMO_ONLY = Variant("Dynamo alone", _forward_only)
 
-VARIANTS = {v.name: v for v in (EAGER, OPENXLA, KP_TPU, KP_TPU_FLOAT32, KP_TPU_BLOCKS, DYNAMO_ONLY)}
+VARIANTS = {v.name: v for v in (EAGER, OPENXLA, KP_TPU, KP_TPU_FLOAT32, KP_TPU_BLOCKS, KP_TPU_CHILDREN, DYNAMO_ONLY)}
