@@ -115,7 +115,7 @@ def _environment(folder: str) -> dict[str, str]:
     ours = {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
-        # Without it, libtpu 0.0.21 takes a lock on /tmp/libtpu_lockfile, and a second process cannot start.
+        # Without it, libtpu 0.0.21 takes a lock file, and a second process cannot start.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_LOG_DIR": folder,
         "TPU_MIN_LOG_LEVEL": "3",
