@@ -111,12 +111,11 @@ def test_gradients_of_each_length():
 def test_no_length_compiles_another_graph_than_in_the_whole_graph():
     """A cut adds no guard."""
     found = []
-    torch._dynamo.config.automatic_dynamic_shapes = True
     for blocks in ("on", "off"):
         torch._dynamo.reset()
         counters.clear()
         mine, _ = divided(stacks.Stack(2), blocks=blocks)
-        with torch.no_grad():
+        with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=True):
             for batch, length in ((3, 5), (3, 7), (8, 8)):
                 mine(torch.ones(batch, length, 3))
         found.append(counters["stats"]["unique_graphs"])
