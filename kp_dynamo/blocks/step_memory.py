@@ -34,10 +34,17 @@ def step_shares(
     if held + 2 * total <= budget_bytes / 2:
         return [StepShare(scope) for scope in scopes]
     inside = [_held_bytes(_own_inputs(piece), optimizer_state_factor) for piece in pieces]
+    least = [piece.runs * sum(map(tensor_bytes, _passed_inputs(piece))) for piece in pieces]
     return [
-        StepShare(scope, held - own, own, num_bytes / max(total, 1))
-        for scope, own, num_bytes in zip(scopes, inside, activations, strict=True)
+        StepShare(scope, held - own, own, num_bytes / max(total, 1), piece.runs, sum(least) - saved)
+        for piece, scope, own, num_bytes, saved in zip(pieces, scopes, inside, activations, least, strict=True)
     ]
+
+
+def _passed_inputs(piece: Piece) -> list[torch.Tensor]:
+    """What a piece saves at least: the tensors that other pieces compute for it."""
+    given = (piece.capture.inputs[i] for i in piece.capture.passed or ())
+    return [value for value in given if isinstance(value, torch.Tensor)]
 
 
 def _own_inputs(piece: Piece) -> list[Any]:

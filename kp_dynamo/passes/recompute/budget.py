@@ -64,8 +64,11 @@ def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
         return PassReport(name, 0, notes=(f"nothing is recomputed: {before / _MIB:.1f} MiB by estimate, {given}",))
     attempt = _Attempt(gm, budget)
     least = attempt.find(before, room)
-    if least > room and budget.is_hard_limit:
-        needed = budget.share.budget_for(least / (1 - MARGIN) + state)
+    # The share of a piece is what it may save. While it runs, it may take what no other piece saves.
+    held = budget.share.activation_bytes(least, attempt.saved_bytes())
+    needed = budget.share.outside_bytes + state + held / (1 - MARGIN)
+    fits = least <= room or needed <= budget.num_bytes
+    if not fits and budget.is_hard_limit:
         raise BudgetError(
             f"even with recomputation the programs take {least / _MIB:.1f} MiB by estimate, "
             f"and {given}. The smallest sufficient budget is {_rounded_up_gb(needed):.3f} GB"
@@ -74,7 +77,7 @@ def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
         f"{attempt.freed_bytes / _MIB:.1f} MiB are recomputed, {attempt.flops / 1e9:.2f} GFLOP: by estimate "
         f"{before / _MIB:.1f} -> {least / _MIB:.1f} MiB, {given}"
     )
-    refused = [Refusal(gm.graph.output_node(), f"does not fit: {note}")] if least > room else []
+    refused = [] if fits else [Refusal(gm.graph.output_node(), f"does not fit: {note}")]
     return PassReport(name, attempt.num_tagged, reported(refused), (note,))
 
 
@@ -105,6 +108,10 @@ class _Attempt:
     @property
     def flops(self) -> int:
         return sum(s.flops for s in self._taken)
+
+    def saved_bytes(self) -> int:
+        """What the forward saves with these tags."""
+        return ForwardPart(self._gm.graph, saved_by_min_cut(self._gm)).saved_bytes()
 
     def find(self, before: int, room: float) -> int:
         """The estimate of the first try that fits, or the smallest one."""
