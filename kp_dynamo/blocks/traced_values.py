@@ -18,7 +18,7 @@ from kp_dynamo.blocks.copies import copied
 from kp_dynamo.blocks.pieces import fake_mode
 from kp_dynamo.blocks.regions import ENTER_AUTOCAST, EXIT_AUTOCAST
 from kp_dynamo.capture.capture import Capture
-from kp_dynamo.capture.cpu_view import surrounding_autocast
+from kp_dynamo.capture.cpu_view import cpu_fake, surrounding_autocast
 
 
 def are_cast_otherwise(capture: Capture) -> bool:
@@ -59,15 +59,7 @@ def as_traced(capture: Capture) -> Capture | str:
 
 def _fresh(value: Any, tensor: Any, mode: FakeTensorMode) -> Any:
     """A new fake CPU tensor like an input: `value` has its symbolic sizes, `tensor` its state before the graph ran."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    with torch.inference_mode(tensor.is_inference()), mode:
-        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-        if not tensor.requires_grad:
-            return fake
-        leaf = fake.requires_grad_()
-        with torch.enable_grad():
-            return leaf if tensor.is_leaf else leaf.clone()
+    return cpu_fake(value, tensor, mode) if isinstance(value, torch.Tensor) else value
 
 
 def _computed(gm: fx.GraphModule, given: Mapping[fx.Node, Any], mode: FakeTensorMode) -> dict[fx.Node, Any]:

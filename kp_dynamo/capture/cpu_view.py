@@ -148,6 +148,11 @@ def _fake_mode() -> FakeTensorMode:
 def _cpu_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     is_ours = isinstance(tensor, FakeTensor) and tensor.fake_mode is mode
     like = tensor if is_ours else _dynamo_fake(tensor, mode)
+    return cpu_fake(like, tensor, mode)
+
+
+def cpu_fake(like: torch.Tensor, tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A new fake CPU tensor with the sizes, strides and dtype of `like`, and what autograd knows of `tensor`."""
     with torch.inference_mode(tensor.is_inference()), mode:
         fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
         if not tensor.requires_grad:

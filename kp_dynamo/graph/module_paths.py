@@ -20,7 +20,7 @@ def module_paths(node: fx.Node) -> Iterator[str]:
 
 
 def layer_of(node: fx.Node) -> tuple[str, object]:
-    """Path and class of the outermost module in a list that a node was traced in: "layers.0"; "" if there is none.
+    """Path (such as "layers.0") and class of the outermost list item that a node was traced in; path "" if none.
 
     For a list in a list, the path is that of the outer one. If a layer is not called, but its children are, the class
     is that of a child.
