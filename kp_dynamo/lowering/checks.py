@@ -13,6 +13,8 @@ from kp_dynamo.graph.source_lines import user_line
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.ops.at_true_sizes import name_of
 
+aten = torch.ops.aten
+
 
 def check_layouts(gm: fx.GraphModule) -> None:
     """Raise if a tensor of the graph is not dense, or has a dtype that torch_xla does not support."""
@@ -30,6 +32,54 @@ def check_layouts(gm: fx.GraphModule) -> None:
             )
 
 
+def check_operands(gm: fx.GraphModule) -> None:
+    """Raise where torch refuses the operands only in its kernels, which fake tensors do not call."""
+    for node in gm.graph.nodes:
+        for operators, refuses, message in _REFUSED_BY_KERNELS:
+            if node.target in operators and refuses(*node.args[:2]):
+                raise XLACompilationError(f"{node.target}{user_line(node)}: torch refuses {message}.")
+
+
+def _dtype(operand: Any) -> torch.dtype | None:
+    value = operand.meta.get("val") if isinstance(operand, fx.Node) else operand
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    return torch.bool if isinstance(value, (bool, torch.SymBool)) else None
+
+
+def _any_bool(*operands: Any) -> bool:
+    return torch.bool in map(_dtype, operands)
+
+
+def _any_complex(*operands: Any) -> bool:
+    return any(dtype is not None and dtype.is_complex for dtype in map(_dtype, operands))
+
+
+def _negative_power_of_integers(base: Any, exponent: Any) -> bool:
+    dtype = _dtype(base)
+    integers = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+    return integers and isinstance(exponent, int) and exponent < 0
+
+
+_REFUSED_BY_KERNELS = (
+    (
+        {aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar},
+        _any_bool,
+        "a subtraction with a bool tensor. Allowed: numbers. Try: ~ to invert a mask, ^ for a difference of masks, or "
+        ".to(dtype) before",
+    ),
+    (
+        {getattr(getattr(aten, name), kind) for name in ("lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar")},
+        _any_complex,
+        "to order complex numbers. Allowed: real numbers. Try: compare .abs(), .real or .imag",
+    ),
+    ({aten.sign.default}, _any_complex, "the sign of complex numbers. Allowed: real numbers. Try: torch.sgn"),
+    (
+        {aten.pow.Tensor_Scalar},
+        _negative_power_of_integers,
+        "integers to a negative power. Allowed: powers from 0 on, or floating-point numbers. Try: .float() before",
+    ),
+)
 # Dispatch keys of kernels that run on every device.
 _ANYWHERE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 # torch_xla 2.9 does not support these.

@@ -19,7 +19,7 @@ from kp_dynamo.compat import xla
 from kp_dynamo.compat.lock import one_trace_at_a_time
 from kp_dynamo.graph.source_lines import source_line
 from kp_dynamo.lowering.base import Executable, LoweringSpec
-from kp_dynamo.lowering.checks import check_donation, check_layouts, check_runs_somewhere
+from kp_dynamo.lowering.checks import check_donation, check_layouts, check_operands, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.cut import SplitGraphInterpreter, is_xla_piece, spec_of_pieces, split_around
 from kp_dynamo.lowering.flash_calls import CustomCalls
@@ -93,6 +93,7 @@ class Export:
 
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
         check_layouts(gm)
+        check_operands(gm)
         start = time.perf_counter()
         programs: list[ExportedProgram] = []
         missing = self._export(gm, args, spec, programs)

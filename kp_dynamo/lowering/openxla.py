@@ -14,7 +14,7 @@ from torch import fx
 
 from kp_dynamo.graph.source_lines import source_line
 from kp_dynamo.lowering.base import Executable, LoweringSpec
-from kp_dynamo.lowering.checks import check_donation, check_layouts, check_runs_somewhere
+from kp_dynamo.lowering.checks import check_donation, check_layouts, check_operands, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.cut import cut_around
 from kp_dynamo.lowering.program import compile_program
@@ -30,6 +30,7 @@ class OpenXla:
 
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
         check_layouts(gm)
+        check_operands(gm)
         run, missing, seconds, donation = compile_program(gm, args, device_constants(gm), spec)
         if run is not None:
             check_donation(donation.kept, args, spec)

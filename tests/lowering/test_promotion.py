@@ -181,3 +181,25 @@ def test_tanh_of_float64_reaches_its_ends():
     run = compiled(lambda x: (torch.tanh(x), torch.tanh(x) + 1))
     for mine, eager in zip(run(x), (torch.tanh(x), torch.tanh(x) + 1), strict=True):
         torch.testing.assert_close(mine, eager, rtol=1e-15, atol=2e-16, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda mask, x: mask - x, "subtraction"),
+        (lambda mask, x: x - mask, "subtraction"),
+        (lambda mask, x: 1.0 - mask, "subtraction|Subtraction"),
+        (lambda mask, x: torch.rsub(mask, x), "subtraction|Subtraction"),
+        (lambda mask, x: (x * x).sub_(mask), "subtraction"),
+        (lambda mask, x: torch.complex(x, x) < 1, "order complex"),
+        (lambda mask, x: x >= torch.complex(x, x), "order complex"),
+        (lambda mask, x: torch.sign(torch.complex(x, x)), "the sign of complex"),
+        (lambda mask, x: x.int() ** -1, "negative power"),
+    ],
+)
+def test_operands_that_only_the_kernels_of_torch_refuse(function, message):
+    mask, x = torch.tensor([True, False]), torch.tensor([0.5, 2.0])
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        function(mask, x)
+    with pytest.raises(Exception, match=message):
+        compiled(function)(mask, x)
