@@ -146,7 +146,7 @@ class AotFigures:
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation: FLOPs of the graphs' matmuls, over the peak in the modelled time."""
+        """Model FLOP utilization: FLOPs of the graphs' matmuls, over the peak in the modelled time."""
         return self.flops_floor_ms / self.modelled_ms if self.modelled_ms else 0.0
 
     @property

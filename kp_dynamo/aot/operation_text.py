@@ -1,4 +1,4 @@
-"""The dearest operations and the custom calls of a report, as text. Their figures are for all runs of a step."""
+"""The most expensive operations and the custom calls of a report, as text. Their figures are for all runs of a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUM_ORIGINS = 3
 def dearest_lines(report: AotFigures, verbose: bool) -> Iterator[str]:
     """The operations that take most of the step."""
     found = sorted(((f, p) for p in report.programs for f in p.dearest), key=_of_a_step)[:_NUM_DEAREST]
-    yield "dearest operations"
+    yield "most expensive operations"
     for row, (fusion, program) in zip(table([_costs(report, *pair) for pair in found], num_left=0), found, strict=True):
         yield f"  {row}  {fusion.kind}, {program.name} {fusion.name}{_runs(program)}"
         yield from (f"      {line}" for line in _origin_lines(fusion.origins, verbose))

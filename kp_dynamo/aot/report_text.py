@@ -56,10 +56,10 @@ def _headline(report: AotFigures) -> Iterator[str]:
             "least that, and the cycles have nothing of it"
         )
     yield (
-        f"  floors          {report.flops_floor_ms:.3f} ms for the matmuls at {chip.bf16_flops / 1e12:.0f} TFLOP/s, "
+        f"  lower bounds    {report.flops_floor_ms:.3f} ms for the matmuls at {chip.bf16_flops / 1e12:.0f} TFLOP/s, "
         f"{report.bytes_floor_ms:.3f} ms for arguments and results at {chip.hbm_bytes_per_s / 1e9:.0f} GB/s"
     )
-    yield f"  over the floors {report.over_floor:.2f}x, model FLOP utilisation {report.mfu:.1%}"
+    yield f"  over the bounds {report.over_floor:.2f}x, model FLOP utilization {report.mfu:.1%}"
     yield f"  work            {report.flops / 1e9:.2f} GFLOP, {report.bytes / GB:.3f} GB touched, by the compiler"
     tokens = report.usd_per_million_tokens
     by_token = "" if tokens is None else f", {tokens:.6f} USD per million tokens"

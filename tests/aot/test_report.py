@@ -87,14 +87,14 @@ DETAILED = replace(
 
 def from_dearest_to_passes(text):
     lines = text.splitlines()
-    return "\n".join(lines[lines.index("dearest operations") : lines.index("", lines.index("dearest operations"))])
+    return "\n".join(lines[lines.index("most expensive operations") : lines.index("", lines.index("most expensive operations"))])
 
 
 def test_a_pass_is_one_row_and_a_library_is_shown_by_its_modules():
     assert_expected_inline(
         from_dearest_to_passes(str(DETAILED)),
         """\
-dearest operations
+most expensive operations
   0.0010 ms  2%  1500 cycles  matmul, 1.inference fusion.1
       aten.mm.default at model.py:3 in forward
       aten.mul.Tensor, aten.add.Tensor in model.norm (LlamaRMSNorm)
@@ -116,7 +116,7 @@ def test_verbose_shows_every_pass_and_the_files_of_libraries():
     assert_expected_inline(
         from_dearest_to_passes(DETAILED.text(verbose=True)),
         """\
-dearest operations
+most expensive operations
   0.0010 ms  2%  1500 cycles  matmul, 1.inference fusion.1
       aten.mm.default at model.py:3 in forward
       aten.mul.Tensor, aten.add.Tensor in model.norm (LlamaRMSNorm), at

@@ -1,4 +1,4 @@
-"""The report of a model with repeated layers: their rows, the dearest operations and the memory over the step."""
+"""The report of a model with repeated layers: their rows, the most expensive operations and the memory over the step."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_modules_are_named_once(modules, runs, text):
     assert report.blocks[0].modules == text
 
 
-def test_the_dearest_operations_are_those_of_all_layers():
+def test_the_most_expensive_operations_are_those_of_all_layers():
     cheap = replace(FUSION, name="fusion.layer", modelled_ms=0.001, cycles=1000)
     dear = replace(FUSION, name="fusion.head", modelled_ms=0.01)
     programs = (replace(FORWARD, dearest=(cheap,)), replace(HEAD, dearest=(dear,)))
     lines = str(replace(BLOCKS, programs=programs, calls=())).splitlines()
-    first = lines[lines.index("dearest operations") + 1]
+    first = lines[lines.index("most expensive operations") + 1]
     assert re.sub(" +", " ", first) == (
         " 0.0320 ms 2% 32000 cycles matmul, 2.forward fusion.layer, block x 32: model.layers.0 to model.layers.31"
     )
