@@ -5,11 +5,12 @@ from __future__ import annotations
 from bench.tables.results import load, markdown, slashed
 
 VARIANTS = ("eager", "openxla", "kp_tpu float32", "kp_tpu")
+TITLES = ("", "eager", "openxla, float32", "kp_tpu, float32", "kp_tpu, balanced (bfloat16)")
 
 
 def summary() -> str:
     rows = (_first_call(), _second_compile(), _per_call(), _step_time(), _lengths(), _v5e())
-    return markdown(("", *VARIANTS), rows)
+    return markdown(TITLES, rows)
 
 
 def _first_call() -> list[str]:
