@@ -87,7 +87,8 @@ DETAILED = replace(
 
 def from_dearest_to_passes(text):
     lines = text.splitlines()
-    return "\n".join(lines[lines.index("most expensive operations") : lines.index("", lines.index("most expensive operations"))])
+    first = lines.index("most expensive operations")
+    return "\n".join(lines[first : lines.index("", first)])
 
 
 def test_a_pass_is_one_row_and_a_library_is_shown_by_its_modules():

@@ -1,4 +1,4 @@
-"""The report of a model with repeated layers: their rows, the most expensive operations and the memory over the step."""
+"""The report of a model with repeated layers: their rows, the most expensive operations, the memory."""
 
 from __future__ import annotations
 
