@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 
-from kp_dynamo.autograd.memory_formats import empty_in_format, empty_in_order, suggested_format
+from kp_dynamo.autograd.memory_formats import (
+    empty_in_format,
+    empty_in_order,
+    is_dense_channels_last,
+    suggested_format,
+)
 
 aten = torch.ops.aten
 
@@ -23,10 +28,9 @@ def contiguous(_: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
 
 def dense(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
     """Channels last if the operand is dense and channels last, else contiguous."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    wanted = formats.get(args[0].dim())
-    is_last = wanted is not None and not args[0].is_contiguous() and args[0].is_contiguous(memory_format=wanted)
-    return empty_in_format(result, wanted if is_last and wanted is not None else torch.contiguous_format)
+    if not is_dense_channels_last(args[0]):
+        return contiguous(args, result)
+    return empty_in_format(result, torch.channels_last if result.dim() == 4 else torch.channels_last_3d)
 
 
 def suggested(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:

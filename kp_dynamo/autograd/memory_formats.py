@@ -9,10 +9,13 @@ import torch
 from torch._prims_common import make_contiguous_strides_for
 from torch.utils import _pytree as pytree
 
+# The dimensions of a tensor of channels last, by their number, innermost first.
+_CHANNELS_LAST = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
+
 
 def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
     """ATen's `suggest_memory_format` of a tensor."""
-    order = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}.get(tensor.dim())
+    order = _CHANNELS_LAST.get(tensor.dim())
     if order is None or not _is_like(tensor, order):
         return torch.contiguous_format
     return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
@@ -28,6 +31,25 @@ def _is_like(tensor: torch.Tensor, order: Sequence[int]) -> bool:
         if tensor.shape[d] == 0 or steps[d] < least or (d == 0 and least == steps[1]):
             return False
         least = steps[d] * tensor.shape[d] if tensor.shape[d] > 1 else steps[d]
+    return True
+
+
+def is_dense_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is dense with its channels last in memory, and not contiguous.
+
+    `is_contiguous(memory_format=...)` is False for every computed fake tensor of symbolic sizes (torch 2.9).
+    """
+    order = _CHANNELS_LAST.get(tensor.dim())
+    return order is not None and _is_dense_in(tensor, order) and not _is_dense_in(tensor, range(tensor.dim())[::-1])
+
+
+def _is_dense_in(tensor: torch.Tensor, order: Sequence[int]) -> bool:
+    """Whether the dimensions follow each other in memory without gaps, in `order`, innermost first."""
+    expected: Any = 1
+    for d in order:
+        if tensor.shape[d] != 1 and tensor.stride(d) != expected:
+            return False
+        expected = expected * tensor.shape[d]
     return True
 
 

@@ -25,9 +25,9 @@ from kp_dynamo.capture.cpu_view import (
 from kp_dynamo.capture.exponents import specialize_exponents
 from kp_dynamo.capture.inactive_dropout import remove_inactive_dropout
 from kp_dynamo.capture.nested_regions import inline_nested_regions
+from kp_dynamo.capture.nested_tensors import refuse_nested_tensors
 from kp_dynamo.capture.tensor_devices import placement_mode
 from kp_dynamo.compat import xla
-from kp_dynamo.exceptions import XLACompilationError
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
         TPUDeviceError: Inputs on several devices, or on one that is neither the CPU nor XLA.
         XLACompilationError: A nested tensor.
     """
-    if any(isinstance(x, torch.Tensor) and x.is_nested for x in inputs):
-        raise XLACompilationError(
-            "an input is a nested tensor, whose rows have different lengths; XLA has dense tensors only. Try: pass its "
-            "values() and offsets(), pad it with x.to_padded_tensor(0), or keep it out of the compiled region with "
-            "torch.compiler.disable."
-        )
+    refuse_nested_tensors(gm, inputs)
     inline_nested_regions(gm)
     held = [*gm.parameters(), *gm.buffers()]
     tensors = [x for x in [*held, *inputs] if isinstance(x, torch.Tensor)]

@@ -478,3 +478,12 @@ def test_a_nested_tensor():
     with pytest.raises(BackendCompilerFailed, match="an input is a nested tensor") as raised:
         compiled(torch.sin)(rows)
     assert isinstance(raised.value.inner_exception, XLACompilationError)
+
+
+def test_a_nested_tensor_that_the_graph_makes():
+    def ragged(x):
+        return torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged).values() * 2
+
+    with pytest.raises(BackendCompilerFailed, match=r"is a nested tensor \(.*test_bad_input.py.*Try") as raised:
+        compiled(ragged)(torch.ones(3, 2))
+    assert isinstance(raised.value.inner_exception, XLACompilationError)
