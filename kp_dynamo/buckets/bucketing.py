@@ -36,16 +36,21 @@ _MAX_PLANS = 4096  # a few hundred bytes each
 class Bucketing:
     """The padded form of one capture.
 
+    A piece of a divided graph gets padded values and returns padded values: their true elements come first, and the
+    padding is arbitrary. Only the whole graph pads and slices.
+
     Attributes:
         symbols: Names of the symbolic lengths, in the order of their inputs.
         is_refused: Whether the graph could not be made correct at padded sizes; then nothing is padded.
     """
 
-    def __init__(self, gm: fx.GraphModule, buckets: Buckets, *, poisons: bool, strict: bool) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, buckets: Buckets, *, poisons: bool, strict: bool, is_piece: bool = False
+    ) -> None:
         self._inputs = [example_value(n) for n in gm.graph.nodes if n.op == "placeholder"]
         results = [example_value(n) for n in gm.graph.output_node().args[0]]  # type: ignore[union-attr]
         self._planner = LengthPlanner(self._inputs, results, buckets, strict=strict)
-        self._poisons, self._strict = poisons, strict
+        self._poisons, self._strict, self._is_piece = poisons, strict, is_piece
         self.symbols = tuple(map(str, self._planner.places))
         self.is_refused = False
         self._plans: LRUCache[tuple[int, ...], LengthPlan] = LRUCache(_MAX_PLANS)
@@ -113,9 +118,14 @@ class Bucketing:
             self._refuse(reason if node is not None and node.op == "placeholder" else f"{where}: {reason}")
         self._planner.needed_sizes = gm.meta.get(PADDED_SIZES, frozenset())
 
+    def join(self, pieces: Sequence[Bucketing]) -> None:
+        """Take over, for the whole graph, which sizes padding must not make smaller in its pieces."""
+        self._planner.needed_sizes = frozenset().union(*(piece._planner.needed_sizes for piece in pieces))
+
     def _refuse(self, reason: str) -> None:
         self.is_refused = True
-        refuse_graph(reason)
+        if not self._is_piece:  # its graph is then compiled as a whole, which may be padded
+            refuse_graph(reason)
 
     def _aliasing_reason(self, aliases: ResultAliases) -> str | None:
         """Why the graph that AOTAutograd is tracing cannot be padded; also records what it does to its arguments."""
@@ -124,6 +134,8 @@ class Bucketing:
         if metadata is None:
             return None
         self._arguments = PaddedArguments(metadata, aliases)
+        if self._is_piece and self._arguments.taken:
+            return "a result of the piece is one of its inputs, or a view of one"
         return self._arguments.reason_to_refuse(len(self._inputs) + len(self.symbols), self._may_be_padded)
 
     def _may_be_padded(self, number: int) -> bool:
@@ -145,8 +157,10 @@ class Bucketing:
 
 def bucketed(capture: Capture, buckets: Buckets, *, poisons: bool, strict: bool) -> tuple[Capture, Bucketing | None]:
     """The capture with the true lengths as extra inputs; the same capture and None if it has no symbolic size."""
-    bucketing = Bucketing(capture.gm, buckets, poisons=poisons, strict=strict)
-    warn_static_dims(capture.gm, capture.inputs)
+    is_piece = capture.passed is not None
+    bucketing = Bucketing(capture.gm, buckets, poisons=poisons, strict=strict, is_piece=is_piece)
+    if not is_piece:
+        warn_static_dims(capture.gm, capture.inputs)
     if not bucketing.symbols:
         return capture, None
     lengths = [torch.tensor(1) for _ in bucketing.symbols]

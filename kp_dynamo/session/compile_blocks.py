@@ -33,33 +33,45 @@ from kp_dynamo.runtime.events import PieceRuns
 from kp_dynamo.runtime.pieces import returning_to_host, taking_from_device
 from kp_dynamo.runtime.result_memory import ResultMemory
 from kp_dynamo.session.compile_plan import CompilePlan
+from kp_dynamo.session.padded_pieces import PaddedPieces, reason_against_padding
 from kp_dynamo.telemetry.warn_once import warn_once
 
 logger = logging.getLogger(__name__)
 
 
-def division_of(plan: CompilePlan) -> Division | Undivided | None:
-    """The capture of a plan as pieces, or why it stays whole; None if that is not asked.
+def division_of(plan: CompilePlan, capture: Capture) -> Division | Undivided | None:
+    """A capture as pieces, or why it stays whole; None if that is not asked.
+
+    Args:
+        plan: How it is compiled.
+        capture: The capture, without the true lengths that buckets add to it.
 
     Raises:
         TPUOptimizationError: blocks="on" and `strict`, and it stays whole.
     """
-    options = plan.options
-    if options.blocks == "off" or plan.capture.passed is not None:
+    if plan.options.blocks == "off" or capture.passed is not None:
         return None
-    found = _divided(plan)
-    if isinstance(found, Undivided) and options.blocks == "on":
+    found = _divided(plan, capture)
+    if isinstance(found, Undivided):
+        report_whole(found, plan.options)
+    return found
+
+
+def report_whole(found: Undivided, options: CompileOptions) -> None:
+    """Warn that blocks="on" has no effect.
+
+    Raises:
+        TPUOptimizationError: `strict` is set.
+    """
+    if options.blocks == "on":
         message = f"blocks='on' has no effect on a graph: {found.reason}"
         if options.strict:
             raise TPUOptimizationError(f"strict=True and {message}. Try: blocks='auto', or strict=False.")
         warn_once(logger, "%s. It is compiled as a whole.", message)
-    return found
 
 
-def _divided(plan: CompilePlan) -> Division | Undivided:
-    capture, options = plan.capture, plan.options
-    if plan.bucketing is not None:
-        return Undivided("its lengths are padded to buckets")
+def _divided(plan: CompilePlan, capture: Capture) -> Division | Undivided:
+    options = plan.options
     if options.lowering == "stock":
         return Undivided("lowering='stock'")
     least = LEAST_REPEATS[options.blocks]
@@ -67,7 +79,12 @@ def _divided(plan: CompilePlan) -> Division | Undivided:
     if isinstance(found, Undivided):
         return found
     found = _if_right(found, plan)
-    if isinstance(found, Undivided) or options.blocks == "on":
+    if isinstance(found, Undivided):
+        return found
+    reason = None if plan.bucketing is None else reason_against_padding(found, capture, strict=options.strict)
+    if reason is not None:
+        return Undivided(f"its lengths are padded to buckets, and {reason}")
+    if options.blocks == "on":
         return found
     return _if_it_pays(found, plan)
 
@@ -140,18 +157,23 @@ def runs_of(division: Division, numbers: Sequence[int | None]) -> tuple[PieceRun
     return tuple(found.values())
 
 
-def joined(division: Division, capture: Capture, compiled: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+def joined(
+    division: Division, capture: Capture, compiled: Sequence[Callable[..., Any]], padding: PaddedPieces | None
+) -> Callable[..., Any]:
     """A callable with Dynamo's calling convention that runs the pieces of a divided capture, which are compiled."""
     stays_on_device = any(piece.capture.stays_on_device for piece in division.pieces)
     if stays_on_device:
         pairs = zip(compiled, (piece.capture.passed for piece in division.pieces), strict=True)
         compiled = [taking_from_device(run, passed) if passed else run for run, passed in pairs]
-    run = division.schedule.around(compiled)
+    run = division.schedule.around(compiled) if padding is None else padding.around(division.schedule, compiled)
     if capture.mode == "cpu":
         eager = eager_results(capture.gm)
         inputs = [node.meta.get("example_value") for node in capture.gm.graph.find_nodes(op="placeholder")]
         run = returning_to_host(run, inputs, eager) if stays_on_device else run
-        run = ResultMemory(capture.gm, eager, lays_out_all=False).around(run)
+    if padding is not None:
+        run = padding.whole.wrap(run)
+    if capture.mode == "cpu":
+        run = ResultMemory(capture.gm, eager, lays_out_all=padding is not None).around(run)
     if division.written:
         run = _checking(run, OverlapCheck(division.written, {}))
     return with_dynamo_signature(run, capture)

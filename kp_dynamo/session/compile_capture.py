@@ -64,7 +64,7 @@ class CaptureCompiler:
             run = trace_and_compile(capture.gm, capture.inputs, stages)
         if self._plan.options.donate == "mutated" and capture.mode == "xla":
             run = _recording_donated(run)
-        run = run if bucketing is None else bucketing.wrap(run)
+        run = run if bucketing is None or capture.passed is not None else bucketing.wrap(run)
         if capture.passed is not None:
             run = _passing_on_undefined(run)
         elif capture.mode == "cpu":

@@ -15,7 +15,7 @@ from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 
 from kp_dynamo.blocks.block_calls import bound_call, group_of
 from kp_dynamo.blocks.call_division import block_calls, drop_followed_calls
-from kp_dynamo.blocks.division import Division, Piece
+from kp_dynamo.blocks.division import Division, Piece, Undivided
 from kp_dynamo.cache.compile_key import CompileKey
 from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.cache.lru import LRUCache
@@ -31,9 +31,17 @@ from kp_dynamo.runtime.compiled_graph import Program, Runtime
 from kp_dynamo.runtime.event_log import log_event
 from kp_dynamo.runtime.events import CaptureDivided, CaptureReady, Observe, ignore
 from kp_dynamo.runtime.placement import Placement
-from kp_dynamo.session.compile_blocks import divided_at_calls, division_of, joined, runs_of, shares_of
+from kp_dynamo.session.compile_blocks import (
+    divided_at_calls,
+    division_of,
+    joined,
+    report_whole,
+    runs_of,
+    shares_of,
+)
 from kp_dynamo.session.compile_capture import CaptureCompiler
 from kp_dynamo.session.compile_plan import CompilePlan, plan_for
+from kp_dynamo.session.padded_pieces import padded_pieces
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.time_budget import time_budget
@@ -104,11 +112,13 @@ class Session:
 
     def _around_calls(self, capture: Capture, options: CompileOptions) -> Callable[..., Any] | None:
         """A callable that runs a capture with calls of child modules; None if Dynamo must follow all of them."""
-        division = divided_at_calls(plan_for(capture, options))
-        if isinstance(division, Division):
-            return self._joined(division, capture, options)
+        plan = plan_for(capture, options)
+        division = divided_at_calls(plan)
+        compiled = self._joined(division, capture, plan) if isinstance(division, Division) else division
+        if not isinstance(compiled, Undivided):
+            return compiled
         for call in block_calls(capture.gm.graph):
-            group_of(call).refusal = division.reason
+            group_of(call).refusal = compiled.reason
         return None
 
     def _called(self, piece: Piece, options: CompileOptions) -> Callable[..., Any]:
@@ -137,21 +147,24 @@ class Session:
                 "the inputs are fake tensors, which have no values. Allowed: tensors on the CPU or on the XLA device. "
                 "Try: kp_dynamo.aot_compile, which compiles a model for a TPU without running it."
             )
-        plan = plan_for(capture, options, share)
+        return self._planned(plan_for(capture, options, share), capture)
+
+    def _planned(self, plan: CompilePlan, capture: Capture) -> tuple[int | None, Callable[..., Any]]:
+        """As `_numbered`, for `capture` as it is compiled by a plan."""
         key = plan.key
         run = self._look_up(key)
         if run is not None:
             self.runtime.observe(CaptureReady(None, key, 0.0))
             return None, run
         start = time.perf_counter()
-        division = division_of(plan)
-        if isinstance(division, Division):
-            run = self._joined(division, capture, options)
+        division = division_of(plan, capture)
+        divided = self._joined(division, capture, plan) if isinstance(division, Division) else division
+        if divided is not None and not isinstance(divided, Undivided):
             if key is not None:
-                self.captures.set(key, run)
-            return None, run
-        if division is not None:
-            self.runtime.observe(CaptureDivided((), division.reason))
+                self.captures.set(key, divided)
+            return None, divided
+        if divided is not None:
+            self.runtime.observe(CaptureDivided((), divided.reason))
         number, run = self._compile(plan)
         TELEMETRY.count("aot_traces")
         if key is not None:
@@ -161,15 +174,20 @@ class Session:
         self.runtime.observe(CaptureReady(number, key, seconds))
         return number, run
 
-    def _joined(self, division: Division, capture: Capture, options: CompileOptions) -> Callable[..., Any]:
+    def _joined(self, division: Division, capture: Capture, plan: CompilePlan) -> Callable[..., Any] | Undivided:
         """A callable that runs the pieces of a capture, each compiled, or cached from an equal piece."""
-        shares = shares_of(division, capture, options)
+        shares = shares_of(division, capture, plan.options)
+        plans = [plan_for(p.capture, plan.options, s) for p, s in zip(division.pieces, shares, strict=True)]
         compiled = [
-            self._numbered(p.capture, options, s) if p.call is None else (None, self._called(p, options))
-            for p, s in zip(division.pieces, shares, strict=True)
+            self._planned(own, piece.capture) if piece.call is None else (None, self._called(piece, plan.options))
+            for own, piece in zip(plans, division.pieces, strict=True)
         ]
+        padding = padded_pieces(division, plan.bucketing, [own.bucketing for own in plans])
+        if isinstance(padding, Undivided):
+            report_whole(padding, plan.options)
+            return padding
         self.runtime.observe(CaptureDivided(runs_of(division, [number for number, _ in compiled]), ""))
-        return joined(division, capture, [run for _, run in compiled])
+        return joined(division, capture, [run for _, run in compiled], padding)
 
     def _look_up(self, key: CompileKey | None) -> Callable[..., Any] | None:
         if key is None:
