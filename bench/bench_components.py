@@ -211,7 +211,7 @@ def measured(case: Case) -> dict[str, Any]:
 def main() -> None:
     done()  # the client starts here
     rows = [measured(case) for case in cases()]
-    title = f"The components of the object API (medians of {NUM_QUICK}, where programs are compiled of {NUM_COMPILES})"
+    title = f"The components of the object API (medians of {NUM_QUICK}; of {NUM_COMPILES} where programs are compiled)"
     report.publish(report.Report("components", title, rows))
 
 

@@ -83,7 +83,7 @@ def _row(name: str, mode: str, found: dict[str, Any], openxla: dict[str, Any]) -
         "CPU s": found["cpu_s"],
         "over openxla": found["cpu_s"] / openxla["cpu_s"],
         "wall s": found["wall_s"],
-        "of it passes s": found["passes_s"],
+        "our passes, wall s": found["passes_s"],
     }
 
 

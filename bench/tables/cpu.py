@@ -6,7 +6,7 @@ from bench.tables.results import Row, columns, load, markdown, text, with_captio
 
 FORMATS = {
     "first_call": {
-        "mode": "", "variant": "", "CPU s": ".1f", "over openxla": ".2f", "wall s": ".1f", "of it passes s": ".2f",
+        "mode": "", "variant": "", "CPU s": ".1f", "over openxla": ".2f", "wall s": ".1f", "our passes, wall s": ".2f",
     },
     "second_compile": {
         "variant": "", "first CPU s": ".2f", "second CPU s": ".2f", "over Dynamo alone": ".2f",
@@ -15,7 +15,7 @@ FORMATS = {
     "per_call": {"parameters": "", "variant": "", "main thread us": ".0f", "over openxla": ".2f", "wall us": ".0f"},
     "compile_memory": {
         "variant": "", "parameters and arguments MiB": ".0f", "peak above them MiB": ".0f",
-        "the same at width 64 MiB": ".0f", "copies of them": ".2f",
+        "peak above them at width 64 MiB": ".0f", "copies of parameters and arguments": ".2f",
     },
     "buckets": {"model": "", "variant": "", "total_s": ".1f", "programs": ""},
     "components": {"component": "", "what": "", "ms": ".2f", "programs": ""},

@@ -85,7 +85,7 @@ def pallas() -> str:
 def chips() -> str:
     """A line a case and chip: without rewrite_attention and fold_views, with the first, with both."""
     results = load("chips")
-    variants = {"neither": "neither", "attention": "rewrite_attention", "both": "and fold_views"}
+    variants = {"neither": "without both", "attention": "+ rewrite_attention", "both": "+ fold_views"}
 
     def line(row: Row) -> list[str]:
         case = f"{row['model']}, {row['mode']}, {row['chip']}"

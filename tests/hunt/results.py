@@ -103,7 +103,7 @@ class Results:
             "programs": f"{programs:,}",
             "with buckets": f"{buckets:,}",
             "refused by name, with buckets": f"{refused / max(buckets, 1):.1%}",
-            "refused by name, others": f"{(total('refused') - refused) / max(programs - buckets, 1):.1%}",
+            "refused by name, without buckets": f"{(total('refused') - refused) / max(programs - buckets, 1):.1%}",
             "wrong": f"{total('wrong') or 'none'}",
             "raised an unexpected error": f"{total('raised') or 'none'}",
             "crashed": f"{total('crashed') or 'none'}",
