@@ -101,8 +101,8 @@ def _other_form(mine: Seen, eager: Seen) -> str | None:
         return f"shares memory with {mine.shares or 'nothing'}, eager's with {eager.shares or 'nothing'}"
     if _strides(mine) != _strides(eager):
         return f"strides {mine.stride}, eager's {eager.stride}"
-    if eager.shares and mine.offset != eager.offset:
-        return f"storage offset {mine.offset}, eager's {eager.offset}"
+    if mine.offsets != eager.offsets:
+        return f"starts {mine.offsets} elements behind {eager.shares}, eager's {eager.offsets}"
     return None
 
 

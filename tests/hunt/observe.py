@@ -30,13 +30,13 @@ class Seen:
     Attributes:
         value: A copy on the CPU.
         stride: None on XLA, whose tensors have none of their own.
-        offset: Of the storage, where memory is shared.
+        offsets: How many elements of its storage it starts behind each tensor of `shares`.
         shares: Names of the inputs, parameters, buffers and earlier results whose memory it shares, on the CPU.
     """
 
     value: torch.Tensor
     stride: tuple[int, ...] | None
-    offset: int
+    offsets: tuple[int, ...]
     shares: tuple[str, ...]
     requires_grad: bool
 
@@ -201,11 +201,12 @@ class _Run:
         # A conjugate or negative view is what it says, not how it is stored.
         copied = copied.resolve_conj().resolve_neg().clone()
         if tensor.device.type != "cpu":
-            return Seen(copied, None, 0, (), tensor.requires_grad)
+            return Seen(copied, None, (), (), tensor.requires_grad)
         others = {**self._state(), **self.results} if "result" in name else {}
         own = name.removeprefix("end ")
         shares = sorted(n for n, other in others.items() if n != own and _overlap(tensor, other))
-        return Seen(copied, tensor.stride(), tensor.storage_offset(), tuple(shares), tensor.requires_grad)
+        offsets = tuple(tensor.storage_offset() - others[n].storage_offset() for n in shares)
+        return Seen(copied, tensor.stride(), offsets, tuple(shares), tensor.requires_grad)
 
     def _backward(self, number: int, leaves: list[Any]) -> None:
         wanted = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad and x.grad_fn is not None]

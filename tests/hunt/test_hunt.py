@@ -114,6 +114,22 @@ def test_a_result_that_must_share_memory_is_seen_where_it_does_not(monkeypatch):
     assert check(a_program(ADDS.replace("return h2", "return (x2[1:],)"))).status == "right"
 
 
+@pytest.mark.parametrize(("rows", "text"), [(slice(1, None), ""), (slice(0, -1), "starts (0,) elements behind")])
+def test_a_place_in_shared_memory_counts_and_a_place_in_a_storage_does_not(monkeypatch, rows, text):
+    def backend(model):
+        def forward(x, y):
+            model.kept = torch.zeros(3, 8)  # at the start of a storage of its own
+            return model.kept[rows]
+
+        return forward
+
+    with_backend(monkeypatch, backend)
+    returned = "self.kept = torch.zeros(4, 8)[1:]\n        return self.kept[1:]"
+    outcome = check(a_program(ADDS.replace("return h2", returned)))
+    assert outcome.status == ("wrong" if text else "right")
+    assert text in outcome.text
+
+
 def test_rounding_is_no_failure(monkeypatch):
     """A cancellation that float32 cannot do better."""
     with_backend(monkeypatch, lambda model: lambda x, y: (x + 1e4) + y - 1e4)
