@@ -23,7 +23,6 @@ _MEAN = "the mean of infinities is infinite; eager's running mean of a variance 
 
 
 _ALL = tuple(FLOATS)
-_NO_GRADIENT = "a norm of order 0 has no gradient under any backend of torch 2.9"
 _NO_PLACE = "equal elements have places of their own"
 _LERP = "torch takes it apart: v1 + (v2 - v1) * weight, in which infinities cancel; eager weighs each"
 _TRACED = "the gradient that is traced has another form than eager's, under any backend of torch"
@@ -33,7 +32,6 @@ _SINGULAR = "the vectors of a singular value of 0 are not unique, nor is its gra
 _CANCELS = "terms of a gradient that cancel, each rounded once"
 _OWN_ALGORITHM = "XLA's algorithm takes other steps than LAPACK's"
 _REFUSED_FILL = "refused: a value that wants a gradient"
-_NO_ELEMENTS = "of no elements: a constant, where eager's wants a gradient, which is None"
 _FAKES = "torch's own fake tensors fail, under any backend"
 _HALF = "refused: XLA has no complex numbers of half precision"
 _SOLVED = "a gradient of many digits lost: eager's float32 is as far from float64"
@@ -52,9 +50,7 @@ KNOWN_FLOATS: dict[str, Difference] = {
     "index_fill": _differs(_REFUSED_FILL, *_ALL),
     "isin": _differs("subnormal numbers equal 0", SUBNORMAL),
     "kthvalue": _differs(_NO_PLACE, *_INFINITE, "nan", "zero", SUBNORMAL),
-    "linalg.det": _differs(_NO_ELEMENTS, *_ALL),
     "linalg.lu_solve": _differs(_SOLVED, "huge"),
-    "linalg.norm.subgradients_at_zero": _differs(_NO_GRADIENT, *_ALL),
     "linalg.svdvals": _differs(_SINGULAR, "zero", SUBNORMAL),
     "logit": _differs(_SCALAR, "nan"),
     "lu_solve": _differs(_SOLVED, "huge"),
@@ -73,7 +69,6 @@ KNOWN_FLOATS: dict[str, Difference] = {
     "nn.functional.relu6": _differs(_SCALAR, "nan"),
     "nn.functional.rms_norm": _differs("a gradient that cancels: eager's first digit is wrong as well", "huge"),
     "nn.functional.upsample_bilinear": _differs(_LERP, *_INFINITE),
-    "norm": _differs(_NO_GRADIENT, *_ALL),
     "norm.nuc": _differs(_SINGULAR, "zero", SUBNORMAL),
     "prod": _differs(_TRACED, *_INFINITE),
     "std_mean": _differs(_MEAN, *_INFINITE),
@@ -96,10 +91,8 @@ KNOWN_WHOLE: dict[str, Difference] = {
     "cumprod": _differs(_CANCELS, "multiples"),
     "index_fill": _differs(_REFUSED_FILL, *WHOLE),
     "kthvalue": _differs(_NO_PLACE, *WHOLE),
-    "linalg.det": _differs(_NO_ELEMENTS, *WHOLE),
     "linalg.eigvalsh": _differs(_OWN_ALGORITHM, "whole", "equal"),
     "linalg.householder_product": _differs(_OWN_ALGORITHM, "whole"),
-    "linalg.norm.subgradients_at_zero": _differs(_NO_GRADIENT, *WHOLE),
     "linalg.svdvals": _differs(_OWN_ALGORITHM, "equal"),
     "linalg.vector_norm": _differs(_CANCELS, "multiples"),
     "native_layer_norm": _differs(_CANCELS, "whole"),
@@ -109,7 +102,6 @@ KNOWN_WHOLE: dict[str, Difference] = {
     "nn.functional.softmin.with_dtype": _differs("0 in float64 too, but for the range of float32", "whole"),
     "nn.functional.triplet_margin_loss": _differs(_CANCELS, "equal"),
     "nn.functional.triplet_margin_with_distance_loss": _differs(_CANCELS, "equal"),
-    "norm": _differs(_NO_GRADIENT, *WHOLE),
     "ormqr": _differs(_OWN_ALGORITHM, "whole"),
     "softmax.with_dtype": _differs("0 in float64 too, but for the range of float32", "whole"),
     "topk": _differs(_NO_PLACE, *WHOLE),
@@ -119,12 +111,6 @@ KNOWN_WHOLE: dict[str, Difference] = {
 KNOWN_SHAPES: dict[str, Difference] = {
     "chalf": _differs(_HALF, *SHAPES),
     "index_fill": _differs(_REFUSED_FILL, "first without rows", "scalars", "first and scalars"),
-    "linalg.det": _differs(_NO_ELEMENTS, *SHAPES),
-    "linalg.householder_product": _differs(_NO_ELEMENTS, "no columns"),
-    "linalg.norm.subgradients_at_zero": _differs(
-        _NO_GRADIENT, "no rows", "no columns", "first without rows", "first and scalars"
-    ),
-    "norm": _differs(_NO_GRADIENT, *SHAPES),
     "split": _differs(_FAKES, "no rows", "first without rows"),
     "unsafe_chunk": _differs(_FAKES, "no rows", "first without rows"),
     "unsafe_split": _differs(_FAKES, "no rows", "first without rows"),
