@@ -13,9 +13,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from kp_dynamo.compat import xla
+
+_MOST_CALLS = 1000
 
 
 def run_pending(tensors: Sequence[torch.Tensor]) -> None:
@@ -59,8 +62,9 @@ class OwnBuffers:
 
     def __init__(self) -> None:
         self._parameters: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
-        self._last: list[int] = []
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        # The parameters of whole calls: equal layers run one program, each with parameters of its own.
+        self._calls: set[bytes] = set()
 
     def ensure(self, values: Sequence[torch.Tensor]) -> None:
         """Check the parameters that are new to the program; at its first call, check every value."""
@@ -68,22 +72,25 @@ class OwnBuffers:
             self._parameters = _parameters_getter(values)
             _separate(values)
         given = self._parameters(values)
-        ids = [*map(id, given)]
-        if ids != self._last:
-            self._check_new(ids, given)
+        # The addresses of the tensors, which are their ids: four times as fast as a list of ids.
+        addresses = np.fromiter(given, object, len(given)).tobytes()
+        if addresses not in self._calls:
+            self._check_new(given)
+            if len(self._calls) == _MOST_CALLS:
+                self._calls.clear()
+            self._calls.add(addresses)
 
-    def _check_new(self, ids: list[int], given: Sequence[torch.Tensor]) -> None:
-        new = {number: tensor for number, tensor in zip(ids, given, strict=True) if number not in self._known}
-        self._known |= {number: weakref.ref(tensor, self._forgetting(number)) for number, tensor in new.items()}
-        self._last = ids
+    def _check_new(self, given: Sequence[torch.Tensor]) -> None:
+        new = {id(tensor): tensor for tensor in given if id(tensor) not in self._known}
         _separate(list(new.values()))
+        self._known |= {number: weakref.ref(tensor, self._forgetting(number)) for number, tensor in new.items()}
 
     def _forgetting(self, number: int) -> Callable[[Any], None]:
         """A callback that drops an id when its tensor dies, because another tensor may get the id."""
 
         def forget(_: Any) -> None:
             self._known.pop(number, None)
-            self._last = []
+            self._calls.clear()
 
         return forget
 

@@ -67,6 +67,8 @@ def _computed_in(node: fx.Node, operands: list[torch.Tensor]) -> tuple[torch.dty
 
 def in_reported_dtype(result: Any) -> Any:
     """The same tensors, cast to the dtype that torch_xla reports if XLA computes them in another one."""
+    if isinstance(result, torch.Tensor):
+        return _in_reported_dtype(result)
     return pytree.tree_map_only(torch.Tensor, _in_reported_dtype, result)
 
 

@@ -86,6 +86,21 @@ def test_a_deep_copy_keeps_its_weights(syncs):
     assert not torch.equal(student.weight.detach().cpu(), before)
 
 
+def test_deep_copies_in_turns_with_others():
+    """Equal layers run one program: a copy is checked also where the program has seen others' parameters in between."""
+    student, other = nn.Linear(4, 3).to("xla"), nn.Linear(4, 3).to("xla")
+    x, optimizer = torch.ones(5, 4).to("xla"), torch.optim.SGD(student.parameters(), 0.1)
+    run = {model: compiled(model, precision="float32") for model in (student, other)}
+    for _ in range(3):
+        teacher = copy.deepcopy(student)
+        before, teach = student.weight.detach().cpu(), compiled(teacher, precision="float32")
+        for _ in range(2):
+            (run[student](x) - teach(x).detach() + run[other](x) + 1).pow(2).sum().backward()
+            optimizer.step()
+        assert torch.equal(teacher.weight.detach().cpu(), before)
+        assert not torch.equal(student.weight.detach().cpu(), before)
+
+
 def test_checkpoints(tmp_path):
     a, b = ones_to(2)
     models = [nn.Module(), nn.Module()]
