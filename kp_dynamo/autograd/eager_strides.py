@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from kp_dynamo.graph.nodes import EAGER_STRIDES
 
 logger = logging.getLogger(__name__)
 
+_PLAIN = bool | int | float | complex | str | torch.dtype | torch.device | torch.memory_format
+
 
 def eager_results(gm: fx.GraphModule) -> list[Any]:
     """Fake tensors for the results of Dynamo's graph, with eager's strides.
@@ -26,12 +28,13 @@ def eager_results(gm: fx.GraphModule) -> list[Any]:
     recomputed with `eager_rules`.
     """
     values: dict[fx.Node, Any] = {}
+    unchanged: set[Hashable] = set()
     for node in gm.graph.nodes:
         known = _body(gm, node) or node.meta.get("example_value")
         values[node] = known
         is_moved = any(values[n] is not n.meta.get("example_value") for n in node.all_input_nodes)
         if known is not None and node.op in ("call_function", "call_method") and (is_moved or _may_differ(node)):
-            values[node] = _recompute(gm, node, values)
+            values[node] = _recompute_new(gm, node, values, unchanged)
     results = gm.graph.output_node().args[0]
     flat = results if isinstance(results, (list, tuple)) else [results]
     return [values[node] if isinstance(node, fx.Node) else None for node in flat]
@@ -49,6 +52,40 @@ def _may_differ(node: fx.Node) -> bool:
     if any(has_free_strides(n.meta.get("example_value")) for n in node.all_input_nodes):
         return True
     return may_call_operator_with_rule(node.target if isinstance(node.target, str) else str(node.target))
+
+
+def _recompute_new(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], unchanged: set[Hashable]) -> Any:
+    """`_recompute`, once for equal calls with fixed sizes, as equal layers have: `unchanged` has those found so far."""
+    given = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+    call = _identity((node.op, node.target, given, node.meta["example_value"]))
+    if call is not None and call in unchanged:
+        return node.meta["example_value"]
+    value = _recompute(gm, node, values)
+    if call is not None and value is node.meta["example_value"]:
+        unchanged.add(call)
+    return value
+
+
+def _identity(call: Any) -> Hashable | None:
+    """What the strides of a call's result depend on; None if a size varies or an argument has no plain value."""
+    leaves, structure = pytree.tree_flatten(call)
+    found = tuple(_identity_of(leaf) for leaf in leaves)
+    return None if None in found else (found, structure)
+
+
+def _identity_of(leaf: Any) -> Hashable | None:
+    if isinstance(leaf, torch.Tensor):
+        return _layout(leaf) if leaf.layout is torch.strided else None
+    is_function = callable(leaf) and isinstance(leaf, Hashable)
+    return (type(leaf), leaf) if is_function or leaf is None or isinstance(leaf, _PLAIN) else None
+
+
+def _layout(tensor: torch.Tensor) -> Hashable | None:
+    numbers = *tensor.shape, *tensor.stride(), tensor.storage_offset()
+    if any(isinstance(n, torch.SymInt) for n in numbers):
+        return None
+    flags = tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_conj(), tensor.is_neg()
+    return type(tensor), numbers, flags
 
 
 def _recompute(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:

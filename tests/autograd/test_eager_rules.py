@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from kp_dynamo.autograd import eager_strides
 from kp_dynamo.autograd.eager_rules import RULES, EagerRules, may_call_operator_with_rule
+from kp_dynamo.autograd.eager_strides import _recompute as recompute
 from kp_dynamo.autograd.kernel_strides import indexed, with_number
 from tests.spine import compiled
 
@@ -192,3 +194,27 @@ def test_strides_of_dimensions_with_one_element(number):
             with FakeTensorMode(allow_non_fake_inputs=True) as mode, EagerRules():
                 fake = fn(mode.from_tensor(x))
             assert fake.stride() == fn(x).stride(), (shape, x.stride())
+
+
+def test_equal_layers_are_recomputed_once_and_others_each(monkeypatch):
+    """Of four calls three are equal; the last one gets another layout, and so do those that depend on it."""
+    counted = []
+    monkeypatch.setattr(eager_strides, "_recompute", lambda *given: counted.append(given[1]) or recompute(*given))
+
+    def turns(x):
+        for _ in range(3):
+            x = torch.cat([x[:1], x[1:]]) + 1
+        return x, torch.cat([x.t(), x.t()]), 2.0 ** x.t()
+
+    x = torch.randn(4, 4)
+    mine, eager = compiled(turns)(x), turns(x)
+    assert [r.stride() for r in mine] == [r.stride() for r in eager]
+    assert len(counted) == 3
+
+
+def test_sizes_that_vary_are_recomputed_each(monkeypatch):
+    counted = []
+    monkeypatch.setattr(eager_strides, "_recompute", lambda *given: counted.append(given[1]) or recompute(*given))
+    mine = compiled(lambda x: torch.cat([torch.cat([x, x]), torch.cat([x, x])]), dynamic=True)
+    assert mine(torch.randn(3, 2)).stride() == (2, 1)
+    assert len(counted) == 3
