@@ -18,4 +18,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "chips": tpu.chips,
     "checkpoint": tpu.checkpoint,
     "memory_estimate": tpu.memory_estimate,
+    "blocks": tpu.blocks,
+    "while_loop": tpu.while_loop,
 }

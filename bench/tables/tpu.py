@@ -110,6 +110,24 @@ def memory_estimate() -> str:
     return with_caption(results, columns(results.rows, formats))
 
 
+def blocks() -> str:
+    results = load("blocks")
+    formats = {
+        "layers": "", "blocks": "", "programs": "", "libtpu CPU s": ".1f",
+        "cycles ms": ".2f", "modelled ms": ".2f", "peak MiB": ".0f",
+    }  # fmt: skip
+    return with_caption(results, columns(results.rows, formats))
+
+
+def while_loop() -> str:
+    results = load("while_loop")
+    formats = {
+        "model": "", "layers": "", "variant": "", "runs of programs": "", "cycles ms": ".2f", "modelled ms": ".2f",
+        "peak MiB": ".0f", "libtpu CPU s": ".1f",
+    }  # fmt: skip
+    return with_caption(results, columns(results.rows, formats))
+
+
 def _figures(row: Row, prefix: str = "") -> str:
     return f"{slashed((row[prefix + name] for name in TIMES), '.2f')}, {_peak(row, prefix)}"
 

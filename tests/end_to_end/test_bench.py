@@ -10,7 +10,11 @@ import torch
 
 from bench import bench_components, report, timing, workloads
 from bench.bench_components import Case
+from bench.loop_cost import cost_of_loop
 from bench.report import Report, Target
+from kp_dynamo.aot.cost import cost_of
+from kp_dynamo.aot.hlo import Module
+from kp_dynamo.hardware import CHIPS
 
 
 def test_turns_alternate_their_order():
@@ -87,3 +91,42 @@ def test_a_figure_that_would_mean_nothing_is_an_error(compiles):
     """The earlier report's compilations took 0.00 ms: nothing was compiled."""
     with pytest.raises(RuntimeError, match="some, thing: programs by repetition"):
         bench_components.measured(case(compiles, not compiles))
+
+
+LOOP = """
+%sliced (p.1: bf16[4,128,128], p.2: s32[]) -> bf16[128,128] {
+  %p.1 = bf16[4,128,128]{2,1,0} parameter(0)
+  %p.2 = s32[] parameter(1)
+  ROOT %dynamic-slice.1 = bf16[1,128,128]{2,1,0} dynamic-slice(%p.1, %p.2), dynamic_slice_sizes={1,128,128}
+}
+
+%updated (p.3: bf16[4,128,128], p.4: bf16[128,128], p.5: s32[]) -> bf16[4,128,128] {
+  %p.3 = bf16[4,128,128]{2,1,0} parameter(0)
+  %p.4 = bf16[128,128]{1,0} parameter(1)
+  %p.5 = s32[] parameter(2)
+  ROOT %dynamic-update-slice.1 = bf16[4,128,128]{2,1,0} dynamic-update-slice(%p.3, %p.4, %p.5)
+}
+
+%body (s: (s32[], bf16[4,128,128])) -> (s32[], bf16[4,128,128]) {
+  %s = (s32[], bf16[4,128,128]{2,1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %stack = bf16[4,128,128]{2,1,0} get-tuple-element(%s), index=1
+  %fusion.1 = bf16[128,128]{1,0} fusion(%stack, %i), kind=kLoop, calls=%sliced, backend_config={"estimated_cycles":"10"}
+  %fusion.2 = bf16[4,128,128]{2,1,0} fusion(%stack, %fusion.1, %i), kind=kLoop, calls=%updated
+  ROOT %tuple.1 = (s32[], bf16[4,128,128]{2,1,0}) tuple(%i, %fusion.2)
+}
+
+ENTRY %main (a: (s32[], bf16[4,128,128])) -> (s32[], bf16[4,128,128]) {
+  %a = (s32[], bf16[4,128,128]{2,1,0}) parameter(0)
+  ROOT %while.1 = (s32[], bf16[4,128,128]{2,1,0}) while(%a), condition=%cond, body=%body
+}
+"""
+
+
+def test_a_loop_counts_its_trips_and_one_slice_of_a_stack_at_each_access():
+    chip, slice_bytes, index_bytes = CHIPS["v5e"], 128 * 128 * 2, 4
+    assert cost_of(Module(LOOP), chip).cycles == 10, "libtpu states no trip count"
+    cost = cost_of_loop(LOOP, 4, chip)
+    assert cost.cycles == 40
+    # A slice is read and its copy written; the copy is read and a slice written.
+    assert cost.hbm_bytes == 4 * (4 * slice_bytes + 2 * index_bytes)

@@ -1,0 +1,109 @@
+"""`python -m bench.blocks`: what compiling equal layers once costs and saves, by the compiler of a v5e.
+
+transformers' Llama of width 1024 with its loss, B 4, S 512, a training step at level balanced. No time here is measured
+on a chip, see `bench.v5e`. A row is a number of layers, with the option `blocks`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import kp_dynamo
+from bench import report
+from bench.workloads import Workload
+
+WIDTH, INTERMEDIATE, NUM_HEADS, NUM_KEY_HEADS, NUM_TOKENS = 1024, 2816, 16, 8, 8192
+BATCH, LENGTH = 4, 512
+FEW, SEVERAL, MANY = 4, 8, 32
+CASES = ((FEW, "on"), (MANY, "on"), (SEVERAL, "on"), (SEVERAL, "off"))
+MOST_CYCLES = 1 << 62
+LIMIT_OF_DEPTH, LIMIT_OF_MODELLED, LIMIT_OF_CYCLES = 1.2, 1.00, 1.05
+TITLE = (
+    f"A training step of a Llama of width {WIDTH}, B {BATCH}, S {LENGTH}, by a v5e's compiler "
+    "(estimates; no chip ran this)"
+)
+
+
+class LlamaLoss(nn.Module):
+    """Tokens [B, S] int64 -> the mean loss of the next tokens. `width` scales the whole model."""
+
+    def __init__(self, num_layers: int, width: int = WIDTH) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            hidden_size=width, intermediate_size=width * INTERMEDIATE // WIDTH, num_hidden_layers=num_layers,
+            num_attention_heads=NUM_HEADS, num_key_value_heads=NUM_KEY_HEADS, vocab_size=NUM_TOKENS * width // WIDTH,
+            use_cache=False,
+        )  # fmt: skip
+        self.model = LlamaForCausalLM(config)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+
+def workload(num_layers: int) -> Workload:
+    """On the meta device."""
+    with torch.device("meta"):
+        return Workload(LlamaLoss(num_layers), (torch.empty(BATCH, LENGTH, dtype=torch.int64),))
+
+
+def measure(num_layers: int, blocks: str) -> dict[str, Any]:
+    made = workload(num_layers)
+    found = kp_dynamo.aot_compile(made.model, made.inputs, target="v5e", train=True, options={"blocks": blocks})
+    return {
+        "layers": num_layers,
+        "blocks": blocks,
+        "programs": len(found.programs),
+        "libtpu CPU s": found.tpu_compile_s,
+        # libtpu 0.0.21 states 2**63 - 1 cycles for a fusion of the last piece at 32 layers.
+        "cycles ms": found.estimated_ms if found.cycles < MOST_CYCLES else None,
+        "modelled ms": found.modelled_ms,
+        "peak MiB": found.step_peak_bytes / 2**20,
+        "unknown": len(found.unknown),
+    }
+
+
+def targets(rows: list[dict[str, Any]]) -> tuple[report.Target, ...]:
+    """The targets whose two rows are measured."""
+    by_case = {(row["layers"], row["blocks"]): row for row in rows}
+    compared = (
+        ("libtpu CPU s", (MANY, "on"), (FEW, "on"), LIMIT_OF_DEPTH),
+        ("modelled ms", (SEVERAL, "on"), (SEVERAL, "off"), LIMIT_OF_MODELLED),
+        ("cycles ms", (SEVERAL, "on"), (SEVERAL, "off"), LIMIT_OF_CYCLES),
+    )
+    return tuple(
+        report.Target(f"{figure}: {_text(a)} over {_text(b)}", by_case[a][figure] / by_case[b][figure], limit)
+        for figure, a, b, limit in compared
+        if a in by_case and b in by_case
+    )
+
+
+def _text(case: tuple[int, str]) -> str:
+    return f"{case[0]} layers {case[1]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.blocks", description=__doc__)
+    parser.add_argument("--layers", type=int, nargs="+", help="measure only these; other rows are the last run's")
+    chosen = parser.parse_args().layers
+    rows = [] if chosen is None else [row for row in _last_rows() if row["layers"] not in chosen]
+    for num_layers, blocks in tqdm([c for c in CASES if chosen is None or c[0] in chosen], unit="compile"):
+        rows = sorted([*rows, measure(num_layers, blocks)], key=lambda row: (row["layers"], row["blocks"]))
+        report.write(report.Report("blocks", TITLE, rows, targets(rows)))
+    report.publish(report.Report("blocks", TITLE, rows, targets(rows)))
+
+
+def _last_rows() -> list[dict[str, Any]]:
+    file = report.RESULTS / "blocks.json"
+    return json.loads(file.read_text())["rows"] if file.is_file() else []
+
+
+if __name__ == "__main__":
+    main()
