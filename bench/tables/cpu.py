@@ -17,6 +17,10 @@ FORMATS = {
         "variant": "", "parameters and arguments MiB": ".0f", "peak above them MiB": ".0f",
         "peak above them at width 64 MiB": ".0f", "copies of parameters and arguments": ".2f",
     },
+    "depth": {
+        "layers": "", "backend s": ".2f", "AOTAutograd and passes s": ".2f", "trace and XLA s": ".2f",
+        "finding layers s": ".2f", "Dynamo and running s": ".2f", "host ms of a step": ".1f",
+    },
     "buckets": {"model": "", "variant": "", "total_s": ".1f", "programs": ""},
     "components": {"component": "", "what": "", "ms": ".2f", "programs": ""},
 }  # fmt: skip
