@@ -145,9 +145,13 @@ def _through_functions(captured: fx.Graph, primals: Sequence[fx.Node], first: in
 
 def _has_own_backward(node: fx.Node) -> bool:
     """Whether a node calls an `autograd.Function` or a user-defined operator."""
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return bool(node.target.name() == "autograd_function_apply")
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims")
+    is_operator = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims")
+    return is_operator or is_autograd_function(node)
+
+
+def is_autograd_function(node: fx.Node) -> bool:
+    """Whether a node of Dynamo's graph calls an `autograd.Function`."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name() == "autograd_function_apply"
 
 
 class _Reach:

@@ -1,0 +1,128 @@
+"""What an `autograd.Function` returns of its argument's memory keeps the function's backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from tests.spine import compiled
+
+# torch 2.9: Dynamo makes an instance of every autograd.Function it traces.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 0.1
+
+
+class Identity(Scale):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+
+class Transpose(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.t() * 0.1
+
+
+class Both(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x), x.exp()
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        return grad * 0.1
+
+
+def both(function, x):
+    h = x.exp()
+    return function.apply(h), h
+
+
+def both_of_a_part(function, x):
+    h = x.exp()
+    return function.apply(h[1:]), h
+
+
+def two_views(function, x):
+    h = function.apply(x.exp())
+    return h[1:], h[:1]
+
+
+def checkpointed(function, x):
+    h = x.exp()
+    return checkpoint(lambda a: function.apply(a), h, use_reentrant=False), h
+
+
+PROGRAMS = {
+    "both": both,
+    "both of a part": both_of_a_part,
+    "two views": two_views,
+    "a view beside the base": lambda function, x: (lambda h: (function.apply(h)[1:], h))(x.exp()),
+    "twice": lambda function, x: (lambda h: (function.apply(h), function.apply(h)))(x.exp()),
+    "chained": lambda function, x: (lambda h: (function.apply(function.apply(h)), h))(x.exp()),
+    "beside what is the base here and a copy in aot_eager": lambda function, x: (
+        lambda h: (function.apply(h), torch.dropout(h, 0.9, False))
+    )(x.exp()),
+    "beside a detached view": lambda function, x: (lambda h: (function.apply(h), h.detach()))(x.exp()),
+    "of an input": lambda function, x: (function.apply(x), x),
+    "a view of one of an input": lambda function, x: (function.apply(x)[1:],),
+    "checkpointed": checkpointed,
+    "in a checkpointed region": lambda function, x: checkpoint(lambda a: both(function, a), x, use_reentrant=False),
+}
+
+
+def gradient(fn, x):
+    x = x.clone().requires_grad_()
+    results = fn(x)
+    weighted = [
+        (r * torch.arange(1, r.numel() + 1).reshape(r.shape) * n).sum()
+        for n, r in enumerate(results, 1)
+        if r.requires_grad
+    ]
+    sum(weighted).backward()
+    return x.grad, [r.requires_grad for r in results]
+
+
+@pytest.mark.parametrize("function", [Scale, Identity, Transpose], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_backward_is_that_of_the_function(function, program):
+    def fn(x):
+        return PROGRAMS[program](function, x)
+
+    mine = compiled(fn)
+    for size in (3, 4):
+        x = torch.randn(size, 3)
+        (grad, flags), (expected, expected_flags) = gradient(mine, x), gradient(fn, x)
+        torch.testing.assert_close(grad, expected)
+        assert flags == expected_flags
+
+
+def test_one_of_several_results():
+    def fn(x):
+        h = x.exp()
+        return *Both.apply(h), h
+
+    x = torch.randn(3, 3)
+    torch.testing.assert_close(gradient(compiled(fn), x)[0], gradient(fn, x)[0])
+
+
+def test_results_share_memory_as_in_eager():
+    x = torch.randn(3, 3, requires_grad=True)
+    view, base = (result.detach() for result in compiled(lambda x: both(Scale, x))(x))
+    view[0] = 7
+    assert base[0].tolist() == [7, 7, 7]
