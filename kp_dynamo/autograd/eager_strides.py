@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,10 @@ from torch.utils import _pytree as pytree
 
 from kp_dynamo.autograd.eager_rules import EagerRules, after_function, may_call_operator_with_rule
 from kp_dynamo.autograd.memory_formats import has_free_strides, same_strides
+from kp_dynamo.graph.editing import call_key
 from kp_dynamo.graph.nodes import EAGER_STRIDES
 
 logger = logging.getLogger(__name__)
-
-_PLAIN = bool | int | float | complex | str | torch.dtype | torch.device | torch.memory_format
 
 
 def eager_results(gm: fx.GraphModule) -> list[Any]:
@@ -28,7 +27,7 @@ def eager_results(gm: fx.GraphModule) -> list[Any]:
     recomputed with `eager_rules`.
     """
     values: dict[fx.Node, Any] = {}
-    unchanged: set[Hashable] = set()
+    unchanged: set[Any] = set()
     for node in gm.graph.nodes:
         known = _body(gm, node) or node.meta.get("example_value")
         values[node] = known
@@ -54,38 +53,20 @@ def _may_differ(node: fx.Node) -> bool:
     return may_call_operator_with_rule(node.target if isinstance(node.target, str) else str(node.target))
 
 
-def _recompute_new(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], unchanged: set[Hashable]) -> Any:
+def _recompute_new(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any], unchanged: set[Any]) -> Any:
     """`_recompute`, once for equal calls with fixed sizes, as equal layers have: `unchanged` has those found so far."""
+    known = node.meta["example_value"]
     given = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-    call = _identity((node.op, node.target, given, node.meta["example_value"]))
-    if call is not None and call in unchanged:
-        return node.meta["example_value"]
+    call = call_key((node.op, node.target, given, known))
+    try:
+        if call in unchanged:
+            return known
+    except TypeError:  # symbolic sizes are unhashable
+        return _recompute(gm, node, values)
     value = _recompute(gm, node, values)
-    if call is not None and value is node.meta["example_value"]:
+    if value is known:
         unchanged.add(call)
     return value
-
-
-def _identity(call: Any) -> Hashable | None:
-    """What the strides of a call's result depend on; None if a size varies or an argument has no plain value."""
-    leaves, structure = pytree.tree_flatten(call)
-    found = tuple(_identity_of(leaf) for leaf in leaves)
-    return None if None in found else (found, structure)
-
-
-def _identity_of(leaf: Any) -> Hashable | None:
-    if isinstance(leaf, torch.Tensor):
-        return _layout(leaf) if leaf.layout is torch.strided else None
-    is_function = callable(leaf) and isinstance(leaf, Hashable)
-    return (type(leaf), leaf) if is_function or leaf is None or isinstance(leaf, _PLAIN) else None
-
-
-def _layout(tensor: torch.Tensor) -> Hashable | None:
-    numbers = *tensor.shape, *tensor.stride(), tensor.storage_offset()
-    if any(isinstance(n, torch.SymInt) for n in numbers):
-        return None
-    flags = tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_conj(), tensor.is_neg()
-    return type(tensor), numbers, flags
 
 
 def _recompute(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:

@@ -98,7 +98,7 @@ class FakeRuns:
         return self._meta_of(node)["val"]
 
     def _meta_of(self, node: fx.Node) -> dict[str, Any]:
-        call = (node.target, _call_key(node.args), _call_key(node.kwargs))
+        call = (node.target, call_key(node.args), call_key(node.kwargs))
         try:
             known = call in self._values
         except TypeError:  # symbolic sizes are unhashable
@@ -108,17 +108,21 @@ class FakeRuns:
         return self._values[call]
 
 
-def _call_key(argument: Any) -> Any:
-    """A hashable key that distinguishes the arguments of calls."""
+def call_key(argument: Any) -> Any:
+    """A key that distinguishes the arguments of calls: nodes, fake tensors, numbers and containers of these.
+
+    With a symbolic size it is unhashable.
+    """
     if isinstance(argument, fx.Node):
-        value = argument.meta["val"]
-        if isinstance(value, torch.Tensor):
-            return tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device
-        return _call_key(value)
+        return call_key(argument.meta["val"])
+    if isinstance(argument, torch.Tensor) and argument.layout is torch.strided:
+        place = tuple(argument.shape), argument.stride(), argument.storage_offset()
+        flags = argument.requires_grad, argument.is_conj(), argument.is_neg()
+        return type(argument), place, argument.dtype, argument.device, flags
     if isinstance(argument, Mapping):
-        return tuple((name, _call_key(value)) for name, value in argument.items())
+        return tuple((name, call_key(value)) for name, value in argument.items())
     if isinstance(argument, (list, tuple)):
-        return tuple(_call_key(value) for value in argument)
+        return tuple(call_key(value) for value in argument)
     return type(argument), argument
 
 
