@@ -17,8 +17,8 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$")
 _START = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = ")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"\b(pred|token|[subfc]\w*?\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
-# libtpu 0.0.21 writes a negative number of cycles, a broken estimate, as a number of 64 bits without a sign.
-_MOST_CYCLES = 1 << 63
+# libtpu 0.0.21 writes broken estimates: a negative number as one of 64 bits without a sign, and 2**63 - 1.
+_MOST_CYCLES = (1 << 63) - 1
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _DECLARED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kp_dynamo.aot.cost import cost_of
 from kp_dynamo.aot.hlo import Module, Shape
 from kp_dynamo.hardware import CHIPS
@@ -59,9 +61,10 @@ def test_instructions_know_their_operands_and_attributes():
     assert not module.has_matmul(by_name["copy.1"])
 
 
-def test_a_broken_estimate_is_none():
+@pytest.mark.parametrize("number", [2**64 - 1, 2**63 - 1])
+def test_a_broken_estimate_is_none(number):
     """libtpu writes -1 cycles as a number of 64 bits."""
-    broken = PROGRAM.replace('"estimated_cycles":"700"', f'"estimated_cycles":"{2**64 - 1}"')
+    broken = PROGRAM.replace('"estimated_cycles":"700"', f'"estimated_cycles":"{number}"')
     copied = next(i for i in Module(broken).computations["main.9"] if i.name == "copy.1")
     assert copied.cycles is None
 
