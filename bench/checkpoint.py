@@ -8,7 +8,6 @@ openxla traces with real tensors on XLA:CPU and saves gigabytes of activations, 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -124,7 +123,7 @@ def options_of(mode: str | float, off_peak_bytes: float) -> dict[str, Any]:
 
 def add_estimates() -> None:
     """Add our memory estimate to the rows of the last run, which needs no compiler."""
-    rows = _last_rows()
+    rows = report.last_rows("checkpoint")
     every = {(c.name, c.num_blocks): c for c in cases(NUM_BLOCKS, OPENXLA_BLOCKS)}
     for found in tqdm([r for r in rows if r["checkpoint"] != OPENXLA], unit="row"):
         base = next(r for r in rows if r["blocks"] == found["blocks"] and r["checkpoint"] == OFF)
@@ -180,7 +179,8 @@ def _by_openxla(_: float) -> dict[str, Any]:
 
 def run(chosen: list[Case], wanted: list[str] | None, num_blocks: int) -> report.Report:
     """Measure the wanted cases, all by default, and keep the last run's rows of the others. Written after every row."""
-    last = {} if wanted is None else {(r["checkpoint"], r["blocks"]): _measured(r) for r in _last_rows()}
+    before = [] if wanted is None else report.last_rows("checkpoint")
+    last = {(row["checkpoint"], row["blocks"]): _measured(row) for row in before}
     rows: list[dict[str, Any]] = []
     offs: dict[int, dict[str, Any]] = {}
     for case in tqdm(chosen, unit="compile"):
@@ -198,11 +198,6 @@ def run(chosen: list[Case], wanted: list[str] | None, num_blocks: int) -> report
 
 def _measured(found: dict[str, Any]) -> dict[str, Any]:
     return {name: cell for name, cell in found.items() if not name.startswith("estimate")}
-
-
-def _last_rows() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((report.RESULTS / "checkpoint.json").read_text())["rows"]
-    return found
 
 
 def main() -> None:

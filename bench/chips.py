@@ -54,9 +54,8 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
 def keep(rows: list[dict[str, Any]]) -> None:
     """Write the rows, and keep the existing rows of other cases."""
     file = report.RESULTS / "chips.json"
-    before = json.loads(file.read_text())["rows"] if file.is_file() else []
     done = {_case(row) for row in rows}
-    together = sorted([r for r in before if _case(r) not in done] + rows, key=_case)
+    together = sorted([r for r in report.last_rows("chips") if _case(r) not in done] + rows, key=_case)
     report.RESULTS.mkdir(exist_ok=True)
     content = {"name": "chips", "title": TITLE, "rows": together, "environment": report.environment()}
     file.write_text(json.dumps(content, indent=1) + "\n")

@@ -6,7 +6,6 @@ step, so that XLA:CPU has little to compute. Each row is measured in fresh proce
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from statistics import median
@@ -112,8 +111,7 @@ def _row(num_blocks: int, found: dict[str, float]) -> dict[str, Any]:
 
 def _modelled_ms() -> float:
     """The modelled step of the Llama of as many layers, which `bench.blocks` measured."""
-    rows = json.loads((report.RESULTS / "blocks.json").read_text())["rows"]
-    return next(row["modelled ms"] for row in rows if row["layers"] == MANY)
+    return next(row["modelled ms"] for row in report.last_rows("blocks") if row["layers"] == MANY)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ operators. No chip ran this.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from statistics import fmean
 from typing import Any
@@ -107,20 +106,14 @@ def main() -> None:
     parser.add_argument("--estimates", action="store_true", help="estimate again, and keep the compiler's figures")
     args = parser.parse_args()
     if args.estimates:
-        pairs = zip(_written(), cases(), strict=True)
+        pairs = zip(report.last_rows("memory_estimate"), cases(), strict=True)
         report.publish(_report([estimated_again(row, case) for row, case in tqdm(pairs, unit="case")]))
         return
-    rows: list[dict[str, Any]] = _written() if args.goes_on else []
+    rows: list[dict[str, Any]] = report.last_rows("memory_estimate") if args.goes_on else []
     for case in tqdm(cases()[len(rows) :], unit="case"):
         rows.append(measure(*case))
         report.write(_report(rows))
     report.publish(_report(rows))
-
-
-def _written() -> list[dict[str, Any]]:
-    file = report.RESULTS / "memory_estimate.json"
-    found: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file.is_file() else []
-    return found
 
 
 def _report(rows: list[dict[str, Any]]) -> report.Report:

@@ -56,6 +56,13 @@ def publish(report: Report) -> None:
     write(report)
 
 
+def last_rows(name: str) -> list[dict[str, Any]]:
+    """The rows of bench/results/<name>.json; none before its first run."""
+    file = RESULTS / f"{name}.json"
+    found: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file.is_file() else []
+    return found
+
+
 def write(report: Report) -> None:
     """Write the report to bench/results/<name>.json."""
     targets = [{**asdict(target), "is_met": target.is_met} for target in report.targets]

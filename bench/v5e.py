@@ -135,9 +135,8 @@ TITLE = "What a v5e's compiler makes of one block (gpt4: four) and head of width
 def _keep(rows: list[dict[str, Any]]) -> None:
     """Write the rows, and keep the existing rows of other cases: a run takes long and may cover only some models."""
     file = report.RESULTS / "v5e.json"
-    before = json.loads(file.read_text())["rows"] if file.is_file() else []
     done = {_case(row) for row in rows}
-    together = [row for row in before if _case(row) not in done] + rows
+    together = [row for row in report.last_rows("v5e") if _case(row) not in done] + rows
     together.sort(key=lambda row: (row["S"], list(MODELS).index(row["model"]), row["mode"]))
     report.RESULTS.mkdir(exist_ok=True)
     content = {"name": "v5e", "title": TITLE, "rows": together, "environment": report.environment()}
@@ -147,10 +146,8 @@ def _keep(rows: list[dict[str, Any]]) -> None:
 
 def _kept(model: str, length: int, train: bool, variant: str) -> dict[str, Any] | None:
     """A row as it was measured before, or None."""
-    file = report.RESULTS / "v5e.json"
-    rows = json.loads(file.read_text())["rows"] if file.is_file() else []
     case = (model, length, "train" if train else "infer")
-    return next((r for r in rows if _case(r) == case and r["variant"] == variant), None)
+    return next((r for r in report.last_rows("v5e") if _case(r) == case and r["variant"] == variant), None)
 
 
 def _case(row: dict[str, Any]) -> tuple[Any, ...]:

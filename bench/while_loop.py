@@ -8,7 +8,6 @@ last variant stacks them in the program.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -93,7 +92,7 @@ def main() -> None:
     parser.add_argument("--layers", nargs="+", type=int, default=NUM_LAYERS)
     args = parser.parse_args()
     cases = [(m, n, v) for m in WORKLOADS for n in args.layers for v in args.variants or VARIANTS]
-    rows = [row for row in _last_rows() if _case(row) not in cases]
+    rows = [row for row in report.last_rows("while_loop") if _case(row) not in cases]
     for model, num_layers, variant in tqdm(cases, unit="compile"):
         figures = VARIANTS[variant](model, num_layers)
         rows.append({"model": model, "layers": num_layers, "variant": variant, **figures})
@@ -108,11 +107,6 @@ def _case(row: dict[str, Any]) -> tuple[str, int, str]:
 
 def _place(row: dict[str, Any]) -> tuple[int, int, int]:
     return list(WORKLOADS).index(row["model"]), row["layers"], list(VARIANTS).index(row["variant"])
-
-
-def _last_rows() -> list[dict[str, Any]]:
-    file = report.RESULTS / "while_loop.json"
-    return json.loads(file.read_text())["rows"] if file.is_file() else []
 
 
 if __name__ == "__main__":
