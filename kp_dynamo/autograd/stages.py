@@ -20,7 +20,7 @@ from kp_dynamo.autograd.argument_overlap import overlap_check
 from kp_dynamo.autograd.calls import as_called
 from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.autograd.eager_strides import record_eager_strides
-from kp_dynamo.autograd.function_views import copy_function_views
+from kp_dynamo.autograd.function_views import keep_backward_of_views
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.tracing_settings import (
     disable_backward_donation,
@@ -59,7 +59,7 @@ class GraphStages:
 
 def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphStages) -> Callable[..., Any]:
     """Trace `gm` with AOTAutograd and compile the graphs; the callable has the signature of `gm`."""
-    copy_function_views(gm)
+    keep_backward_of_views(gm)
     tracing = _Tracing(stages, gm, len(inputs))
     with tracing_settings():
         run = aot_autograd.aot_module_simplified(

@@ -81,6 +81,7 @@ PROGRAMS = {
     "beside a detached view": lambda function, x: (lambda h: (function.apply(h), h.detach()))(x.exp()),
     "of an input": lambda function, x: (function.apply(x), x),
     "a view of one of an input": lambda function, x: (function.apply(x)[1:],),
+    "chained, of an input": lambda function, x: (function.apply(function.apply(x)),),
     "checkpointed": checkpointed,
     "in a checkpointed region": lambda function, x: checkpoint(lambda a: both(function, a), x, use_reentrant=False),
 }
@@ -126,3 +127,22 @@ def test_results_share_memory_as_in_eager():
     view, base = (result.detach() for result in compiled(lambda x: both(Scale, x))(x))
     view[0] = 7
     assert base[0].tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: Scale.apply(x),
+        lambda x: Scale.apply(x)[1:],
+        lambda x: Scale.apply(Scale.apply(x)),
+        lambda x: Scale.apply(x[1:]).t(),
+        lambda x: Both.apply(x)[0],
+        lambda x: Both.apply(x)[0][1:],
+    ],
+)
+def test_results_share_the_memory_of_an_input_as_in_eager(program):
+    x = torch.randn(3, 3, requires_grad=True)
+    result = compiled(program)(x).detach()
+    assert result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert result.storage_offset() == program(x).storage_offset()
+    assert result.stride() == program(x).stride()
