@@ -70,7 +70,7 @@ def has_free_strides(value: Any) -> bool:
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
-    if not all(isinstance(n, int) for n in (*value.shape, *value.stride())) or 1 not in value.shape:
+    if value._has_symbolic_sizes_strides or 1 not in value.shape:
         return False
     return value.is_contiguous() and value.stride() != make_contiguous_strides_for(value.shape)
 

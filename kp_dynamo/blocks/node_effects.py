@@ -81,19 +81,14 @@ class EffectsOfNodes(dict[fx.Node, Effects]):
 
 def operands_of(node: fx.Node) -> list[fx.Node]:
     """The operands of a node in order, repeated ones repeatedly: no attributes of the graph, and no autocast region."""
-    leaves = tree_leaves((node.args, dict(node.kwargs)), is_leaf=lambda value: isinstance(value, (fx.Node, slice)))
-    parts = [part for leaf in leaves for part in (_parts(leaf) if isinstance(leaf, slice) else (leaf,))]
-    found = [part for part in parts if isinstance(part, fx.Node)]
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
     return [operand for operand in found if operand.op != "get_attr" and operand.target is not ENTER_AUTOCAST]
 
 
 def users_of(node: fx.Node) -> list[fx.Node]:
     """The nodes that read the value of a node; none for an autocast region, which each piece enters for itself."""
     return [] if node.target is ENTER_AUTOCAST else list(node.users)
-
-
-def _parts(indices: slice) -> tuple[object, object, object]:
-    return indices.start, indices.stop, indices.step
 
 
 def effects_of(gm: fx.GraphModule, node: fx.Node, mode: FakeTensorMode) -> Effects:

@@ -57,6 +57,8 @@ def _symbols(value: Any) -> set[sympy.Symbol]:
         return set(value.node.expr.free_symbols)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return set()
+    if not value._has_symbolic_sizes_strides:
+        return set()
     parts = (*value.shape, *value.stride(), value.storage_offset())
     return {symbol for part in parts if isinstance(part, torch.SymInt) for symbol in part.node.expr.free_symbols}
 
