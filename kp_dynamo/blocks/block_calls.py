@@ -24,8 +24,9 @@ from torch._dynamo.eval_frame import skip_code
 from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.blocks.call_results import TensorLike, call_key, is_like, results_like, tensors_in, versions_of
-from kp_dynamo.compat.dynamo_trace import backend_of_trace, changed_objects
+from kp_dynamo.blocks.call_changes import Before
+from kp_dynamo.blocks.call_results import TensorLike, call_key, is_like, results_like, tensors_in
+from kp_dynamo.compat.dynamo_trace import backend_of_trace
 from kp_dynamo.exceptions import XLACompilationError
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -44,14 +45,14 @@ class BlockGroup:
         run: The compiled forward for calls outside of a compiled model: `run(child, *args, **kwargs)`.
         refusal: Why the next trace follows every call; "" if it does not.
         results: For each trace, what the results of the calls that it followed are like.
-        before: What a call might change, as it was when the trace began to follow it.
+        before: What a call might change, by the number of the child, as it was when the trace began to follow it.
     """
 
     def __init__(self, name: str, compile_forward: Compile) -> None:
         self.name, self.refusal = name, ""
         self.run = compile_forward(self._forward())
         self.results: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
-        self.before: Any = None
+        self.before: dict[int, Before] = {}
         self._compiled: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 
     def compiled_for(self, owner: object, options: Any, compile_forward: Compile) -> Callable[..., Any]:
@@ -121,7 +122,7 @@ def choose(number: int, args: Any, kwargs: Any) -> tuple[int]:
         return (INLINE,)
     if key in forward.group.learned():
         return (CALL,)
-    forward.group.before = (changed_objects(), versions_of(args, kwargs))
+    forward.group.before[number] = Before(args, kwargs)
     return (FOLLOW,)
 
 
@@ -129,9 +130,9 @@ def choose(number: int, args: Any, kwargs: Any) -> tuple[int]:
 def learn(number: int, args: Any, kwargs: Any, result: Any) -> tuple[bool]:
     """Note what the results of a call that was followed are like; whether it may become a node."""
     forward = _forwards[number]
-    changes_nothing = forward.group.before == (changed_objects(), versions_of(args, kwargs))
+    before = forward.group.before.pop(number, None)
     template = results_like((args, kwargs), result)
-    if not changes_nothing or template is None:
+    if before is None or before.has_changed(args, kwargs) or template is None:
         return (False,)
     forward.group.learned()[call_key(forward.child, args, kwargs)] = template
     return (True,)

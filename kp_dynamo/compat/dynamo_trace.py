@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo import exc
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting, VariableTracker
 
 
 def backend_of_trace() -> Callable[..., Any] | None:
@@ -23,15 +24,72 @@ def backend_of_trace() -> Callable[..., Any] | None:
         found = inner
 
 
-def changed_objects() -> dict[int, int]:
-    """Objects of the user that the trace has changed so far: their ids, and how many changes of attributes."""
-    effects = InstructionTranslator.current_tx().output.side_effects
-    return {
-        id(item): len(effects.store_attr_mutations.get(item, ()))
-        for item in effects.id_to_variable.values()
-        if isinstance(item.mutation_type, (AttributeMutationExisting, ValueMutationExisting))
-        and effects.is_modified(item)
-    }
+class PythonState:
+    """The Python objects that a trace has changed so far, with what they hold: attributes, cells, lists and dicts.
+
+    Dynamo notes that an object was changed, but not how often, nor what was there before.
+    """
+
+    def __init__(self) -> None:
+        effects = _side_effects()
+        self._effects = effects
+        self._known = [*effects.id_to_variable.values()]  # keeps them alive: their ids are compared
+        self._changed = {id(item) for item in _changed_objects()}
+        self._attributes = {id(item): dict(values) for item, values in effects.store_attr_mutations.items()}
+        self._contents = _contents([item for item in self._known if effects.is_modified(item)], effects)
+
+    def has_changed(self) -> bool:
+        """Whether the trace has changed an object since, other than those that it has made since."""
+        effects = _side_effects()
+        known = {id(item) for item in self._known}
+        if effects is not self._effects or not {id(item) for item in _changed_objects()} <= self._changed:
+            return True
+        for item, values in effects.store_attr_mutations.items():
+            if id(item) in known and not _same(_parts(values), _parts(self._attributes.get(id(item), {}))):
+                return True
+        return not all(_same(_parts(getattr(item, name)), parts) for item, name, parts in self._contents)
+
+
+def changes_objects() -> bool:
+    """Whether the trace has changed an object of the user so far."""
+    return bool(_changed_objects())
+
+
+def _changed_objects() -> list[VariableTracker]:
+    effects = _side_effects()
+    existing = (AttributeMutationExisting, ValueMutationExisting)
+    items = effects.id_to_variable.values()
+    return [item for item in items if isinstance(item.mutation_type, existing) and effects.is_modified(item)]
+
+
+def _side_effects() -> Any:
+    return InstructionTranslator.current_tx().output.side_effects
+
+
+def _contents(items: list[VariableTracker], effects: Any) -> list[tuple[VariableTracker, str, list[Any]]]:
+    """What each container holds that can be reached from changed objects: (object, field, parts)."""
+    found: list[tuple[VariableTracker, str, list[Any]]] = []
+
+    def note(item: VariableTracker) -> None:
+        fields = ((name, value) for name, value in vars(item).items() if name not in item._nonvar_fields)
+        found.extend((item, name, _parts(value)) for name, value in fields if isinstance(value, _CONTAINERS))
+
+    VariableTracker.visit(note, [*items, *(list(values.values()) for values in effects.store_attr_mutations.values())])
+    return found
+
+
+_CONTAINERS = (list, dict, set, collections.deque)
+
+
+def _parts(container: Any) -> list[Any]:
+    return [*container, *container.values()] if isinstance(container, dict) else [*container]
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    """Whether two lists hold the same objects; a string, such as the name of an attribute, may be an equal one."""
+    return len(one) == len(other) and all(
+        a is b or (isinstance(a, str) and a == b) for a, b in zip(one, other, strict=True)
+    )
 
 
 class RestartTrace(exc.UnspecializeRestartAnalysis, exc.ShortenTraceback):

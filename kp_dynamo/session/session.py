@@ -13,7 +13,8 @@ import torch
 from torch import fx
 from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 
-from kp_dynamo.blocks.block_calls import bound_call, group_of
+from kp_dynamo.blocks.block_calls import BlockGroup, bound_call, group_of
+from kp_dynamo.blocks.call_changes import require_no_changes
 from kp_dynamo.blocks.call_division import block_calls, drop_followed_calls
 from kp_dynamo.blocks.division import Division, Piece, Undivided
 from kp_dynamo.cache.compile_key import CompileKey
@@ -90,14 +91,23 @@ class Session:
         self.runtime.cache.clear()
         self.runtime.placement.clear()
 
-    def as_backend(self, options: CompileOptions) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
-        """A `torch.compile` backend that compiles with these caches; the device must have been started."""
+    def as_backend(
+        self, options: CompileOptions, group: BlockGroup | None = None
+    ) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
+        """A `torch.compile` backend that compiles with these caches; the device must have been started.
+
+        Args:
+            options: How to compile.
+            group: The child modules whose forward is compiled, if they are called from a compiled model.
+        """
 
         def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
             log.configure()  # for every graph, because torch._logging.set_logs undoes it
             # Ahead of time there is no device on which Dynamo could run the graph eagerly.
             may_run_eagerly = self._export is None and not options.strict
             with translate_errors(gm, breaks_graphs=may_run_eagerly):
+                if group is not None:
+                    require_no_changes(group.name)
                 chosen = options.on(xla.chip_name())
                 drop_followed_calls(gm)
                 calls = block_calls(gm.graph)
@@ -123,12 +133,13 @@ class Session:
 
     def _called(self, piece: Piece, options: CompileOptions) -> Callable[..., Any]:
         """A callable that runs a piece that is a call of a child module, compiled when it is first called."""
+        assert piece.call is not None
+        group = group_of(piece.call)
 
         def compile_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
-            return torch.compile(forward, backend=self.as_backend(options), dynamic=False)
+            return torch.compile(forward, backend=self.as_backend(options, group), dynamic=False)
 
-        assert piece.call is not None
-        run = group_of(piece.call).compiled_for(self, options, compile_forward)
+        run = group.compiled_for(self, options, compile_forward)
         (call,) = block_calls(piece.capture.gm.graph)
         call.target = bound_call(piece.call, run)
         piece.capture.gm.recompile()

@@ -1,0 +1,157 @@
+"""`compile_blocks` where the forward of children changes Python objects: all calls change them, as in eager."""
+
+import collections
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from kp_dynamo import compile_blocks
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch hides it
+
+FLOAT32 = {"precision": "float32"}
+
+
+class Shared:
+    """What all layers hold."""
+
+    def __init__(self):
+        self.count, self.value, self.items = 0, None, []
+        self.found, self.named, self.recent = collections.defaultdict(list), {}, collections.deque(maxlen=4)
+        self.numbers = set()
+
+
+def reassign_buffer(layer, x, given):
+    layer.total = layer.total + x.detach().sum(0)
+
+
+def count_calls(layer, x, given):
+    layer.calls += 1
+
+
+def append_to_list(layer, x, given):
+    layer.shared.items.append(x.detach().sum())
+
+
+def append_to_deque(layer, x, given):
+    layer.shared.recent.append(x.detach().sum())
+
+
+def add_to_set(layer, x, given):
+    layer.shared.numbers.add(len(layer.shared.numbers))
+
+
+def append_in_defaultdict(layer, x, given):
+    layer.shared.found["a"].append(x.detach().sum())
+
+
+def count_in_dict(layer, x, given):
+    layer.shared.named["calls"] = layer.shared.named.get("calls", 0) + 1
+
+
+def replace_in_dict(layer, x, given):
+    layer.shared.named["last"] = x.detach()
+
+
+def count_in_object(layer, x, given):
+    layer.shared.count += 1
+
+
+def replace_in_object(layer, x, given):
+    layer.shared.value = x.detach().sum()
+
+
+def append_to_argument(layer, x, given):
+    given.append(x)
+
+
+def replace_in_argument(layer, x, given):
+    given[0] = x
+
+
+def append_to_new_list(layer, x, given):
+    layer.made.append(x)
+
+
+CHANGES = (
+    reassign_buffer, count_calls, append_to_list, append_to_deque, add_to_set, append_in_defaultdict, count_in_dict,
+    replace_in_dict, count_in_object, replace_in_object, append_to_argument, replace_in_argument, append_to_new_list,
+)  # fmt: skip
+
+
+class Layer(nn.Module):
+    def __init__(self, change, shared):
+        super().__init__()
+        self.change, self.shared, self.calls, self.made = change, shared, 0, None
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x, given=None):
+        if self.change is not None:
+            self.change(self, x, given)
+        return self.linear(x)
+
+
+class Model(nn.Module):
+    """Calls each of its layers twice, after a change of its own or not."""
+
+    def __init__(self, change, *, changes_first=False):
+        super().__init__()
+        self.shared, self.changes_first = Shared(), changes_first
+        self.takes_list = change in (append_to_argument, replace_in_argument)
+        self.layers = nn.ModuleList(Layer(change, self.shared) for _ in range(3))
+
+    def forward(self, x):
+        given = [x]
+        for layer in self.layers:
+            layer.made = given
+        if self.changes_first:
+            self.shared.items.append(x.detach().sum())
+            self.shared.named["first"] = x.detach()
+            self.shared.count += 1
+        for layer in (*self.layers, *self.layers):
+            x = layer(x, given) if self.takes_list else layer(x)
+        return x + sum(given), len(given), len(self.shared.items), self.shared.count
+
+    def state(self):
+        """Everything that a call may change."""
+        return vars(self.shared), [(layer.calls, layer.total) for layer in self.layers]
+
+
+def assert_equal_calls(mine, eager, inputs):
+    for x in inputs:
+        torch.testing.assert_close(mine(x), eager(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(_lists(mine.state()), _lists(eager.state()), rtol=1e-4, atol=1e-5)
+
+
+def _lists(value):
+    """With lists and dicts in place of deques and sets, which assert_close does not compare."""
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list, set, collections.deque)):
+        return [_lists(item) for item in value]
+    return 0 if value is None else value
+
+
+@pytest.mark.parametrize("changes_first", [False, True])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_every_call_changes_objects(change, changes_first):
+    eager = Model(change, changes_first=changes_first)
+    mine = compile_blocks(copy.deepcopy(eager), options=FLOAT32)
+    assert_equal_calls(mine, eager, [torch.randn(2, 4) for _ in range(3)])
+
+
+@pytest.mark.parametrize("change", [append_to_list, count_in_object, reassign_buffer], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("is_first_call", [True, False])
+def test_a_child_that_changes_objects_unlike_the_others_raises(change, is_first_call):
+    mine = compile_blocks(Model(None), options=FLOAT32)
+    if not is_first_call:
+        mine(torch.randn(2, 4))
+    mine.layers[2].change = change
+    with pytest.raises(Exception, match=r"layers.0 to layers.2 changes Python objects, and the call that"):
+        mine(torch.randn(2, 4))
+    mine.layers[2].change = None
+    eager = copy.deepcopy(mine)
+    assert_equal_calls(mine, eager, [torch.randn(2, 4)])
