@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from kp_dynamo.blocks.call_changes import Before
 from kp_dynamo.blocks.call_results import TensorLike, call_key, is_like, results_like, tensors_in
+from kp_dynamo.blocks.child_modules import has_inner_hooks
 from kp_dynamo.compat.dynamo_trace import backend_of_trace
 from kp_dynamo.exceptions import XLACompilationError
 
@@ -42,7 +43,8 @@ class BlockGroup:
 
     Attributes:
         name: The module path of the children, for messages.
-        run: The compiled forward for calls outside of a compiled model: `run(child, *args, **kwargs)`.
+        compile: Compiles a function, for calls outside of a compiled model.
+        run: The forward, compiled so: `run(child, *args, **kwargs)`.
         refusal: Why the next trace follows every call; "" if it does not.
         results: For each trace, what the results of the calls that it followed are like.
         before: What a call might change, by the number of the child, as it was when the trace began to follow it.
@@ -50,10 +52,15 @@ class BlockGroup:
 
     def __init__(self, name: str, compile_forward: Compile) -> None:
         self.name, self.refusal = name, ""
-        self.run = compile_forward(self._forward())
+        self.compile = compile_forward
+        self.run = self.compiled()
         self.results: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
         self.before: dict[int, Before] = {}
         self._compiled: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
+
+    def compiled(self) -> Callable[..., Any]:
+        """The forward, compiled anew."""
+        return self.compile(self._forward())
 
     def compiled_for(self, owner: object, options: Any, compile_forward: Compile) -> Callable[..., Any]:
         """The forward, compiled once for an owner (a session) and options."""
@@ -82,14 +89,21 @@ class BlockForward:
     def __init__(self, child: nn.Module, group: BlockGroup) -> None:
         self.child, self.group, self.number = child, group, next(_numbers)
         self.__wrapped__ = types.MethodType(type(child).forward, child)  # for inspect.signature
+        self._run: Callable[..., Any] | None = None
         _forwards[self.number] = self
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """A call outside of a compiled model. Dynamo has no guards on hooks: a child with some has its own programs."""
+        if self._run is None:
+            self._run = self.group.compiled() if has_inner_hooks(self.child) else self.group.run
+        return self._run(self.child, *args, **kwargs)
 
     def __reduce__(self) -> Any:
         return getattr, (self.child, "forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling() and not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-            return self.group.run(self.child, *args, **kwargs)
+            return self.run(*args, **kwargs)
         if not torch.compiler.is_dynamo_compiling() or not _is_plain((args, kwargs)):
             return type(self.child).forward(self.child, *args, **kwargs)
         choice = choose(self.number, args, kwargs)[0]
@@ -102,6 +116,7 @@ class BlockForward:
 
 # After a graph break in a child, it runs as it is and calls the compiled child, and is not captured by itself.
 skip_code(BlockForward.__call__.__code__)
+skip_code(BlockForward.run.__code__)
 
 
 def _is_plain(value: Any) -> bool:
@@ -117,7 +132,7 @@ def _is_plain(value: Any) -> bool:
 def choose(number: int, args: Any, kwargs: Any) -> tuple[int]:
     """What to do with a call: FOLLOW, CALL or INLINE, as a constant of the trace."""
     forward = _forwards[number]
-    key = call_key(forward.child, args, kwargs)
+    key = None if has_inner_hooks(forward.child) else call_key(forward.child, args, kwargs)
     if key is None or forward.group.refusal or not getattr(backend_of_trace(), "takes_block_calls", False):
         return (INLINE,)
     if key in forward.group.learned():

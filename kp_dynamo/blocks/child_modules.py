@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -35,3 +36,12 @@ def _form(module: nn.Module) -> object:
 def _is_block(module: nn.Module) -> bool:
     own_forward = type(module).forward is not nn.Module.forward and "forward" not in vars(module)
     return own_forward and any(True for _ in module.children()) and any(True for _ in module.parameters())
+
+
+def has_inner_hooks(child: nn.Module) -> bool:
+    """Whether a module inside has hooks; its own are run by those that call it."""
+    inner = itertools.islice(child.modules(), 1, None)
+    return any(getattr(module, name) for module in inner for name in _HOOKS)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -236,6 +236,18 @@ def test_hooks_run_in_order():
     assert order == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("calls_alone", [False, True])
+@pytest.mark.parametrize("hooked", [0, 1])
+def test_hooks_inside_one_child_run_for_that_child_only(hooked, calls_alone):
+    eager, x = stacks.Stack(4), torch.randn(2, 5, stacks.WIDTH if calls_alone else 3)
+    mine = mine_of(eager)
+    for model in (eager, mine):
+        model.layers[hooked].up.register_forward_hook(lambda m, a, out: out * 2)
+    pairs = zip(mine.layers, eager.layers, strict=True) if calls_alone else [(mine, eager)]
+    for compiled, expected in pairs:
+        torch.testing.assert_close(compiled(x), expected(x), rtol=1e-4, atol=1e-5)
+
+
 def test_a_frozen_child_and_evaluation():
     eager = stacks.Stack(4, lambda: stacks.Layer(0.5)).eval()
     for parameter in eager.layers[2].parameters():
