@@ -77,7 +77,7 @@ class UndefinedGradients:
 def pass_on_undefined(results: Sequence[Any]) -> None:
     """In the backward of one call's results, leave every gradient undefined if none of the results has one.
 
-    Only the backward of another piece of a divided graph calls such a backward.
+    The backward of another compiled graph calls it so: of a piece of a divided graph, of the graph after a graph break.
     """
     node = _backward_node(results)
     if node is None:

@@ -65,9 +65,9 @@ class CaptureCompiler:
         if self._plan.options.donate == "mutated" and capture.mode == "xla":
             run = _recording_donated(run)
         run = run if bucketing is None or capture.passed is not None else bucketing.wrap(run)
-        if capture.passed is not None:
+        if capture.records_gradients:
             run = _passing_on_undefined(run)
-        elif capture.mode == "cpu":
+        if capture.passed is None and capture.mode == "cpu":
             run = ResultMemory(capture.gm, eager, lays_out_all=bucketing is not None).around(run)
         return with_dynamo_signature(run, capture)
 
@@ -135,7 +135,7 @@ def _recording_donated(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _passing_on_undefined(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, a piece of a divided graph, whose backward passes on that no result has a gradient."""
+    """`run`, whose backward passes on that no result has a gradient."""
 
     def called(*args: Any) -> Any:
         results = run(*args)

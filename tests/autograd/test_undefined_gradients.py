@@ -81,6 +81,23 @@ class _Heads(nn.Module):
         return self.first(h), self.second(h)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it where the graph breaks
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+def test_graphs_before_a_graph_break_pass_on_what_is_undefined(device):
+    def broken(a, b, c):
+        h = torch.tanh(a * c)
+        torch._dynamo.graph_break()
+        return b * 2, h * 3
+
+    place = compat.device() if device == "xla" else torch.device("cpu")
+    leaves = [torch.full((3,), i + 1.0, device=place, requires_grad=True) for i in range(3)]
+    first, second = torch.compile(broken, backend="kp_tpu", options=FLOAT32)(*leaves)
+    first.sum().backward(retain_graph=True)
+    assert [leaf.grad is None for leaf in leaves] == [True, False, True]
+    second.sum().backward()
+    assert all(leaf.grad.abs().min() > 0 for leaf in leaves)
+
+
 def test_an_optimizer_leaves_a_head_alone_that_is_not_used():
     torch.manual_seed(0)
     eager, mine = _Heads(), _Heads()
