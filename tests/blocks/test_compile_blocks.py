@@ -248,6 +248,37 @@ def test_hooks_inside_one_child_run_for_that_child_only(hooked, calls_alone):
         torch.testing.assert_close(compiled(x), expected(x), rtol=1e-4, atol=1e-5)
 
 
+def test_children_that_lead_to_no_result_get_no_gradients():
+    class Aside(stacks.Stack):
+        def forward(self, x):
+            aside = super().forward(x)
+            return x @ self.other, aside * 2
+
+    model = Aside(4)
+    model.other = nn.Parameter(torch.ones(3, 3))
+    compile_blocks(model, options=FLOAT32)
+    model(torch.randn(2, 5, 3))[0].sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["other"]
+
+
+@pytest.mark.parametrize("is_aside", [True, False])
+@pytest.mark.parametrize("last", [0, 1, 3])
+@pytest.mark.parametrize("device", DEVICES)
+def test_children_without_gradients_in_a_part_of_the_forward(device, last, is_aside):
+    class HalfFrozen(stacks.Stack):
+        def forward(self, x):
+            start = x = self.embed(x)
+            for number, layer in enumerate(self.layers):
+                with torch.set_grad_enabled(number > last and torch.is_grad_enabled()):
+                    x = layer(x)
+            return self.head(start if is_aside else x)
+
+    eager = HalfFrozen(4)
+    mine = mine_of(eager, device)
+    for _ in range(2):
+        assert_equal_steps(eager, mine, torch.randn(2, 5, 3), device=device)
+
+
 def test_a_frozen_child_and_evaluation():
     eager = stacks.Stack(4, lambda: stacks.Layer(0.5)).eval()
     for parameter in eager.layers[2].parameters():
