@@ -106,9 +106,10 @@ def _compiled(program: Program, written: tuple[bool, ...]) -> Observation:
 
 def _compile(program: Program, model: nn.Module) -> Any:
     configuration = program.configuration
-    return torch.compile(
-        model, backend="kp_tpu", options=dict(configuration.options), dynamic=configuration.dynamic, fullgraph=True
-    )
+    options = dict(configuration.options)
+    if configuration.compiles_children:
+        return kp_dynamo.compile_blocks(model, options=options)
+    return torch.compile(model, backend="kp_tpu", options=options, dynamic=configuration.dynamic, fullgraph=True)
 
 
 def _marker(program: Program) -> Any:

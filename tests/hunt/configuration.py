@@ -29,6 +29,7 @@ class Configuration:
         is_poisoned: Padding is filled with what would show.
         is_sharded: The process has four devices, and inputs are sharded over them.
         sharding: How, see `sharding.shard`.
+        compiles_children: By `compile_blocks`, and not by `torch.compile`.
     """
 
     options: dict[str, Any]
@@ -38,6 +39,7 @@ class Configuration:
     is_poisoned: bool
     is_sharded: bool
     sharding: str = "first"
+    compiles_children: bool = False
 
     @staticmethod
     def from_dict(fields: dict[str, Any]) -> Configuration:
@@ -72,6 +74,7 @@ def configurations(draw: Any, *, is_sharded: bool) -> Configuration:
         options["blocks"] = blocks
     device = draw(st.sampled_from(("cpu", "xla")))
     dynamic, is_marked = draw(st.sampled_from(_PADDED if has_buckets else _STATIC))
+    is_static = not has_buckets and not is_marked and dynamic is not True and not is_sharded
     return Configuration(
         options=options,
         device="xla" if is_sharded else device,
@@ -80,6 +83,7 @@ def configurations(draw: Any, *, is_sharded: bool) -> Configuration:
         is_poisoned=has_buckets and draw(st.booleans()),
         is_sharded=is_sharded,
         sharding=draw(st.sampled_from(("first", "first", "last", "grid", "whole"))) if is_sharded else "first",
+        compiles_children=is_static and draw(st.sampled_from((False, True))),
     )
 
 

@@ -108,8 +108,7 @@ def look(seen, prefix, named):
 
 
 eager = run("cpu", lambda model: model)
-mine = run("{configuration.device}", lambda model: torch.compile(
-    model, backend="kp_tpu", options={configuration.options!r}, dynamic={configuration.dynamic}))
+mine = run("{configuration.device}", lambda model: {_compiled(program)})
 for name, expected in eager.items():
     found = mine[name]
     if isinstance(found, torch.Tensor) and isinstance(expected, torch.Tensor) and found.shape == expected.shape:
@@ -119,6 +118,14 @@ for name, expected in eager.items():
         continue
     print(f"{{name}}\\n  seen     {{found}}\\n  expected {{expected}}")
 """
+
+
+def _compiled(program: Program) -> str:
+    configuration = program.configuration
+    if configuration.compiles_children:
+        return f"kp_dynamo.compile_blocks(model, options={configuration.options!r})"
+    options = f"options={configuration.options!r}, dynamic={configuration.dynamic}"
+    return f'torch.compile(\n    model, backend="kp_tpu", {options})'
 
 
 def _values_source() -> str:

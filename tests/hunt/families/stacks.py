@@ -79,4 +79,50 @@ def _connected(draft: Draft, h: str, i: str, layer: str, width: int) -> tuple[st
     return "", residual, "", []
 
 
-STEPS = (layers,)
+def noting_layers(draft: Draft) -> None:
+    """Layers whose forward changes Python objects: their own, or one that all of them hold; or with hooks inside."""
+    x = draft.pick(lambda v: floats(2, 3)(v) and v.shape[-1] in (4, 6, 8))
+    if x is None:
+        return
+    width, h, i = draft.value(x).shape[-1], draft.fresh(), draft.fresh("i")
+    change, noted = draft.choose(*_CHANGES)
+    name = draft.fresh("Noting")
+    draft.define(_NOTING.format(name=name, change=change))
+    held = draft.attribute("[]" if "append" in change else "{}", "held")
+    stack = draft.attribute(
+        f"nn.ModuleList([{name}({width}, {held}) for _ in range({draft.choose(2, 3, 4)})])", "stack"
+    )
+    if stack is None:
+        return
+    if draft.chance(4):
+        draft.setup(f"{stack}[{draft.choose(0, 1, -1)}].linear.register_forward_hook(lambda m, a, out: out * 2)")
+    calls = draft.choose(f"range(len({stack}))", "(0, 1, 0, 1)", "(1, 0, 0)")
+    text = f"{h} = {x} * 1.0\nfor {i} in {calls}:\n    {h} = {h} + {stack}[{i}]({h})\n{h} = {h} + {noted.format(stack=stack, held=held)}"
+    draft.block(text, h)
+
+
+_NOTING = """
+class {name}(nn.Module):
+    def __init__(self, width, held):
+        super().__init__()
+        self.linear, self.held, self.calls = nn.Linear(width, width), held, 0
+        self.register_buffer("total", torch.zeros(width))
+
+    def forward(self, x):
+        held = self.held
+        {change}
+        return torch.tanh(self.linear(x))
+"""
+_MEAN = "x.detach().reshape(-1, x.shape[-1]).mean(0)"
+# (what the forward of a layer does, what the model reads of it)
+_CHANGES = (
+    ("pass", "0.0"),
+    (f"self.total = self.total * 0.5 + {_MEAN}", "{stack}[0].total"),
+    (f"self.total.mul_(0.5).add_({_MEAN})", "{stack}[0].total"),
+    ("self.calls += 1", "0.1 * {stack}[1].calls"),
+    (f"held.append({_MEAN})", "sum({held})"),
+    (f"held['last'] = {_MEAN}", "{held}['last']"),
+    ("held['calls'] = held.get('calls', 0) + 1", "0.1 * {held}['calls']"),
+)
+
+STEPS = (layers, noting_layers)
