@@ -181,12 +181,18 @@ def is_called_causal(fn: Callable, *args: Tensor) -> bool:
     return bool(attention.args[7])
 
 
+def only_the_first_is_causal(size: tuple[int, ...]) -> Tensor:
+    return torch.ones(size, dtype=torch.bool).tril() | (torch.arange(size[0]) > 0)[:, None, None, None]
+
+
 def test_causal_is_what_was_computed_to_be():
     assert is_called_causal(sdpa(is_causal=True), *qkv())
     assert is_called_causal(CASES["causal by hand"][0], *qkv())
     assert is_called_causal(lambda q, k, v: sdpa()(q, k, v, torch.ones(6, 6, dtype=torch.bool).tril()), *qkv())
     assert not is_called_causal(lambda q, k, v: sdpa()(q, k, v, torch.ones(6, 6, dtype=torch.bool).tril(1)), *qkv())
-    assert not is_called_causal(by_hand(window), *qkv())
+    size = (qkv()[0].shape[0], 1, 6, 6)
+    assert is_called_causal(lambda q, k, v: sdpa()(q, k, v, torch.ones(size, dtype=torch.bool).tril()), *qkv())
+    assert not is_called_causal(lambda q, k, v: sdpa()(q, k, v, only_the_first_is_causal(size)), *qkv())
     # An input that happens to be causal may be another one at the next call.
     assert not is_called_causal(sdpa(), *qkv(), torch.ones(6, 6, dtype=torch.bool).tril())
 

@@ -53,10 +53,7 @@ def _effect(mask: Mask, value: torch.Tensor | None, triangle: torch.Tensor) -> E
     if bool(kept.all()):
         return "keeps all"
     drops = (kept | (value <= _DROPPED)).all() if mask.fill is None else mask.fill <= _DROPPED
-    is_flat = all(size == 1 for size in value.shape[:-2])
-    if not drops or not is_flat or not torch.equal(kept.reshape(kept.shape[-2:]).expand_as(triangle), triangle):
-        return "other"
-    return "causal"
+    return "causal" if drops and bool((kept == triangle).all()) else "other"
 
 
 def _leaves_a_key(known: Sequence[tuple[Mask, torch.Tensor]], triangle: torch.Tensor) -> bool:
