@@ -45,7 +45,7 @@ def _after(region: Region, node: fx.Node) -> Region:
         return replace(region, autocasts=tuple(entered for entered in region.autocasts if entered is not node.args[0]))
     if node.target is SET_GRAD:
         return replace(region, grad=bool(node.args[0]))
-    name = _name(node)
+    name = name_of(node)
     opened = name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
     return replace(region, level=region.level + opened) if opened else region
 
@@ -57,12 +57,18 @@ def changes_other_state(node: fx.Node) -> bool:
     """
     if node.op != "call_function" or node.target in (ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD):
         return False
-    if _name(node) in _WITHOUT_STATE or _name(node).endswith("crement_nesting"):
+    if name_of(node) in _WITHOUT_STATE or is_level_of_torch_func(node):
         return False
     module = str(getattr(node.target, "__module__", None))
     is_internal = module.startswith(("torch._C", "torch._functorch", "torch.autograd"))
     return is_internal and not tree_leaves(node.meta.get("example_value"))
 
 
-def _name(node: fx.Node) -> str:
+def is_level_of_torch_func(node: fx.Node) -> bool:
+    """Whether a call opens or closes a transform of torch.func."""
+    return name_of(node).endswith("crement_nesting")
+
+
+def name_of(node: fx.Node) -> str:
+    """The name of the function that a node calls."""
     return str(getattr(node.target, "__name__", ""))

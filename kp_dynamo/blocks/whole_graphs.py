@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from kp_dynamo.blocks.copies import copied
+from kp_dynamo.blocks.own_masks import with_own_masks
 from kp_dynamo.blocks.regions import changes_other_state, regions
 from kp_dynamo.blocks.symbolic_sizes import has_sizes, is_size_arithmetic, reason_against_sizes
 from kp_dynamo.blocks.traced_values import are_cast_otherwise, as_traced
@@ -19,13 +20,15 @@ CALLS = ("call_function", "call_method")
 def to_divide(capture: Capture) -> Capture | str:
     """A copy of a capture that can be divided, should a part of it repeat, or why it cannot.
 
-    Each call of the copy computes the sizes that it reads, and its values have the dtypes of our trace.
+    Each call of the copy computes the sizes and the causal mask that it reads, and its values have the dtypes of our
+    trace.
     """
     reason = _reason_to_keep_whole(capture)
     if reason is not None:
         return reason
     if has_sizes(capture.gm.graph):
         capture = replace(capture, gm=copied(capture.gm, is_size_arithmetic))
+    capture = with_own_masks(capture)
     return as_traced(capture) if are_cast_otherwise(capture) else capture
 
 

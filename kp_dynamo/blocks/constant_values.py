@@ -1,0 +1,80 @@
+"""The values in Dynamo's graph that depend on no input: positions, and masks made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from kp_dynamo.blocks.regions import is_level_of_torch_func, name_of
+
+_MAX_NODES = 1000
+_OPEN, _CLOSE = "_vmap_increment_nesting", "_vmap_decrement_nesting"
+
+
+def independent(graph: fx.Graph) -> dict[fx.Node, None]:
+    """The calls that depend on no input, in order, with the levels of vmap; none if another call writes to them."""
+    found: dict[fx.Node, None] = {}
+    for node in graph.nodes:
+        is_level = is_level_of_torch_func(node)
+        if is_level and name_of(node) not in (_OPEN, _CLOSE):
+            return {}
+        if is_level or _is_independent(node, found):
+            found[node] = None
+    is_written = any(_version(node) and not found.keys() >= node.users.keys() for node in found)
+    return {} if is_written or len(found) > _MAX_NODES else found
+
+
+def _is_independent(node: fx.Node, found: Collection[fx.Node]) -> bool:
+    if node.op not in ("call_function", "call_method") or not all(source in found for source in node.all_input_nodes):
+        return False
+    values = tree_leaves(node.meta.get("example_value"))
+    return bool(values) and all(isinstance(v, torch.Tensor) and not v._has_symbolic_sizes_strides for v in values)
+
+
+def _version(node: fx.Node) -> int:
+    value = node.meta.get("example_value")
+    return value._version if isinstance(value, torch.Tensor) else 0
+
+
+class _WithoutRandom(TorchDispatchMode):
+    """Refuses to draw random numbers."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise NotImplementedError(f"{func} draws random numbers")
+        return func(*args, **(kwargs or {}))
+
+
+def computed(nodes: Collection[fx.Node]) -> dict[fx.Node, Any]:
+    """The values of independent nodes, on the CPU; none if one cannot be computed there."""
+    values: dict[fx.Node, Any] = {}
+    level = 0
+    with _disable_current_modes(), torch.no_grad(), _WithoutRandom():  # type: ignore[no-untyped-call]
+        try:
+            for node in nodes:
+                values[node] = _value(node, values)
+                level += (name_of(node) == _OPEN) - (name_of(node) == _CLOSE)
+        except Exception:  # noqa: BLE001 - any operator of a user may be here
+            return {}
+        finally:
+            for _ in range(level):
+                torch._C._functorch._vmap_decrement_nesting()
+    return values
+
+
+def _value(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    arguments = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+    args, kwargs = fx.node.map_aggregate(arguments, _on_cpu)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target is one
+
+
+def _on_cpu(value: Any) -> Any:
+    is_xla = isinstance(value, str) and value.partition(":")[0] == "xla"
+    return torch.device("cpu") if is_xla or isinstance(value, torch.device) else value

@@ -1,0 +1,113 @@
+"""Causal masks that the readers in a divided graph build for themselves, in place of one that all layers read.
+
+A model builds its mask once. In a graph that is divided it would be a value like any other: the passes could not see
+what it is, and each layer would read it from memory. A mask that depends on no input is computed here. If it is causal,
+each operator that reads it gets `ones(S, T).tril()` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo.blocks.constant_values import computed, independent
+from kp_dynamo.blocks.copies import copied
+from kp_dynamo.blocks.regions import name_of
+from kp_dynamo.capture.capture import Capture
+
+_MAX_ELEMENTS = 1 << 26  # a mask of 8192 x 8192
+# They read their operands whatever the strides are, unlike a view.
+_READERS = ("scaled_dot_product_attention", "add", "iadd", "masked_fill", "masked_fill_", "where")
+
+
+def with_own_masks(capture: Capture) -> Capture:
+    """`capture` with a copy of its graph, whose readers of causal masks build them; itself if it has none."""
+    masks = _causal_masks(capture.gm.graph)
+    if not masks:
+        return capture
+    gm = copied(capture.gm)
+    new = dict(zip(capture.gm.graph.nodes, gm.graph.nodes, strict=True))
+    for mask, fill in masks.items():
+        for reader in filter(_reads_in_any_layout, list(new[mask].users)):
+            reader.replace_input_with(new[mask], _built_before(reader, mask.meta["example_value"], fill))
+        for unused in _unused(new[mask]):
+            gm.graph.erase_node(unused)
+    return replace(capture, gm=gm)
+
+
+def _causal_masks(graph: fx.Graph) -> dict[fx.Node, float | None]:
+    """The causal masks that depend on no input, with what they have for later keys: a number, None for False."""
+    constant = independent(graph)
+    candidates = [node for node in constant if _may_be_mask(node) and any(map(_reads_in_any_layout, node.users))]
+    if not candidates:
+        return {}
+    values = computed(constant)
+    fills = {node: _fill_of(values[node]) for node in candidates if node in values}
+    return {node: fill for node, fill in fills.items() if not isinstance(fill, NotCausal)}
+
+
+def _may_be_mask(node: fx.Node) -> bool:
+    """A tensor [..., S, T] of bools or floating point numbers, to which nothing is written."""
+    value = node.meta.get("example_value")
+    if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.requires_grad or value._version:
+        return False
+    is_mask = value.dtype is torch.bool or value.dtype.is_floating_point
+    return is_mask and min(value.shape[-2:]) > 1 and value.numel() <= _MAX_ELEMENTS
+
+
+def _reads_in_any_layout(reader: fx.Node) -> bool:
+    name = reader.target if isinstance(reader.target, str) else name_of(reader)
+    value = reader.meta.get("example_value")
+    is_plain = isinstance(value, torch.Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return is_plain and name in _READERS
+
+
+class NotCausal:
+    """In place of the number of a mask."""
+
+
+def _fill_of(mask: torch.Tensor) -> float | NotCausal | None:
+    kept = mask if mask.dtype is torch.bool else mask == 0
+    triangle = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+    if not bool((kept == triangle).all()):
+        return NotCausal()
+    if mask.dtype is torch.bool:
+        return None
+    dropped = mask[~kept]
+    return float(dropped[0]) if bool((dropped == dropped[0]).all()) else NotCausal()
+
+
+def _built_before(reader: fx.Node, like: torch.Tensor, fill: float | None) -> fx.Node:
+    """The nodes that build a causal mask, in front of its reader; returns the last. AOTAutograd traces on the CPU."""
+    mode = like.fake_mode  # type: ignore[attr-defined]
+    with mode, torch.no_grad(), reader.graph.inserting_before(reader):
+        size = tuple(like.shape[-2:])
+        kept = _call(reader, torch.tril, _call(reader, torch.ones, size, dtype=torch.bool, device="cpu"))
+        if fill is not None:
+            zeros = _call(reader, torch.zeros, size, dtype=like.dtype, device="cpu")
+            kept = _call(reader, torch.masked_fill, zeros, _call(reader, torch.logical_not, kept), fill)
+        return _call(reader, torch.broadcast_to, kept, tuple(like.shape))
+
+
+def _call(reader: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    node = reader.graph.call_function(target, args, kwargs)
+    given, named = fx.map_arg((args, kwargs), lambda operand: operand.meta["example_value"])
+    node.meta = {**reader.meta, "example_value": target(*given, **named)}
+    return node
+
+
+def _unused(node: fx.Node) -> Iterator[fx.Node]:
+    """A node that nothing reads any more, and then what only it has read; the caller erases each at once."""
+    value = node.meta.get("example_value")
+    if node.users or node.op not in ("call_function", "call_method") or not isinstance(value, torch.Tensor):
+        return
+    if torch._C._functorch.is_functorch_wrapped_tensor(value) or value._version:
+        return
+    sources = node.all_input_nodes
+    yield node
+    for source in sources:
+        yield from _unused(source)
