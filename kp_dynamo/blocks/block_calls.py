@@ -25,7 +25,7 @@ from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.blocks.call_changes import Before
-from kp_dynamo.blocks.call_results import TensorLike, call_key, is_like, results_like, template_of, tensors_in
+from kp_dynamo.blocks.call_results import TensorLike, call_key, is_like, results_like, tensors_in
 from kp_dynamo.blocks.child_modules import has_inner_hooks
 from kp_dynamo.compat.dynamo_trace import backend_of_trace
 from kp_dynamo.exceptions import XLACompilationError
@@ -175,7 +175,7 @@ def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:
     """
     forward = _forwards[cast(int, node.args[0])]
     child, name = forward.child, forward.group.name
-    template = template_of(node.meta["example_value"])
+    template = forward.group.learned()[call_key(child, *_fakes(node))]
 
     def call_block(_: int, *args: Any, **kwargs: Any) -> Any:
         result = run(child, *args, **kwargs)
@@ -188,3 +188,8 @@ def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return call_block
+
+
+def _fakes(node: fx.Node) -> tuple[Any, Any]:
+    args, kwargs = fx.node.map_arg((node.args[1:], dict(node.kwargs)), lambda n: n.meta["example_value"])
+    return args, kwargs

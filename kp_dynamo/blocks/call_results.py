@@ -78,17 +78,17 @@ def results_like(given: Any, result: Any) -> Any | None:
         return None
     if any(t.device != inputs[0].device or not all(isinstance(n, int) for n in t.shape) for t in tensors):
         return None
-    return template_of(result)
+    return _template(result)
 
 
 def _has_dict(result: Any) -> bool:
     return isinstance(result, dict) or (isinstance(result, (tuple, list)) and any(map(_has_dict, result)))
 
 
-def template_of(result: Any) -> Any:
-    """Results with tensors as `TensorLike`, and with Python's own list, for which FX has another."""
+def _template(result: Any) -> Any:
+    """With Python's own list, for which FX has another."""
     if isinstance(result, (tuple, list)):
-        parts = map(template_of, result)
+        parts = map(_template, result)
         return tuple(parts) if isinstance(result, tuple) else list(parts)
     return TensorLike.of(result) if isinstance(result, torch.Tensor) else result
 
