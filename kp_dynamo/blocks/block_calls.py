@@ -24,11 +24,10 @@ from torch._dynamo.eval_frame import skip_code
 from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.blocks.call_changes import Before
+from kp_dynamo.blocks.call_changes import Before, ChildrenDiffer
 from kp_dynamo.blocks.call_results import TensorLike, call_key, is_like, results_like, tensors_in
-from kp_dynamo.blocks.child_modules import has_inner_hooks
+from kp_dynamo.blocks.child_modules import floats_in, has_inner_hooks
 from kp_dynamo.compat.dynamo_trace import backend_of_trace
-from kp_dynamo.exceptions import XLACompilationError
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -44,15 +43,16 @@ class BlockGroup:
     Attributes:
         name: The module path of the children, for messages.
         compile: Compiles a function, for calls outside of a compiled model.
+        is_asked_for: Whether the user asked for it: then a graph that cannot be divided at the calls causes a warning.
         run: The forward, compiled so: `run(child, *args, **kwargs)`.
         refusal: Why the next trace follows every call; "" if it does not.
         results: For each trace, what the results of the calls that it followed are like.
         before: What a call might change, by the number of the child, as it was when the trace began to follow it.
     """
 
-    def __init__(self, name: str, compile_forward: Compile) -> None:
+    def __init__(self, name: str, compile_forward: Compile, *, is_asked_for: bool = True) -> None:
         self.name, self.refusal = name, ""
-        self.compile = compile_forward
+        self.compile, self.is_asked_for = compile_forward, is_asked_for
         self.run = self.compiled()
         self.results: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
         self.before: dict[int, Before] = {}
@@ -62,12 +62,12 @@ class BlockGroup:
         """The forward, compiled anew."""
         return self.compile(self._forward())
 
-    def compiled_for(self, owner: object, options: Any, compile_forward: Compile) -> Callable[..., Any]:
-        """The forward, compiled once for an owner (a session) and options."""
+    def compiled_for(self, owner: object, key: Any, compile_forward: Compile) -> Callable[..., Any]:
+        """The forward, compiled once for an owner (a session) and a key (options, and what the call is given)."""
         found = self._compiled.setdefault(owner, {})
-        if options not in found:
-            found[options] = compile_forward(self._forward())
-        return found[options]
+        if key not in found:
+            found[key] = compile_forward(self._forward())
+        return found[key]
 
     def learned(self) -> dict[Any, Any]:
         """The results in this trace."""
@@ -167,20 +167,30 @@ def group_of(node: fx.Node) -> BlockGroup:
     return _forwards[cast(int, node.args[0])].group
 
 
+def program_key(node: fx.Node) -> Any:
+    """What surely makes the program of a call another one; Dynamo makes only few for one function."""
+    return _result_key(node), floats_in(_forwards[cast(int, node.args[0])].child)
+
+
+def _result_key(node: fx.Node) -> Any:
+    fakes = fx.node.map_arg((node.args[1:], dict(node.kwargs)), lambda n: n.meta["example_value"])
+    return call_key(_forwards[cast(int, node.args[0])].child, *fakes)
+
+
 def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:
     """The callable for a call node: `run` on its child.
 
     Raises:
-        XLACompilationError: When called, if the results are not like those of the child that Dynamo followed.
+        ChildrenDiffer: When called, if the results are not like those of the child that Dynamo followed.
     """
     forward = _forwards[cast(int, node.args[0])]
     child, name = forward.child, forward.group.name
-    template = forward.group.learned()[call_key(child, *_fakes(node))]
+    template = forward.group.learned()[_result_key(node)]
 
     def call_block(_: int, *args: Any, **kwargs: Any) -> Any:
         result = run(child, *args, **kwargs)
         if not is_like(result, template):
-            raise XLACompilationError(
+            raise ChildrenDiffer(
                 f"a call of one of {name} returned something else than the call that torch.compile followed. Allowed: "
                 "equal modules, whose results have equal structure, shapes and dtypes. Try: torch.compile(model, "
                 "backend='kp_tpu') without compile_blocks."
@@ -188,8 +198,3 @@ def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return call_block
-
-
-def _fakes(node: fx.Node) -> tuple[Any, Any]:
-    args, kwargs = fx.node.map_arg((node.args[1:], dict(node.kwargs)), lambda n: n.meta["example_value"])
-    return args, kwargs

@@ -12,6 +12,10 @@ from kp_dynamo.compat.dynamo_trace import PythonState, changes_objects
 from kp_dynamo.exceptions import XLACompilationError
 
 
+class ChildrenDiffer(XLACompilationError):
+    """Children that were taken to be equal return something else, or change other things."""
+
+
 class Before:
     """What a call might change, as it was when the trace began to follow it: Python objects, and its arguments."""
 
@@ -35,10 +39,10 @@ def require_no_changes(name: str) -> None:
     """Check the trace of a child that is compiled by itself: the model was traced as if no child changed objects.
 
     Raises:
-        XLACompilationError: It changes Python objects.
+        ChildrenDiffer: It changes Python objects.
     """
     if changes_objects():
-        raise XLACompilationError(
+        raise ChildrenDiffer(
             f"a call of one of {name} changes Python objects, and the call that torch.compile followed did not. "
             "Allowed: equal modules, of which none changes its attributes, a list or a dict, or all do. Try: "
             "torch.compile(model, backend='kp_tpu') without compile_blocks."

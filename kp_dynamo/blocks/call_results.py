@@ -45,9 +45,10 @@ class TensorLike:
 
 
 def call_key(child: nn.Module, args: Any, kwargs: Any) -> Any | None:
-    """What decides the form of the results, but for the code; None if a size varies or nothing is a tensor."""
+    """What decides the form of the results, but for the code; None if a number varies or nothing is a tensor."""
     tensors = tensors_in((args, kwargs))
-    if not tensors or any(not isinstance(n, int) for t in tensors for n in (*t.shape, *t.stride())):
+    numbers = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.SymInt | torch.SymFloat)]
+    if not tensors or numbers or any(not isinstance(n, int) for t in tensors for n in (*t.shape, *t.stride())):
         return None
     trains = torch.is_grad_enabled() and any(p.requires_grad for p in child.parameters())
     return _described((args, kwargs)), child.training, torch.is_grad_enabled(), trains

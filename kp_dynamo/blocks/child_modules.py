@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 LEAST = 2
@@ -33,9 +34,23 @@ def _form(module: nn.Module) -> object:
     return type(module), tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors)
 
 
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether a call of a module runs something else than the forward of its class: it is compiled, or patched."""
+    is_special = isinstance(module, torch.jit.ScriptModule | torch._dynamo.OptimizedModule)
+    return is_special or "forward" in vars(module) or module._compiled_call_impl is not None
+
+
 def _is_block(module: nn.Module) -> bool:
     own_forward = type(module).forward is not nn.Module.forward and "forward" not in vars(module)
     return own_forward and any(True for _ in module.children()) and any(True for _ in module.parameters())
+
+
+def floats_in(child: nn.Module) -> tuple[float, ...]:
+    """The numbers that a child and the modules inside hold, such as a rate of dropout.
+
+    Integers are left out: often they count the layers, and nothing reads them.
+    """
+    return tuple(value for module in child.modules() for value in vars(module).values() if type(value) is float)
 
 
 def has_inner_hooks(child: nn.Module) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from kp_dynamo.autograd.argument_overlap import OverlapCheck, overlapping
 from kp_dynamo.autograd.eager_strides import eager_results
 from kp_dynamo.blocks.block_calls import group_of
-from kp_dynamo.blocks.call_division import divide_at_calls
+from kp_dynamo.blocks.call_division import block_calls, divide_at_calls
 from kp_dynamo.blocks.division import Division, Undivided, divide
 from kp_dynamo.blocks.policy import (
     LEAST_REPEATS,
@@ -118,7 +118,7 @@ def divided_at_calls(plan: CompilePlan) -> Division | Undivided:
     """The capture of a plan, divided at the calls of child modules that are compiled by themselves.
 
     Raises:
-        TPUOptimizationError: `strict`, and it cannot be divided there.
+        TPUOptimizationError: `strict`, `compile_blocks` asks for it, and it cannot be divided there.
     """
     if plan.bucketing is not None:
         found: Division | Undivided = Undivided("its lengths are padded to buckets")
@@ -127,6 +127,9 @@ def divided_at_calls(plan: CompilePlan) -> Division | Undivided:
     found = found if isinstance(found, Undivided) else _if_right(found, plan)
     if isinstance(found, Undivided):
         message = f"compile_blocks has no effect on a graph: {found.reason}"
+        if not any(group_of(call).is_asked_for for call in block_calls(plan.capture.gm.graph)):
+            logger.debug("every child module is followed in a graph: %s", found.reason)
+            return found
         if plan.options.strict:
             raise TPUOptimizationError(f"strict=True and {message}. Try: strict=False, or no compile_blocks.")
         warn_once(logger, "%s. torch.compile follows every call of its modules instead.", message)

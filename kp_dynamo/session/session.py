@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch._dynamo.exc import exceptions_allowed_to_be_fallback
 
-from kp_dynamo.blocks.block_calls import BlockGroup, bound_call, group_of
+from kp_dynamo.blocks.block_calls import BlockGroup, bound_call, group_of, program_key
 from kp_dynamo.blocks.call_changes import require_no_changes
 from kp_dynamo.blocks.call_division import block_calls, drop_followed_calls
 from kp_dynamo.blocks.division import Division, Piece, Undivided
@@ -136,10 +136,13 @@ class Session:
         assert piece.call is not None
         group = group_of(piece.call)
 
-        def compile_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
-            return torch.compile(forward, backend=self.as_backend(options, group), dynamic=False)
+        # The key has the sizes. dynamic=False would change the configuration of all threads at every call.
+        dynamic = False if group.is_asked_for else None
 
-        run = group.compiled_for(self, options, compile_forward)
+        def compile_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+            return torch.compile(forward, backend=self.as_backend(options, group), dynamic=dynamic)
+
+        run = group.compiled_for(self, (options, program_key(piece.call)), compile_forward)
         (call,) = block_calls(piece.capture.gm.graph)
         call.target = bound_call(piece.call, run)
         piece.capture.gm.recompile()

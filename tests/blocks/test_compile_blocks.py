@@ -293,6 +293,23 @@ def test_a_frozen_child_and_evaluation():
     assert not torch.equal(first, second)
 
 
+class Scaled(stacks.Layer):
+    scale = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+def test_more_different_children_than_dynamo_compiles_by_default():
+    eager, x = stacks.Stack(12, Scaled), torch.randn(2, 5, 3)
+    for number, layer in enumerate(eager.layers):
+        layer.scale = 1 / (number + 1)
+    mine = mine_of(eager)
+    with counted() as count, torch.no_grad():
+        torch.testing.assert_close(mine(x), eager(x), rtol=1e-4, atol=1e-5)
+    assert count["aot_traces"] == 14  # none runs eagerly
+
+
 def test_a_child_that_is_another_after_all():
     class Narrowing(stacks.Layer):
         width = stacks.WIDTH
