@@ -142,10 +142,9 @@ def _compile(module: nn.Module, arguments: dict[str, Any], inputs: SampleInputs 
             "the model is on the meta device and has no values. Allowed: the CPU, the XLA device. Try: "
             "model.to_empty(device=...) and load the values, or kp_dynamo.aot_compile, which needs none."
         )
-    if arguments["fullgraph"]:
-        # Otherwise Dynamo would reuse the graph breaks of an earlier compilation of this code.
-        torch._dynamo.reset()
-    compiled: nn.Module = torch.compile(module, **arguments)  # type: ignore[assignment]  # a module for a module
+    from kp_dynamo.session import compile_module
+
+    compiled = compile_module(module, arguments, CompileOptions.from_dict(arguments["options"]))
     if inputs is not None:
         # Models of one class share their code. By default Dynamo compiles 8 of them and runs the others eagerly.
         many = torch._dynamo.config.patch(recompile_limit=_MAX_MODELS, accumulated_recompile_limit=_MAX_MODELS)
@@ -163,14 +162,14 @@ def time_compilation(model: nn.Module, sample_inputs: Any, config: TPUConfig) ->
     arguments, inputs = arguments_for(module, config), SampleInputs.of(sample_inputs).on_device_of(module)
     # These imports need torch_xla.
     from kp_dynamo.explanation.recorder import Recorder
-    from kp_dynamo.session import Session
+    from kp_dynamo.session import Session, compile_module
 
     options, recorder = CompileOptions.from_dict(arguments.pop("options")), Recorder((), ())
     session = Session(options.cache_size, observe=recorder, salt=f"timed {time.monotonic_ns()} ")
     arguments["backend"] = session.as_backend(options)
     with readable_errors(), fresh_dynamo():
         before, start = dynamo_seconds(), time.perf_counter()
-        run_once(module, torch.compile(module, **arguments), inputs)
+        run_once(module, compile_module(module, arguments, options), inputs)
         total = time.perf_counter() - start
         stages = {"dynamo": dynamo_seconds() - before, **recorder.seconds()}
     return {**stages, "run": max(0.0, total - sum(stages.values())), "total": total}

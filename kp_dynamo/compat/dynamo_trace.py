@@ -6,6 +6,7 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo import exc
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting, VariableTracker
@@ -22,6 +23,11 @@ def backend_of_trace() -> Callable[..., Any] | None:
         if inner is None or inner is found:
             return found  # type: ignore[no-any-return]
         found = inner
+
+
+def is_dynamo_active() -> bool:
+    """Whether Dynamo compiles the functions that this thread calls."""
+    return callable(get_eval_frame_callback())
 
 
 class PythonState:

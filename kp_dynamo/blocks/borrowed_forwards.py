@@ -1,0 +1,100 @@
+"""Forwards that the repeated children of a model borrow for as long as a compiled call of the model runs.
+
+`compile_blocks` sets the `forward` of repeated children for good. Here they get it at the start of a call and lose it
+at its end, also if the call raises: between calls, and for its copies and pickles, the model is what it was.
+
+The children lose it with the last of several calls at once. Whoever calls the plain model meanwhile, such as another
+thread, runs the forward of the child's class, because Dynamo is not active there.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import skip_code
+
+from kp_dynamo.blocks.block_calls import BlockForward, BlockGroup, Compile
+from kp_dynamo.blocks.call_changes import ChildrenDiffer
+from kp_dynamo.compat.dynamo_trace import is_dynamo_active
+
+logger = logging.getLogger(__name__)
+
+
+class BorrowedForward(BlockForward):
+    """The forward of a child during a compiled call of its model."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """A call outside of a graph; one that Dynamo would not compile, as under `checkpoint`, runs as it is."""
+        if not is_dynamo_active():
+            return type(self.child).forward(self.child, *args, **kwargs)
+        return super().run(*args, **kwargs)
+
+
+class Borrowing:
+    """Lends the repeated children of one compiled model their forwards.
+
+    Args:
+        found: Equal children with their module path, as `repeated_children` finds them.
+        compile_forward: Compiles a function for calls outside of a graph.
+
+    Attributes:
+        is_over: Whether children turned out to differ, so that every call follows all of them.
+    """
+
+    def __init__(self, found: Iterable[tuple[str, list[nn.Module]]], compile_forward: Compile) -> None:
+        self.is_over = False
+        groups = [(BlockGroup(name, compile_forward, is_asked_for=False), children) for name, children in found]
+        self._forwards = [BorrowedForward(child, group) for group, children in groups for child in children]
+        self._num_calls, self._lock = 0, threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._num_calls += 1
+            for forward in self._forwards:
+                # A forward of the child's own, such as that of `compile_blocks`, stays.
+                vars(forward.child).setdefault("forward", forward)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_calls -= 1
+            for forward in self._forwards if self._num_calls == 0 else ():
+                if vars(forward.child).get("forward") is forward:
+                    del vars(forward.child)["forward"]
+
+    def around(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """`forward`, the compiled forward of `model`, with borrowed forwards where no gradients are recorded."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.is_over or torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            state = torch.get_rng_state()
+            try:
+                with self:
+                    return forward(*args, **kwargs)
+            except Exception as error:
+                if not _is_of_children(error):
+                    raise
+                self.is_over = True
+                if any(module.training for module in model.modules()) and any(True for _ in model.buffers()):
+                    raise  # BatchNorm may have counted this batch
+                logger.debug("every child module is followed from now on: %s", error)
+            torch.set_rng_state(state)
+            return forward(*args, **kwargs)
+
+        skip_code(call.__code__)
+        # Another compilation that reaches `call` inlines what it wraps, because of the attributes of `forward`.
+        return functools.wraps(forward)(call)
+
+
+for function in (BorrowedForward.run, Borrowing.__enter__, Borrowing.__exit__):
+    skip_code(function.__code__)
+
+
+def _is_of_children(error: Exception) -> bool:
+    return isinstance(error, ChildrenDiffer) or isinstance(getattr(error, "inner_exception", None), ChildrenDiffer)
