@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from kp_dynamo.blocks.call_changes import Before, ChildrenDiffer
 from kp_dynamo.blocks.call_results import TensorLike, call_key, is_like, results_like, tensors_in
 from kp_dynamo.blocks.child_modules import floats_in, has_inner_hooks
+from kp_dynamo.blocks.node_effects import Effects
 from kp_dynamo.compat.dynamo_trace import backend_of_trace
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -47,6 +48,7 @@ class BlockGroup:
         run: The forward, compiled so: `run(child, *args, **kwargs)`.
         refusal: Why the next trace follows every call; "" if it does not.
         results: For each trace, what the results of the calls that it followed are like.
+        work: What the operators of a followed call do, by what the call was given; only where nobody asked.
         before: What a call might change, by the number of the child, as it was when the trace began to follow it.
     """
 
@@ -55,6 +57,7 @@ class BlockGroup:
         self.compile, self.is_asked_for = compile_forward, is_asked_for
         self.run = self.compiled()
         self.results: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+        self.work: dict[Any, list[Effects]] = {}
         self.before: dict[int, Before] = {}
         self._compiled: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 
@@ -169,11 +172,21 @@ def group_of(node: fx.Node) -> BlockGroup:
 
 def program_key(node: fx.Node) -> Any:
     """What surely makes the program of a call another one; Dynamo makes only few for one function."""
-    return _result_key(node), floats_in(_forwards[cast(int, node.args[0])].child)
+    return result_key(node), floats_in(_forwards[cast(int, node.args[0])].child)
 
 
-def _result_key(node: fx.Node) -> Any:
-    fakes = fx.node.map_arg((node.args[1:], dict(node.kwargs)), lambda n: n.meta["example_value"])
+def result_key(node: fx.Node) -> Any:
+    """What decides the form of the results of the call that a node is."""
+    return _key_of(node, node.args[1:], dict(node.kwargs))
+
+
+def followed_key(node: fx.Node) -> Any:
+    """The same for a call that is followed, by its node of `choose`."""
+    return _key_of(node, *node.args[1:])
+
+
+def _key_of(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    fakes = fx.node.map_arg((args, kwargs), lambda n: n.meta["example_value"])
     return call_key(_forwards[cast(int, node.args[0])].child, *fakes)
 
 
@@ -185,7 +198,7 @@ def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:
     """
     forward = _forwards[cast(int, node.args[0])]
     child, name = forward.child, forward.group.name
-    template = forward.group.learned()[_result_key(node)]
+    template = forward.group.learned()[result_key(node)]
 
     def call_block(_: int, *args: Any, **kwargs: Any) -> Any:
         result = run(child, *args, **kwargs)

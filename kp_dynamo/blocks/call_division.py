@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kp_dynamo.blocks.block_calls import call_block, choose, group_of, learn
+from kp_dynamo.blocks.block_calls import call_block, choose, followed_key, group_of, learn
 from kp_dynamo.blocks.boundaries import Boundaries
 from kp_dynamo.blocks.division import Divider, Division, Undivided
-from kp_dynamo.blocks.node_effects import Effects, EffectsOfNodes, operands_of
+from kp_dynamo.blocks.node_effects import Effects, EffectsOfNodes, effects_of, operands_of
 from kp_dynamo.blocks.node_ids import node_ids
 from kp_dynamo.blocks.regions import regions
 from kp_dynamo.blocks.whole_graphs import CALLS, to_divide
@@ -37,6 +38,9 @@ def drop_followed_calls(gm: fx.GraphModule) -> None:
             following.append(following[-1].next)
         last = following[-1]
         is_learned = last.target is learn and last.args[0] == chosen.args[0] and last.meta["example_value"][0]
+        if is_learned and not group_of(chosen).is_asked_for:
+            nodes = [node for node in following[1:-1] if node.op in CALLS]
+            group_of(chosen).work[followed_key(chosen)] = [effects_of(gm, node, FakeTensorMode()) for node in nodes]
         _erase(following if is_learned else [chosen])
     for learned in [node for graph in graphs for node in graph.find_nodes(op="call_function", target=learn)]:
         _erase([learned])

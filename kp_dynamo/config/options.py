@@ -199,7 +199,11 @@ class CompileOptions:
         """These options with target "auto" resolved to the chip `present`; None if the machine has none."""
         if present is None or self.target != "auto":
             return self
-        return CompileOptions.from_dict({**self.given_values(), "target": present})
+        return self.with_values(target=present)
+
+    def with_values(self, **values: object) -> CompileOptions:
+        """These options, with some of them set to other values."""
+        return CompileOptions.from_dict({**self.given_values(), **values})
 
     @property
     def chip(self) -> Chip:

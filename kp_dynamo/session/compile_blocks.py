@@ -8,13 +8,15 @@ from typing import Any
 
 from kp_dynamo.autograd.argument_overlap import OverlapCheck, overlapping
 from kp_dynamo.autograd.eager_strides import eager_results
-from kp_dynamo.blocks.block_calls import group_of
+from kp_dynamo.blocks.block_calls import group_of, result_key
 from kp_dynamo.blocks.call_division import block_calls, divide_at_calls
 from kp_dynamo.blocks.division import Division, Undivided, divide
 from kp_dynamo.blocks.policy import (
+    CHILD_SECONDS,
     LEAST_REPEATS,
     MAX_HOST_SHARE,
     XLA_CPU,
+    Speed,
     host_seconds,
     is_block,
     speed_of,
@@ -99,10 +101,8 @@ def _if_right(division: Division, plan: CompilePlan) -> Division | Undivided:
 
 def _if_it_pays(division: Division, plan: CompilePlan) -> Division | Undivided:
     trains = plan.capture.records_gradients
-    is_on_cpu = plan.capture.mode != "fake" and xla.chip_name() is None
-    speed = XLA_CPU if is_on_cpu else speed_of(plan.options.chip)
     pieces = ((piece.effects, piece.runs) for piece in division.pieces)
-    step = step_seconds(pieces, speed, trains=trains)
+    step = step_seconds(pieces, _speed(plan), trains=trains)
     host = host_seconds(len(division.schedule.steps), trains=trains)
     if trains and plan.capture.mode == "cpu":
         host += transfer_seconds(division.passed_bytes)
@@ -112,6 +112,24 @@ def _if_it_pays(division: Division, plan: CompilePlan) -> Division | Undivided:
         f"{len(division.schedule.steps)} calls in place of one add {host * 1e3:.1f} ms of host time to a step of "
         f"{step * 1e3:.1f} ms, more than {MAX_HOST_SHARE:.0%}"
     )
+
+
+def _if_hidden(division: Division, plan: CompilePlan) -> Division | Undivided:
+    """A division at calls that nobody asked for, if the device surely works as long as the host calls them."""
+    children = [piece.call for piece in division.pieces if piece.call is not None]
+    pieces = [(piece.effects, piece.runs) for piece in division.pieces if piece.call is None]
+    pieces += [(tuple(group_of(call).work.get(result_key(call), ())), 1) for call in children]
+    step, host = step_seconds(pieces, _speed(plan), trains=False), len(children) * CHILD_SECONDS
+    if len(children) >= LEAST_REPEATS["auto"] and host <= step:
+        return division
+    return Undivided(
+        f"{len(children)} calls add {host * 1e3:.1f} ms of host time to a step of {step * 1e3:.1f} ms, or are few"
+    )
+
+
+def _speed(plan: CompilePlan) -> Speed:
+    is_on_cpu = plan.capture.mode != "fake" and xla.chip_name() is None
+    return XLA_CPU if is_on_cpu else speed_of(plan.options.chip)
 
 
 def divided_at_calls(plan: CompilePlan) -> Division | Undivided:
@@ -125,9 +143,12 @@ def divided_at_calls(plan: CompilePlan) -> Division | Undivided:
     else:
         found = divide_at_calls(plan.capture, with_modules=plan.options.reads_modules)
     found = found if isinstance(found, Undivided) else _if_right(found, plan)
+    is_asked_for = any(group_of(call).is_asked_for for call in block_calls(plan.capture.gm.graph))
+    if isinstance(found, Division) and not is_asked_for and plan.options.blocks != "on":
+        found = _if_hidden(found, plan)
     if isinstance(found, Undivided):
         message = f"compile_blocks has no effect on a graph: {found.reason}"
-        if not any(group_of(call).is_asked_for for call in block_calls(plan.capture.gm.graph)):
+        if not is_asked_for:
             logger.debug("every child module is followed in a graph: %s", found.reason)
             return found
         if plan.options.strict:

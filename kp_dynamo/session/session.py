@@ -138,9 +138,11 @@ class Session:
 
         # The key has the sizes. dynamic=False would change the configuration of all threads at every call.
         dynamic = False if group.is_asked_for else None
+        # blocks="on" asks for the division around the calls.
+        inside = options if group.is_asked_for or options.blocks != "on" else options.with_values(blocks="auto")
 
         def compile_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
-            return torch.compile(forward, backend=self.as_backend(options, group), dynamic=dynamic)
+            return torch.compile(forward, backend=self.as_backend(inside, group), dynamic=dynamic)
 
         run = group.compiled_for(self, (options, program_key(piece.call)), compile_forward)
         (call,) = block_calls(piece.capture.gm.graph)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from kp_dynamo import TPUConfig, XLACompiler, clear_cache, compile_blocks, explain
+from kp_dynamo import TPUConfig, XLACompiler, XLAOptimizations, clear_cache, compile_blocks, explain
 from tests.blocks import stacks
 from tests.blocks.test_compile_blocks import CASES, Scaled
 from tests.spine import DEVICES, counted, on
@@ -25,7 +25,9 @@ def _nothing_of_other_tests():
     torch._dynamo.reset()
 
 
-def compiled_of(model, **fields):
+def compiled_of(model, blocks="on", **fields):
+    """By default, the children of these small models would not pay."""
+    XLAOptimizations(TPUConfig()).add_compilation_hints(model, blocks=blocks)
     return XLACompiler(TPUConfig(**{"precision": "float32", **fields})).compile_model(model)
 
 
@@ -328,19 +330,47 @@ def test_numbers_and_lengths_that_vary(is_dynamic):
     with torch._dynamo.config.patch(automatic_dynamic_shapes=True):
         for number in range(1, 5):
             assert_same(compiled, model, X, number)
+        for lengths in ((6, 7), (8, 9)):
+            with counted() as count:
+                for length in lengths:
+                    assert_same(compiled, model, torch.randn(2, length, 3), 1)
+    assert is_dynamic is (count["aot_traces"] == 0)
+
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(512, 2048), nn.Linear(2048, 512)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+@pytest.mark.parametrize(("depth", "captures"), [(2, 1), (5, 1 + 1)])
+def test_layers_of_which_each_is_work_for_the_device(depth, captures):
+    model = nn.Sequential(*(Wide() for _ in range(depth)), nn.Linear(512, 8))
+    compiled = compiled_of(model, "auto")
+    for _ in range(2):
         with counted() as count:
-            for length in (6, 7, 8, 9):
-                assert_same(compiled, model, torch.randn(2, length, 3), 1)
-    assert is_dynamic is (count["aot_traces"] < 4)
+            assert_same(compiled, model, torch.randn(16, 512))
+        assert count["aot_traces"] == captures
+        captures = 0
+
+
+def test_small_layers_stay_in_one_graph_without_a_warning(caplog):
+    model = stacks.Stack(6)
+    compiled = compiled_of(model, "auto", enable_strict_validation=True)
+    with counted() as count:
+        assert_same(compiled, model, X)
+    assert count["aot_traces"] == 1
+    assert not any("effect" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize("hint", [{"blocks": "off"}, {"keep_float32": ["layers.0"]}])
 def test_what_keeps_the_whole_model(hint):
-    from kp_dynamo import XLAOptimizations
-
     model = stacks.Stack(6)
     XLAOptimizations(TPUConfig()).add_compilation_hints(model, **hint)
-    compiled = compiled_of(model)
+    compiled = compiled_of(model, **{"blocks": "on", **{k: v for k, v in hint.items() if k == "blocks"}})
     with counted() as count, torch.no_grad():
         compiled(X)
     assert count["aot_traces"] == 1
@@ -348,6 +378,7 @@ def test_what_keeps_the_whole_model(hint):
 
 def test_explain_and_statistics():
     model = stacks.Stack(6)
+    XLAOptimizations(TPUConfig()).add_compilation_hints(model, blocks="on")
     kernel = XLACompiler(TPUConfig(precision="float32"))
     with torch.no_grad():
         compiled = kernel.compile_model(model, X)
