@@ -109,12 +109,13 @@ class BlockForward:
             return self.run(*args, **kwargs)
         if not torch.compiler.is_dynamo_compiling() or not _is_plain((args, kwargs)):
             return type(self.child).forward(self.child, *args, **kwargs)
-        choice = choose(self.number, args, kwargs)[0]
+        has_grad = torch.is_grad_enabled()
+        choice = choose(self.number, has_grad, args, kwargs)[0]
         if choice != CALL:
             result = type(self.child).forward(self.child, *args, **kwargs)
-            if choice == INLINE or not _is_plain(result) or not learn(self.number, args, kwargs, result)[0]:
+            if choice == INLINE or not _is_plain(result) or not learn(self.number, has_grad, args, kwargs, result)[0]:
                 return result
-        return call_block(self.number, *args, **kwargs)
+        return call_block(self.number, has_grad, *args, **kwargs)
 
 
 # After a graph break in a child, it runs as it is and calls the compiled child, and is not captured by itself.
@@ -132,10 +133,10 @@ def _is_plain(value: Any) -> bool:
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
-def choose(number: int, args: Any, kwargs: Any) -> tuple[int]:
+def choose(number: int, has_grad: bool, args: Any, kwargs: Any) -> tuple[int]:
     """What to do with a call: FOLLOW, CALL or INLINE, as a constant of the trace."""
     forward = _forwards[number]
-    key = None if has_inner_hooks(forward.child) else call_key(forward.child, args, kwargs)
+    key = None if has_inner_hooks(forward.child) else call_key(forward.child, has_grad, args, kwargs)
     if key is None or forward.group.refusal or not getattr(backend_of_trace(), "takes_block_calls", False):
         return (INLINE,)
     if key in forward.group.learned():
@@ -145,22 +146,22 @@ def choose(number: int, args: Any, kwargs: Any) -> tuple[int]:
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
-def learn(number: int, args: Any, kwargs: Any, result: Any) -> tuple[bool]:
+def learn(number: int, has_grad: bool, args: Any, kwargs: Any, result: Any) -> tuple[bool]:
     """Note what the results of a call that was followed are like; whether it may become a node."""
     forward = _forwards[number]
     before = forward.group.before.pop(number, None)
     template = results_like((args, kwargs), result)
     if before is None or before.has_changed(args, kwargs) or template is None:
         return (False,)
-    forward.group.learned()[call_key(forward.child, args, kwargs)] = template
+    forward.group.learned()[call_key(forward.child, has_grad, args, kwargs)] = template
     return (True,)
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
-def call_block(number: int, *args: Any, **kwargs: Any) -> Any:
+def call_block(number: int, has_grad: bool, *args: Any, **kwargs: Any) -> Any:
     """Fake results of a call. In a divided graph, `bound_call` stands in its place."""
     forward = _forwards[number]
-    template = forward.group.learned()[call_key(forward.child, args, kwargs)]
+    template = forward.group.learned()[call_key(forward.child, has_grad, args, kwargs)]
     device = tensors_in((args, kwargs))[0].device
     return pytree.tree_map(lambda like: like.fake(device) if isinstance(like, TensorLike) else like, template)
 
@@ -177,17 +178,17 @@ def program_key(node: fx.Node) -> Any:
 
 def result_key(node: fx.Node) -> Any:
     """What decides the form of the results of the call that a node is."""
-    return _key_of(node, node.args[1:], dict(node.kwargs))
+    return _key_of(node, node.args[2:], dict(node.kwargs))
 
 
 def followed_key(node: fx.Node) -> Any:
     """The same for a call that is followed, by its node of `choose`."""
-    return _key_of(node, *node.args[1:])
+    return _key_of(node, *node.args[2:])
 
 
 def _key_of(node: fx.Node, args: Any, kwargs: Any) -> Any:
     fakes = fx.node.map_arg((args, kwargs), lambda n: n.meta["example_value"])
-    return call_key(_forwards[cast(int, node.args[0])].child, *fakes)
+    return call_key(_forwards[cast(int, node.args[0])].child, cast(bool, node.args[1]), *fakes)
 
 
 def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,7 +201,7 @@ def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:
     child, name = forward.child, forward.group.name
     template = forward.group.learned()[result_key(node)]
 
-    def call_block(_: int, *args: Any, **kwargs: Any) -> Any:
+    def call_block(_: int, __: bool, *args: Any, **kwargs: Any) -> Any:
         result = run(child, *args, **kwargs)
         if not is_like(result, template):
             raise ChildrenDiffer(

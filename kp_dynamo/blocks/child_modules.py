@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import types
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -41,8 +43,14 @@ def has_own_forward(module: nn.Module) -> bool:
 
 
 def _is_block(module: nn.Module) -> bool:
-    own_forward = type(module).forward is not nn.Module.forward and "forward" not in vars(module)
-    return own_forward and any(True for _ in module.children()) and any(True for _ in module.parameters())
+    forward = inspect.getattr_static(type(module), "forward")
+    is_method = isinstance(forward, types.FunctionType) and forward is not nn.Module.forward
+    return (
+        is_method
+        and "forward" not in vars(module)
+        and any(True for _ in module.children())
+        and any(True for _ in module.parameters())
+    )
 
 
 def floats_in(child: nn.Module) -> tuple[float, ...]:

@@ -186,7 +186,26 @@ class NoGradients(stacks.Stack):
         return self.head(x + sum(kept))
 
 
-FAST = ("stores", "returns an argument", "nested", "no_grad")
+class Backbone(stacks.Stack):
+    """Calls its layers without gradients only."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.embed(x)
+            for layer in self.layers:
+                x = layer(x)
+        return self.head(x)
+
+
+class Static(stacks.Layer):
+    """Its forward takes no self."""
+
+    @staticmethod
+    def forward(x):
+        return torch.tanh(x) * 2
+
+
+FAST = ("stores", "returns an argument", "nested", "no_grad", "backbone", "static")
 CASES = {
     "stores": lambda: WithLosses(4, Noting),
     "writes to an argument": lambda: stacks.Stack(4, Doubling),
@@ -196,6 +215,8 @@ CASES = {
     "written results": lambda: WrittenResults(4),
     "graph break": lambda: stacks.Stack(4, Breaking),
     "no_grad": lambda: NoGradients(4),
+    "backbone": lambda: Backbone(4),
+    "static": lambda: stacks.Stack(4, Static),
 }
 
 
@@ -211,6 +232,26 @@ def test_whatever_children_do(name, device):
     with torch.no_grad():
         x = torch.randn(2, 5, 3)
         torch.testing.assert_close(mine(x.to(device)).cpu(), eager(x), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_inside_a_call_without():
+    class Enabling(stacks.Stack):
+        def forward(self, x):
+            with torch.enable_grad():
+                x = self.embed(x)
+                for layer in self.layers:
+                    x = layer(x)
+            return x
+
+    eager, x = Enabling(4), torch.randn(2, 5, 3)
+    mine = mine_of(eager)
+    for model in (mine, eager):
+        with torch.no_grad():
+            result = model(x)
+        result.square().sum().backward()
+    torch.testing.assert_close(
+        [p.grad for p in mine.layers.parameters()], [p.grad for p in eager.layers.parameters()], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_nested_results_are_those_of_calls():
