@@ -198,11 +198,12 @@ def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:
         ChildrenDiffer: When called, if the results are not like those of the child that Dynamo followed.
     """
     forward = _forwards[cast(int, node.args[0])]
-    child, name = forward.child, forward.group.name
+    # torch 2.9 never frees a compiled function that runs another one; the model must not stay with it.
+    child, name = weakref.ref(forward.child), forward.group.name
     template = forward.group.learned()[result_key(node)]
 
     def call_block(_: int, __: bool, *args: Any, **kwargs: Any) -> Any:
-        result = run(child, *args, **kwargs)
+        result = run(child(), *args, **kwargs)
         if not is_like(result, template):
             raise ChildrenDiffer(
                 f"a call of one of {name} returned something else than the call that torch.compile followed. Allowed: "

@@ -45,12 +45,9 @@ def has_own_forward(module: nn.Module) -> bool:
 def _is_block(module: nn.Module) -> bool:
     forward = inspect.getattr_static(type(module), "forward")
     is_method = isinstance(forward, types.FunctionType) and forward is not nn.Module.forward
-    return (
-        is_method
-        and "forward" not in vars(module)
-        and any(True for _ in module.children())
-        and any(True for _ in module.parameters())
-    )
+    if not is_method or "forward" in vars(module):
+        return False
+    return any(True for _ in module.children()) and any(True for _ in module.parameters())
 
 
 def floats_in(child: nn.Module) -> tuple[float, ...]:

@@ -1,8 +1,10 @@
 """Repeated children of a model of the object API: Dynamo captures one in inference, and the model is as it was."""
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 
 import pytest
 import torch
@@ -386,6 +388,19 @@ def test_explain_and_statistics():
         assert kernel.benchmark_compilation(model, X, num_runs=1)["min_time"] > 0
         assert len(explain(compiled, X).captures) == 1
     assert kernel.get_compilation_stats()["total_compiled_models"] == 1
+
+
+def test_models_are_freed():
+    model = stacks.Stack(4)
+    compiled = compiled_of(model)
+    with torch.no_grad():
+        compiled(X)
+    gone = [weakref.ref(model), weakref.ref(model.layers[1])]
+    del model, compiled
+    torch._dynamo.reset()
+    clear_cache()
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
 
 
 def test_functional_call_and_inference_mode():
