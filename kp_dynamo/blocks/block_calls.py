@@ -24,7 +24,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
-from kp_dynamo.blocks.call_changes import Before, ChildrenDiffer
+from kp_dynamo.blocks.call_changes import Before, ChildrenDiffer, reads_changes
 from kp_dynamo.blocks.call_results import TensorLike, call_key, is_like, results_like, tensors_in
 from kp_dynamo.blocks.child_modules import floats_in, has_inner_hooks
 from kp_dynamo.blocks.node_effects import Effects
@@ -136,7 +136,8 @@ def _is_plain(value: Any) -> bool:
 def choose(number: int, has_grad: bool, args: Any, kwargs: Any) -> tuple[int]:
     """What to do with a call: FOLLOW, CALL or INLINE, as a constant of the trace."""
     forward = _forwards[number]
-    key = None if has_inner_hooks(forward.child) else call_key(forward.child, has_grad, args, kwargs)
+    is_alone = not has_inner_hooks(forward.child) and not reads_changes(forward.child)
+    key = call_key(forward.child, has_grad, args, kwargs) if is_alone else None
     if key is None or forward.group.refusal or not getattr(backend_of_trace(), "takes_block_calls", False):
         return (INLINE,)
     if key in forward.group.learned():

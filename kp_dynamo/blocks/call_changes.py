@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import types
+from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.blocks.call_results import versions_of
-from kp_dynamo.compat.dynamo_trace import PythonState, changes_objects
+from kp_dynamo.compat.dynamo_trace import PythonState, changes_objects, ids_of_changed_objects
 from kp_dynamo.exceptions import XLACompilationError
 
 
 class ChildrenDiffer(XLACompilationError):
     """Children that were taken to be equal return something else, or change other things."""
+
+
+_DEPTH = 4
+"""How deep a child is searched: a dict in a list of an object of the child."""
 
 
 class Before:
@@ -29,6 +37,28 @@ class Before:
         if form != form_now or not all(map(_is_same, before, now)) or self._versions != versions_of(args, kwargs):
             return True
         return self._objects.has_changed()
+
+
+def reads_changes(child: nn.Module) -> bool:
+    """Whether the trace has changed what a child holds: a call of the child, which is no part of it, would not see."""
+    changed = ids_of_changed_objects()
+    return bool(changed) and any(_holds(module, changed, _DEPTH) for module in child.modules())
+
+
+def _holds(value: Any, ids: set[int], depth: int) -> bool:
+    """Whether a value is one of some objects, or has one in its attributes or items."""
+    if id(value) in ids:
+        return True
+    if depth == 0 or isinstance(value, (torch.Tensor, type, types.ModuleType)):
+        return False
+    held = {**getattr(value, "__dict__", {})}
+    held.pop("forward", None)  # a BlockForward, which has the child
+    parts = [*held.values()]
+    if isinstance(value, Mapping):
+        parts += value.values()
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        parts += value
+    return any(_holds(part, ids, depth - 1) for part in parts)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -61,6 +61,12 @@ def changes_objects() -> bool:
     return bool(_changed_objects())
 
 
+def ids_of_changed_objects() -> set[int]:
+    """The ids of the user's objects that the trace has changed so far: they change after the graph has run."""
+    effects, changed = _side_effects(), {id(item) for item in _changed_objects()}
+    return {number for number, item in effects.id_to_variable.items() if id(item) in changed}
+
+
 def _changed_objects() -> list[VariableTracker]:
     effects = _side_effects()
     existing = (AttributeMutationExisting, ValueMutationExisting)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from kp_dynamo import compile_blocks
+from tests.spine import counted
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch hides it
 
@@ -100,12 +101,13 @@ class Model(nn.Module):
     def __init__(self, change, *, changes_first=False):
         super().__init__()
         self.shared, self.changes_first = Shared(), changes_first
+        self.gives_list = change is append_to_new_list
         self.takes_list = change in (append_to_argument, replace_in_argument)
         self.layers = nn.ModuleList(Layer(change, self.shared) for _ in range(3))
 
     def forward(self, x):
         given = [x]
-        for layer in self.layers:
+        for layer in self.layers if self.gives_list else ():
             layer.made = given
         if self.changes_first:
             self.shared.items.append(x.detach().sum())
@@ -155,3 +157,63 @@ def test_a_child_that_changes_objects_unlike_the_others_raises(change, is_first_
     mine.layers[2].change = None
     eager = copy.deepcopy(mine)
     assert_equal_calls(mine, eager, [torch.randn(2, 4)])
+
+
+class Told(nn.Module):
+    """A layer that reads what its model left in it."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.linear, self.shared, self.named, self.given = nn.Linear(4, 4), shared, {"scale": 1.0}, None
+
+    def forward(self, x):
+        x = torch.nn.functional.dropout(torch.tanh(self.linear(x)), 0.5, self.training) * self.named["scale"]
+        return x if self.given is None else x + self.given + (0 if self.shared.value is None else self.shared.value)
+
+
+class Telling(nn.Module):
+    def __init__(self, tell):
+        super().__init__()
+        self.tell, self.calls, shared = tell, 0, Shared()
+        self.layers = nn.ModuleList(Told(shared) for _ in range(3))
+
+    def forward(self, x):
+        self.calls += 1
+        for number, layer in enumerate(self.layers):
+            self.tell(layer, x, number)
+            x = layer(x)
+        return x
+
+
+def tell_mode(layer, x, number):
+    layer.train(False)
+
+
+def tell_tensor(layer, x, number):
+    layer.given = x * number
+
+
+def tell_through_dict(layer, x, number):
+    layer.named["scale"] = number + 0.5
+
+
+def tell_through_object(layer, x, number):
+    layer.given, layer.shared.value = x, x.sum() * number
+
+
+@pytest.mark.parametrize("tell", [tell_mode, tell_tensor, tell_through_dict, tell_through_object])
+def test_a_child_reads_what_the_model_changed_before_the_call(tell):
+    eager = Telling(tell).train(tell is tell_mode)
+    mine = compile_blocks(copy.deepcopy(eager), options=FLOAT32)
+    for _ in range(2):
+        x = torch.randn(2, 4)
+        torch.testing.assert_close(mine(x), eager(x), rtol=1e-4, atol=1e-5)
+        for model in (mine, eager):
+            model.train(tell is tell_mode)
+
+
+def test_changes_of_other_objects_do_not_make_dynamo_follow_the_children():
+    model = compile_blocks(Telling(lambda *_: None).eval(), options=FLOAT32)
+    with counted() as count, torch.no_grad():
+        model(torch.randn(2, 4))
+    assert count["aot_traces"] == 1  # the layer
