@@ -21,6 +21,7 @@ from torch._dynamo.eval_frame import skip_code
 
 from kp_dynamo.blocks.block_calls import BlockForward, BlockGroup, Compile
 from kp_dynamo.blocks.call_changes import ChildrenDiffer
+from kp_dynamo.blocks.call_results import tensors_in
 from kp_dynamo.compat.dynamo_trace import is_dynamo_active
 
 logger = logging.getLogger(__name__)
@@ -69,11 +70,16 @@ class Borrowing:
 
     def around(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward`, the compiled forward of `model`, with borrowed forwards where no gradients are recorded."""
+        buffers = [module._buffers for module in model.modules() if module._buffers]
+
+        def versions(given: Any) -> list[int]:
+            held = [tensor for tensors in buffers for tensor in tensors.values() if tensor is not None]
+            return [0 if tensor.is_inference() else tensor._version for tensor in (*tensors_in(given), *held)]
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.is_over or torch.is_grad_enabled():
                 return forward(*args, **kwargs)
-            state = torch.get_rng_state()
+            state, before = torch.get_rng_state(), versions((args, kwargs))
             try:
                 with self:
                     return forward(*args, **kwargs)
@@ -81,13 +87,14 @@ class Borrowing:
                 if not _is_of_children(error):
                     raise
                 self.is_over = True
-                if any(module.training for module in model.modules()) and any(True for _ in model.buffers()):
-                    raise  # BatchNorm may have counted this batch
+                if versions((args, kwargs)) != before:
+                    raise  # a second run would write again, such as the statistics of BatchNorm
                 logger.debug("every child module is followed from now on: %s", error)
             torch.set_rng_state(state)
             return forward(*args, **kwargs)
 
         skip_code(call.__code__)
+        skip_code(versions.__code__)
         # Another compilation that reaches `call` inlines what it wraps, because of the attributes of `forward`.
         return functools.wraps(forward)(call)
 

@@ -159,6 +159,32 @@ def test_a_child_that_returns_something_else(is_late):
     assert_same(compiled, model, X)
 
 
+class Writing(stacks.Stack):
+    """Writes to its argument, and counts in a buffer."""
+
+    def __init__(self, num_layers, of):
+        super().__init__(num_layers, of)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x):
+        self.steps.add_(1)
+        x.add_(1)
+        return super().forward(x)
+
+
+def test_what_a_call_wrote_is_not_written_twice():
+    model = Writing(3, Reducing).eval()
+    compiled, x = compiled_of(model), torch.zeros(2, 5, 3)
+    with torch.no_grad():
+        compiled(x)
+        model.layers[1].reduces = True
+        with pytest.raises(Exception, match="returned something else"):
+            compiled(x)
+        assert (float(x.mean()), float(model.steps)) == (2, 2)
+        compiled(x)
+        assert (float(x.mean()), float(model.steps)) == (3, 3)
+
+
 class Sometimes(stacks.Layer):
     """Changes an object if it is told to."""
 
