@@ -3,8 +3,8 @@
 `compile_blocks` sets the `forward` of repeated children for good. Here they get it at the start of a call and lose it
 at its end, also if the call raises: between calls, and for its copies and pickles, the model is what it was.
 
-The children lose it with the last of several calls at once. Whoever calls the plain model meanwhile, such as another
-thread, runs the forward of the child's class, because Dynamo is not active there.
+The first of several calls at once decides for all of them, and the children lose it with the last. Whoever calls the
+plain model meanwhile, such as another thread, runs the forward of the child's class: Dynamo is not active there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,6 +26,10 @@ from kp_dynamo.blocks.call_results import tensors_in
 from kp_dynamo.compat.dynamo_trace import is_dynamo_active
 
 logger = logging.getLogger(__name__)
+
+
+_lock = threading.Lock()
+_num_calls: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
 
 class BorrowedForward(BlockForward):
@@ -52,21 +57,24 @@ class Borrowing:
         self.is_over = False
         groups = [(BlockGroup(name, compile_forward, is_asked_for=False), children) for name, children in found]
         self._forwards = [BorrowedForward(child, group) for group, children in groups for child in children]
-        self._num_calls, self._lock = 0, threading.Lock()
 
-    def __enter__(self) -> None:
-        with self._lock:
-            self._num_calls += 1
+    def begin(self, *, borrows: bool) -> None:
+        """The start of a call. The first of several at once decides for all: Dynamo must not see a child change."""
+        with _lock:
             for forward in self._forwards:
-                # A forward of the child's own, such as that of `compile_blocks`, stays.
-                vars(forward.child).setdefault("forward", forward)
+                num_calls = _num_calls.get(forward.child, 0)
+                if borrows and num_calls == 0:
+                    # A forward of the child's own, such as that of `compile_blocks`, stays.
+                    vars(forward.child).setdefault("forward", forward)
+                _num_calls[forward.child] = num_calls + 1
 
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._num_calls -= 1
-            for forward in self._forwards if self._num_calls == 0 else ():
-                if vars(forward.child).get("forward") is forward:
-                    del vars(forward.child)["forward"]
+    def end(self) -> None:
+        """The end of a call; the last one of several takes the forwards away."""
+        with _lock:
+            for child in [forward.child for forward in self._forwards]:
+                _num_calls[child] -= 1
+                if _num_calls[child] == 0 and isinstance(vars(child).get("forward"), BorrowedForward):
+                    del vars(child)["forward"]
 
     def around(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward`, the compiled forward of `model`, with borrowed forwards where no gradients are recorded."""
@@ -77,21 +85,22 @@ class Borrowing:
             return [0 if tensor.is_inference() else tensor._version for tensor in (*tensors_in(given), *held)]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self.is_over or torch.is_grad_enabled():
-                return forward(*args, **kwargs)
+            was_over = self.is_over
             state, before = torch.get_rng_state(), versions((args, kwargs))
+            self.begin(borrows=not was_over and not torch.is_grad_enabled())
             try:
-                with self:
-                    return forward(*args, **kwargs)
+                return forward(*args, **kwargs)
             except Exception as error:
                 if not _is_of_children(error):
                     raise
                 self.is_over = True
-                if versions((args, kwargs)) != before:
+                if was_over or versions((args, kwargs)) != before:
                     raise  # a second run would write again, such as the statistics of BatchNorm
                 logger.debug("every child module is followed from now on: %s", error)
+            finally:
+                self.end()
             torch.set_rng_state(state)
-            return forward(*args, **kwargs)
+            return call(*args, **kwargs)
 
         skip_code(call.__code__)
         skip_code(versions.__code__)
@@ -99,7 +108,7 @@ class Borrowing:
         return functools.wraps(forward)(call)
 
 
-for function in (BorrowedForward.run, Borrowing.__enter__, Borrowing.__exit__):
+for function in (BorrowedForward.run, Borrowing.begin, Borrowing.end):
     skip_code(function.__code__)
 
 

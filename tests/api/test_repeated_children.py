@@ -279,6 +279,28 @@ def test_threads():
     assert not any("forward" in vars(part) for part in model.modules())
 
 
+def test_two_compilations_of_one_model_in_threads():
+    model, problems = stacks.Stack(4), []
+    compiled = [compiled_of(model), compiled_of(model, xla_optimization_level=0)]
+
+    def call(run):
+        try:
+            for number in range(30):
+                with torch.no_grad():
+                    x = torch.randn(2, 5 + number % 3, 3)
+                    torch.testing.assert_close(run(x), model(x), rtol=1e-3, atol=1e-4)
+        except Exception as problem:  # noqa: BLE001 - shown by the main thread
+            problems.append(problem)
+
+    threads = [threading.Thread(target=call, args=(compiled[number % 2],)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert not any("forward" in vars(part) for part in model.modules())
+
+
 def test_two_compilations_of_one_model_and_compile_blocks():
     model = stacks.Stack(4)
     first, second = compiled_of(model), compiled_of(model, xla_optimization_level=0)
