@@ -56,7 +56,7 @@ def _may_be_mask(node: fx.Node) -> bool:
     if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.requires_grad or value._version:
         return False
     is_mask = value.dtype is torch.bool or value.dtype.is_floating_point
-    return is_mask and min(value.shape[-2:]) > 1 and value.numel() <= _MAX_ELEMENTS
+    return is_mask and min(value.shape[-2:]) > 1 and 0 < value.numel() <= _MAX_ELEMENTS
 
 
 def _reads_in_any_layout(reader: fx.Node) -> bool:
@@ -78,7 +78,8 @@ def _fill_of(mask: torch.Tensor) -> float | NotCausal | None:
     if mask.dtype is torch.bool:
         return None
     dropped = mask[~kept]
-    return float(dropped[0]) if bool((dropped == dropped[0]).all()) else NotCausal()
+    is_exact = not bool(mask[kept].signbit().any()) and bool((dropped == dropped[0]).all())  # 0.0 == -0.0
+    return float(dropped[0]) if is_exact else NotCausal()
 
 
 def _built_before(reader: fx.Node, like: torch.Tensor, fill: float | None) -> fx.Node:

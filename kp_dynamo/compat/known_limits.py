@@ -81,6 +81,12 @@ KNOWN_LIMITS = (
         "Call `torch_xla.sync()` after the copy. After `copy.deepcopy` the backend does this.",
     ),
     KnownLimit(
+        "Functions that were compiled with `dynamic=False`, as `compile_blocks` does, and are called by several "
+        "threads at once can leave `torch._dynamo.config.automatic_dynamic_shapes` False for the whole process: torch "
+        "2.9 sets it for the time of a call, with every backend. Results are right.",
+        "Set it again, or call them from one thread.",
+    ),
+    KnownLimit(
         "`.cpu()` and `.item()` of a complex128 tensor on the XLA device drop its imaginary part. torch_xla alone has "
         "this limit too.",
         "`torch.view_as_complex(torch.view_as_real(x).cpu())`. Results for inputs on the CPU are complete.",

@@ -87,12 +87,16 @@ def two_numbers(x):
     return least_number(x) + torch.full((LENGTH, LENGTH), -1e38, device=x.device).triu(2)
 
 
+def minus_zero(x):
+    return torch.full((LENGTH, LENGTH), 1e38, device=x.device).triu(1).neg()
+
+
 def drawn(x):
     return from_positions(x) & (torch.rand(LENGTH, LENGTH, device=x.device) < 2)
 
 
 CAUSAL = (from_positions, by_vmap, least_number, minus_infinity)
-OTHERS = (written, window, written_by_an_input, of_the_input, two_numbers, drawn)
+OTHERS = (written, window, written_by_an_input, of_the_input, two_numbers, minus_zero, drawn)
 
 
 def divided(model, x, **options):
@@ -123,6 +127,14 @@ def test_other_masks_are_read(make_mask):
 
 def test_masks_of_symbolic_sizes_are_read():
     assert not divided(Model(from_positions), torch.randn(2, LENGTH, 8), dynamic=True)
+
+
+def test_masks_of_an_empty_batch_are_read():
+    assert not divided(Model(least_number_of_each), torch.randn(0, LENGTH, 8))
+
+
+def least_number_of_each(x):
+    return least_number(x).expand(x.shape[0], 1, -1, -1)
 
 
 def test_a_level_of_vmap_is_closed_when_the_mask_cannot_be_computed():
