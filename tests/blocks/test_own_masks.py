@@ -129,14 +129,6 @@ def test_masks_of_symbolic_sizes_are_read():
     assert not divided(Model(from_positions), torch.randn(2, LENGTH, 8), dynamic=True)
 
 
-def test_masks_of_an_empty_batch_are_read():
-    assert not divided(Model(least_number_of_each), torch.randn(0, LENGTH, 8))
-
-
-def least_number_of_each(x):
-    return least_number(x).expand(x.shape[0], 1, -1, -1)
-
-
 def test_a_level_of_vmap_is_closed_when_the_mask_cannot_be_computed():
     def of_numbers(x):
         def row(q, k):
