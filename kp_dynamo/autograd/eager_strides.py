@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from kp_dynamo.autograd.eager_rules import EagerRules, after_function, may_call_operator_with_rule
 from kp_dynamo.autograd.memory_formats import has_free_strides, same_strides
 from kp_dynamo.graph.editing import call_key
-from kp_dynamo.graph.nodes import EAGER_STRIDES
+from kp_dynamo.graph.nodes import EAGER_STRIDES, called
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def _recompute(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) ->
     try:
         # Dynamo computes with the Python dispatcher too: in C++, matmul reads sizes as integers, which fixes them.
         with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, enable_python_dispatcher(), EagerRules():  # type: ignore[no-untyped-call]
-            value = after_function(node.target, known, _called(node, args, kwargs))
+            value = after_function(node.target, known, called(node, args, kwargs))
         is_copy = _storages(value).isdisjoint(_storages((args, kwargs)))
     except Exception as error:  # noqa: BLE001 - Dynamo could compute it, also under vmap: keep its strides
         logger.debug("%s cannot be recomputed for its strides: %s", node.name, error)
@@ -90,12 +90,6 @@ def _recompute(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) ->
 
 def _storages(value: Any) -> set[int]:
     return {t.untyped_storage()._cdata for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)}
-
-
-def _called(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target is one
 
 
 def _have_same_sizes(one: Any, other: Any) -> bool:

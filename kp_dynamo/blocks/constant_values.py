@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from kp_dynamo.blocks.regions import is_level_of_torch_func, name_of
+from kp_dynamo.graph.nodes import called
+from kp_dynamo.graph.pure_operators import is_pure
 
 _MAX_NODES = 1000
 _OPEN, _CLOSE = "_vmap_increment_nesting", "_vmap_decrement_nesting"
@@ -41,23 +43,24 @@ def _version(node: fx.Node) -> int:
     return value._version if isinstance(value, torch.Tensor) else 0
 
 
-class _WithoutRandom(TorchDispatchMode):
-    """Refuses to draw random numbers."""
+class _PureOnly(TorchDispatchMode):
+    """Refuses to draw random numbers, and operators of the user, which may read anything."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise NotImplementedError(f"{func} draws random numbers")
+        if not is_pure(func):
+            raise NotImplementedError(f"{func} may have another result at the next call")
         return func(*args, **(kwargs or {}))
 
 
 def computed(nodes: Collection[fx.Node]) -> dict[fx.Node, Any]:
-    """The values of independent nodes, on the CPU; none if one cannot be computed there."""
+    """The values of independent nodes; none if one of them cannot be computed now."""
     values: dict[fx.Node, Any] = {}
     level = 0
-    with _disable_current_modes(), torch.no_grad(), _WithoutRandom():  # type: ignore[no-untyped-call]
+    with _disable_current_modes(), torch.no_grad(), _PureOnly():  # type: ignore[no-untyped-call]
         try:
             for node in nodes:
-                values[node] = _value(node, values)
+                args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+                values[node] = called(node, args, kwargs)
                 level += (name_of(node) == _OPEN) - (name_of(node) == _CLOSE)
         except Exception:  # noqa: BLE001 - any operator of a user may be here
             return {}
@@ -65,16 +68,3 @@ def computed(nodes: Collection[fx.Node]) -> dict[fx.Node, Any]:
             for _ in range(level):
                 torch._C._functorch._vmap_decrement_nesting()
     return values
-
-
-def _value(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    arguments = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-    args, kwargs = fx.node.map_aggregate(arguments, _on_cpu)
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target is one
-
-
-def _on_cpu(value: Any) -> Any:
-    is_xla = isinstance(value, str) and value.partition(":")[0] == "xla"
-    return torch.device("cpu") if is_xla or isinstance(value, torch.device) else value

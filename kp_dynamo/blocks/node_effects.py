@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from kp_dynamo.blocks.regions import ENTER_AUTOCAST
+from kp_dynamo.graph.nodes import called
 from kp_dynamo.graph.sizes import tensor_bytes
 
 
@@ -107,7 +108,7 @@ def effects_of(gm: fx.GraphModule, node: fx.Node, mode: FakeTensorMode) -> Effec
     try:
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda operand: _read(gm, operand, fresh))
         with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, _FlopCount() as count:  # type: ignore[no-untyped-call]
-            _call(node, args, kwargs)
+            called(node, args, kwargs)
     except Exception:  # noqa: BLE001 - any operator of a user may be here, and may refuse operands without values
         return Effects(tuple(range(len(operands))), 0, num_bytes)
     written = [_is_written(fresh[operand]) for operand in operands]
@@ -135,14 +136,6 @@ def _of_bodies(bodies: list[fx.GraphModule], num_operands: int, num_bytes: int, 
 
 def _read(gm: fx.GraphModule, operand: fx.Node, fresh: dict[fx.Node, Any]) -> Any:
     return fresh[operand] if operand in fresh else getattr(gm, str(operand.target))
-
-
-def _call(node: fx.Node, args: Any, kwargs: Any) -> None:
-    if node.op == "call_method":
-        getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    else:
-        assert callable(node.target)
-        node.target(*args, **kwargs)
 
 
 def _fresh(value: Any) -> Any:

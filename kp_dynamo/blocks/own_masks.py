@@ -46,8 +46,8 @@ def _causal_masks(graph: fx.Graph) -> dict[fx.Node, float | None]:
     if not candidates:
         return {}
     values = computed(constant)
-    fills = {node: _fill_of(values[node]) for node in candidates if node in values}
-    return {node: fill for node, fill in fills.items() if not isinstance(fill, NotCausal)}
+    found = {node: values[node] for node in candidates if node in values}
+    return {node: _fill_of(mask) for node, mask in found.items() if _is_causal(mask)}
 
 
 def _may_be_mask(node: fx.Node) -> bool:
@@ -66,20 +66,19 @@ def _reads_in_any_layout(reader: fx.Node) -> bool:
     return is_plain and name in _READERS
 
 
-class NotCausal:
-    """In place of the number of a mask."""
+def _fill_of(mask: torch.Tensor) -> float | None:
+    """What a causal mask has for later keys; None for False. They include the last key of the first query."""
+    return None if mask.dtype is torch.bool else float(mask[..., 0, -1].flatten()[0])
 
 
-def _fill_of(mask: torch.Tensor) -> float | NotCausal | None:
-    kept = mask if mask.dtype is torch.bool else mask == 0
-    triangle = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
-    if not bool((kept == triangle).all()):
-        return NotCausal()
-    if mask.dtype is torch.bool:
-        return None
-    dropped = mask[~kept]
-    is_exact = not bool(mask[kept].signbit().any()) and bool((dropped == dropped[0]).all())  # 0.0 == -0.0
-    return float(dropped[0]) if is_exact else NotCausal()
+def _is_causal(mask: torch.Tensor) -> bool:
+    """Whether a mask is True or 0.0 for the keys up to each query, and False or one number for all others."""
+    fill = _fill_of(mask)
+    built = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+    if fill is not None:
+        built = torch.zeros(mask.shape[-2:], dtype=mask.dtype).masked_fill(~built, fill)
+    has_signs = fill is not None and not torch.equal(mask.signbit(), built.signbit().expand_as(mask))  # 0.0 == -0.0
+    return fill != 0 and not has_signs and bool((mask == built).all())
 
 
 def _built_before(reader: fx.Node, like: torch.Tensor, fill: float | None) -> fx.Node:

@@ -19,6 +19,7 @@ from kp_dynamo.blocks.pieces import fake_mode
 from kp_dynamo.blocks.regions import ENTER_AUTOCAST, EXIT_AUTOCAST
 from kp_dynamo.capture.capture import Capture
 from kp_dynamo.capture.cpu_view import cpu_fake, surrounding_autocast
+from kp_dynamo.graph.nodes import called
 
 
 def are_cast_otherwise(capture: Capture) -> bool:
@@ -72,7 +73,7 @@ def _computed(gm: fx.GraphModule, given: Mapping[fx.Node, Any], mode: FakeTensor
                     values[node] = getattr(gm, str(node.target))
                 elif node.op not in ("placeholder", "output"):
                     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-                    values[node] = _called(node, args, kwargs)
+                    values[node] = called(node, args, kwargs)
         finally:
             torch.set_grad_enabled(is_grad_enabled)
     return {node: value for node, value in values.items() if node.op != "get_attr" and "example_value" in node.meta}
@@ -90,12 +91,6 @@ def _closing_regions(values: Mapping[fx.Node, Any]) -> Iterator[None]:
         for region in reversed(entered.values()):
             EXIT_AUTOCAST(region)  # type: ignore[no-untyped-call]
         raise
-
-
-def _called(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target is one
 
 
 def _agree(value: Any, known: Any) -> bool:

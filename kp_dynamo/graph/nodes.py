@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import fx
@@ -62,3 +63,10 @@ def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
 def calls(graph: fx.Graph, *targets: object) -> Iterator[fx.Node]:
     """The call nodes of `targets` in graph order, from a snapshot: the graph may be edited meanwhile."""
     return (n for n in list(graph.nodes) if n.op == "call_function" and n.target in targets)
+
+
+def called(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """The result of a call of Dynamo's graph, a function or a method, for these operands."""
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target is one

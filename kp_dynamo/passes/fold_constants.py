@@ -12,6 +12,7 @@ from torch import fx
 from kp_dynamo.graph.editing import insert_attribute, insert_call, replace_node
 from kp_dynamo.graph.nodes import calls
 from kp_dynamo.graph.op_tables import FILLS
+from kp_dynamo.graph.pure_operators import is_pure
 from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
 from kp_dynamo.passes.constants.generators import generator_of, is_uniform
 from kp_dynamo.passes.constants.ownership import COPIES, IDENTITIES, reading_problem, sharing_problem
@@ -158,10 +159,9 @@ def _has_one_element(node: fx.Node) -> bool:
 
 def _is_function(node: fx.Node) -> bool:
     """Whether an operator is a pure elementwise function of its operands."""
-    target = node.target
-    is_pure = isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable and not target.is_view
-    tags = target.tags if is_pure else ()  # type: ignore[union-attr]
-    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    target: Any = node.target
+    is_elementwise = is_pure(target) and torch.Tag.pointwise in target.tags
+    return is_elementwise and not target._schema.is_mutable and not target.is_view
 
 
 def _drop_identities(graph: fx.Graph) -> int:

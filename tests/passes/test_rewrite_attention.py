@@ -197,6 +197,30 @@ def test_causal_is_what_was_computed_to_be():
     assert not is_called_causal(sdpa(), *qkv(), torch.ones(6, 6, dtype=torch.bool).tril())
 
 
+@pytest.mark.parametrize("blocks", ["on", "off"])
+def test_a_mask_of_a_user_s_operator_is_computed_at_each_call(blocks):
+    """It may read anything; here it reads a variable."""
+    keeps_all = False
+
+    @torch.library.custom_op("test_rewrite_attention::mask", mutates_args=())
+    def mask(size: int) -> Tensor:
+        ones = torch.ones(size, size, dtype=torch.bool)
+        return ones if keeps_all else ones.tril()
+
+    mask.register_fake(lambda size: torch.ones(size, size, dtype=torch.bool))
+
+    def layers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kept = mask(q.shape[-2])
+        for _ in range(3):
+            q = torch.tanh(F.scaled_dot_product_attention(q @ q.new_ones(q.shape[-1], q.shape[-1]), k, v, kept))
+        return q
+
+    compiled = torch.compile(layers, backend="kp_tpu", options={"precision": "float32", "blocks": blocks})
+    inputs = [t.detach() for t in qkv()]
+    for keeps_all in (False, True):  # noqa: B007 - the operator reads it
+        torch.testing.assert_close(compiled(*inputs), layers(*inputs), rtol=1e-4, atol=1e-5)
+
+
 def test_a_mask_of_ones_goes():
     gm = traced(trace_inference, lambda q, k, v: sdpa()(q, k, v, torch.ones(6, 6, dtype=torch.bool)), *qkv())
     rewritten(gm)

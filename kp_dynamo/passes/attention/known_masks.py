@@ -17,6 +17,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.pure_operators import is_pure
 from kp_dynamo.passes.attention.score_chain import Mask
 from kp_dynamo.passes.constants.values import Constant
 
@@ -98,9 +99,7 @@ def _cone(node: fx.Node) -> list[fx.Node] | None:
 
 def _is_computable(node: fx.Node) -> bool:
     value = tensor_of(node)
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or value is None:
-        return False
-    if torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable:
+    if value is None or not is_pure(node.target) or node.target._schema.is_mutable:  # type: ignore[union-attr]
         return False
     sizes = value.shape
     return all(isinstance(size, int) for size in sizes) and value.numel() <= _MAX_ELEMENTS
