@@ -209,7 +209,7 @@ def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:
             raise ChildrenDiffer(
                 f"a call of one of {name} returned something else than the call that torch.compile followed. Allowed: "
                 "equal modules, whose results have equal structure, shapes and dtypes. Try: torch.compile(model, "
-                "backend='kp_tpu') without compile_blocks."
+                "backend='kp_tpu')."
             )
         return result
 

@@ -75,5 +75,5 @@ def require_no_changes(name: str) -> None:
         raise ChildrenDiffer(
             f"a call of one of {name} changes Python objects, and the call that torch.compile followed did not. "
             "Allowed: equal modules, of which none changes its attributes, a list or a dict, or all do. Try: "
-            "torch.compile(model, backend='kp_tpu') without compile_blocks."
+            "torch.compile(model, backend='kp_tpu')."
         )
