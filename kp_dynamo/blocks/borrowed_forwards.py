@@ -85,16 +85,16 @@ class Borrowing:
             return [0 if tensor.is_inference() else tensor._version for tensor in (*tensors_in(given), *held)]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            was_over = self.is_over
-            state, before = torch.get_rng_state(), versions((args, kwargs))
-            self.begin(borrows=not was_over and not torch.is_grad_enabled())
+            borrows = not self.is_over and not torch.is_grad_enabled()
+            state, before = (torch.get_rng_state(), versions((args, kwargs))) if borrows else (None, [])
+            self.begin(borrows=borrows)
             try:
                 return forward(*args, **kwargs)
             except Exception as error:
                 if not _is_of_children(error):
                     raise
                 self.is_over = True
-                if was_over or versions((args, kwargs)) != before:
+                if state is None or versions((args, kwargs)) != before:
                     raise  # a second run would write again, such as the statistics of BatchNorm
                 logger.debug("every child module is followed from now on: %s", error)
             finally:
