@@ -40,6 +40,9 @@ def main() -> None:
     sys.stdout.write(f"{found.summary()}\n")
     for reason, count in found.refusals.most_common(20):
         sys.stdout.write(f"{count:6} {reason}\n")
+    sys.stdout.write("wrong or raising with aot_eager too:\n")
+    for reason, count in found.excused.most_common(20):
+        sys.stdout.write(f"{count:6} {reason}\n")
     record(found)
     sys.stdout.write(f"never met: {', '.join(recorded.with_batches(found).never_met())}\n")
     if hunt.failures:

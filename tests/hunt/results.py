@@ -1,4 +1,4 @@
-"""What hunts found, counted: `results.json`, by seed with the commit, operators met, reasons of refusals."""
+"""What hunts found, counted: `results.json`, by seed with the commit, operators met, reasons of refusals and excuses."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ FILE = Path(__file__).with_name("results.json")
 STATUSES = ("right", "refused", "wrong", "raised", "crashed", "torch", "uncaptured", "invalid", "broken")
 # What says nothing about the backend is not counted as a program.
 COUNTED = ("right", "refused", "wrong", "raised", "crashed")
+COUNTERS = ("operators", "refusals", "excused")
 
 
 @dataclass
@@ -26,19 +27,22 @@ class Results:
         batches: By seed: the commit, and how many programs have which status.
         operators: ATen operators and how many programs ran them.
         refusals: Reasons and how many programs met them.
+        excused: What was wrong or raised also with torch's own `aot_eager`, and in how many programs.
         with_buckets: Programs with buckets by status; `batches` has all.
     """
 
     batches: dict[str, dict[str, Any]] = field(default_factory=dict)
     operators: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
+    excused: Counter[str] = field(default_factory=Counter)
 
     @staticmethod
     def load(path: Path = FILE) -> Results:
         if not path.exists():
             return Results()
         read = json.loads(path.read_text())
-        return Results(read["batches"], Counter(read["operators"]), Counter(read["refusals"]))
+        counters = (Counter(read.get(name, {})) for name in COUNTERS)
+        return Results(read["batches"], *counters)
 
     def save(self, path: Path = FILE) -> None:
         rows = [f'  "{seed}": {json.dumps(self.batches[seed])}' for seed in sorted(self.batches, key=int)]
@@ -46,7 +50,7 @@ class Results:
             '"batches": {\n' + ",\n".join(rows) + "\n }",
             *(
                 f'"{name}": {json.dumps(dict(sorted(getattr(self, name).items())), indent=2)}'
-                for name in ("operators", "refusals")
+                for name in COUNTERS
             ),
         ]
         path.write_text("{\n " + ",\n ".join(parts) + "\n}\n")
@@ -59,6 +63,8 @@ class Results:
             row["with buckets"] = row.get("with buckets", 0) + 1
             if status == "refused":
                 row["refused with buckets"] = row.get("refused with buckets", 0) + 1
+        if status == "torch":
+            self.excused[plain_reason(outcome["text"].split("\n")[0])] += 1
         if status in COUNTED:
             self.operators.update(outcome.get("ops", ()))
             self.refusals.update({plain_reason(reason) for reason in outcome.get("refusals", ())})
@@ -66,7 +72,7 @@ class Results:
     def with_batches(self, other: Results) -> Results:
         """Both, with the batches of `other` in place of those of the same seed."""
         batches = {**self.batches, **other.batches}
-        return Results(batches, self.operators + other.operators, self.refusals + other.refusals)
+        return Results(batches, *(getattr(self, name) + getattr(other, name) for name in COUNTERS))
 
     def total(self, *names: str, commit: str | None = None) -> int:
         rows = [r for r in self.batches.values() if commit is None or r["commit"] == commit]

@@ -89,6 +89,8 @@ class Hunt:
             self.results.add(seed, outcome, has_buckets=program.configuration.has_buckets, commit=self._commit)
         if outcome["status"] in FAILURES:
             self._report(worker, f"{seed}-{index}", program, outcome)
+        elif outcome["status"] == "torch" and outcome["ops"]:  # values, which are worth a look
+            write(OUT / f"{seed}-{index}-torch.py", program, "wrong with aot_eager too", outcome["text"])
 
     def _report(self, worker: Worker, name: str, program: Program, outcome: dict[str, Any]) -> None:
         status, text = outcome["status"], outcome["text"]
@@ -102,7 +104,6 @@ class Hunt:
             program = _drawn_smaller(name, fails, self._shrink_s / 3) or program
             program = shrunk(program, fails, self._shrink_s * 2 / 3)
             text = worker.ask({"program": program.to_json()})["outcome"]["text"] or text
-        OUT.mkdir(parents=True, exist_ok=True)
         write(OUT / f"{name}.py", program, status, text)
 
 
@@ -134,6 +135,7 @@ def _head(text: str) -> str:
 
 def write(path: Path, program: Program, status: str, text: str) -> None:
     """The program as a script, and as what `--again` reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(script(program, f"{status}: {text}"))
     path.with_suffix(".json").write_text(program.to_json())
 
