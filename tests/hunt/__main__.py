@@ -40,7 +40,7 @@ def main() -> None:
     sys.stdout.write(f"{found.summary()}\n")
     for reason, count in found.refusals.most_common(20):
         sys.stdout.write(f"{count:6} {reason}\n")
-    sys.stdout.write("wrong or raising with aot_eager too:\n")
+    sys.stdout.write("excused, because aot_eager does the same or Dynamo makes no single graph:\n")
     for reason, count in found.excused.most_common(20):
         sys.stdout.write(f"{count:6} {reason}\n")
     record(found)

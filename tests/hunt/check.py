@@ -39,8 +39,8 @@ class Outcome:
 
     Attributes:
         status: "right", "wrong", "refused" by name (its results, if it has any, are right), "raised": an error that is
-            none of ours, "torch": wrong or raising with torch's own `aot_eager` as well, "uncaptured": Dynamo does not
-            take it, "invalid": eager does not either, "crashed".
+            none of ours, "torch": wrong or raising with torch's own `aot_eager` as well, "uncaptured": Dynamo makes no
+            single graph of it, "invalid": eager does not either, "crashed".
         text: What is wrong, or the first line of the error.
         refusals: Reasons, as the backend put them.
         ops: ATen operators that eager ran.
@@ -89,8 +89,7 @@ def _check(program: Program) -> Outcome:
         found.append(odd)
     ops = tuple(sorted(recorder.ops))
     if found:
-        status = "torch" if _torch_is_wrong_too(program, found, references) else "wrong"
-        return Outcome(status, "\n".join(found[:8]), tuple(refusals), ops)
+        return Outcome(_whose(program, found, references), "\n".join(found[:8]), tuple(refusals), ops)
     is_refused = any(TELEMETRY.counts[n] > counts.get(n, 0) for n in ("bucket_refusals", "exact_lengths"))
     return Outcome("refused" if is_refused else "right", "", tuple(refusals), ops)
 
@@ -182,24 +181,29 @@ def _random_results(program: Program, mine: Observation) -> tuple[tuple[torch.Te
     return tuple(calls)
 
 
-def _torch_is_wrong_too(program: Program, found: list[str], references: References) -> bool:
-    """Whether `aot_eager`, with nothing of ours, is wrong at the same place."""
+def _whose(program: Program, found: list[str], references: References) -> str:
+    """The status of a program that is wrong: "torch" if `aot_eager`, with nothing of ours, is wrong at the same place.
+
+    "uncaptured" if the program is no single graph: with `compile_blocks`, torch_xla then ran a part of it.
+    """
     # What shares memory with a result may hang on a layout: of a CPU kernel, or of a parameter before `.to("xla")`.
     is_layout = program.configuration.device == "xla" and all(text.startswith("end ") for text in found)
     try:
         stock = _aot_eager(program, "xla" if is_layout else "cpu")
+    except torch._dynamo.exc.TorchDynamoException:
+        return "uncaptured"
     except Exception:  # noqa: BLE001
-        return True
+        return "wrong"
     if program.num_random or program.optimizer:  # it drew other numbers, and stepped by other gradients
         try:
             others = _references(program, stock, references.exact, Recorder(), [])
         except UnknownMask:
-            return False
+            return "wrong"
         if others is None:
-            return True
+            return "wrong"
         references = others
     theirs = differences(stock, references)
-    return {_place(text) for text in found} <= {_place(text) for text in theirs}
+    return "torch" if {_place(text) for text in found} <= {_place(text) for text in theirs} else "wrong"
 
 
 def _place(text: str) -> str:

@@ -27,7 +27,7 @@ class Results:
         batches: By seed: the commit, and how many programs have which status.
         operators: ATen operators and how many programs ran them.
         refusals: Reasons and how many programs met them.
-        excused: What was wrong or raised also with torch's own `aot_eager`, and in how many programs.
+        excused: What was wrong or raised also with torch's own `aot_eager`, or is no single graph, and how often.
         with_buckets: Programs with buckets by status; `batches` has all.
     """
 
@@ -63,7 +63,7 @@ class Results:
             row["with buckets"] = row.get("with buckets", 0) + 1
             if status == "refused":
                 row["refused with buckets"] = row.get("refused with buckets", 0) + 1
-        if status == "torch":
+        if status in ("torch", "uncaptured"):
             self.excused[plain_reason(outcome["text"].split("\n")[0])] += 1
         if status in COUNTED:
             self.operators.update(outcome.get("ops", ()))

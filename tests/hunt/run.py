@@ -89,8 +89,8 @@ class Hunt:
             self.results.add(seed, outcome, has_buckets=program.configuration.has_buckets, commit=self._commit)
         if outcome["status"] in FAILURES:
             self._report(worker, f"{seed}-{index}", program, outcome)
-        elif outcome["status"] == "torch" and outcome["ops"]:  # values, which are worth a look
-            write(OUT / f"{seed}-{index}-torch.py", program, "wrong with aot_eager too", outcome["text"])
+        elif outcome["status"] in ("torch", "uncaptured") and outcome["ops"]:  # values, which are worth a look
+            write(OUT / f"{seed}-{index}-{outcome['status']}.py", program, "excused", outcome["text"])
 
     def _report(self, worker: Worker, name: str, program: Program, outcome: dict[str, Any]) -> None:
         status, text = outcome["status"], outcome["text"]
