@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -45,7 +46,9 @@ def wall_ms(run: Callable[[], object]) -> float:
 def in_fresh_process(module: str, **arguments: str | int) -> dict[str, Any]:
     """What `module.measure(**arguments)` returns in a new interpreter, where every first call is a first call."""
     command = [sys.executable, "-m", "bench.timing", module, json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # An installed package has its bytecode: without it, compiling our own files would count in the first call.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise RuntimeError(f"measuring {module} {arguments} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
