@@ -1,4 +1,4 @@
-"""What hunts found, counted: `results.json`, by seed with the commit, operators met, reasons of refusals and excuses."""
+"""What hunts found, counted: `results.json`, by seed with the commit, operators met, refusals and excuses."""
 
 from __future__ import annotations
 
@@ -48,10 +48,7 @@ class Results:
         rows = [f'  "{seed}": {json.dumps(self.batches[seed])}' for seed in sorted(self.batches, key=int)]
         parts = [
             '"batches": {\n' + ",\n".join(rows) + "\n }",
-            *(
-                f'"{name}": {json.dumps(dict(sorted(getattr(self, name).items())), indent=2)}'
-                for name in COUNTERS
-            ),
+            *(f'"{name}": {json.dumps(dict(sorted(getattr(self, name).items())), indent=2)}' for name in COUNTERS),
         ]
         path.write_text("{\n " + ",\n ".join(parts) + "\n}\n")
 
