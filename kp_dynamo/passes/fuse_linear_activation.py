@@ -16,7 +16,7 @@ from kp_dynamo.graph.nodes import calls, fake_of, forward_nodes
 from kp_dynamo.graph.op_tables import RESHAPES
 from kp_dynamo.ops.linear_act import fits
 from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
-from kp_dynamo.passes.linear.activations import activations_of, is_cast
+from kp_dynamo.passes.linear.activations import activations_of, is_any_cast, rounds
 from kp_dynamo.passes.linear.pattern import LINEAR_MATMULS, Linear, has_shape, linear_at, only_user
 
 aten = torch.ops.aten
@@ -130,10 +130,10 @@ def _conflict(match: Match, forward: set[fx.Node]) -> str | None:
 
 
 def _extended(match: Match, forward: set[fx.Node]) -> Match:
-    """The match with the gate and the cast that follow it, if any."""
-    while user := only_user(match.root, forward):
+    """The match with the gate and the cast that follow it, if any. A cast that rounds is the last node."""
+    while not rounds(match.root, match.linear.dtype) and (user := only_user(match.root, forward)):
         gate = _gate(user, match) if match.multiplier is None else None
-        is_last_cast = is_cast(user, match.linear.dtype) and len(match.root.users) == 1
+        is_last_cast = is_any_cast(user, match.linear.dtype) and len(match.root.users) == 1
         if gate is None and not is_last_cast:
             break
         match = match.grown(user, gate or match.multiplier)

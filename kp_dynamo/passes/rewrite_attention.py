@@ -64,7 +64,7 @@ class RewriteAttention:
     6. scores or probabilities with another reader: returned attention weights, a soft cap, sinks;
     7. a learned mask: its gradient has the size of the scores;
     8. operands of several dtypes;
-    9. scores that are transposed, regrouped, repeated, rounded to integers or upcast to float64 between the matmuls
+    9. scores that are transposed, regrouped, repeated, rounded to a narrower dtype or upcast to float64 in between
        (`score_layout.py`): a softmax over queries, groups of heads in the rows of a matmul.
 
     Keys stay [N, D, T], as the matmul reads them. A mask that is not evaluated is an operand of both operators, and

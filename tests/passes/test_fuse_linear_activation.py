@@ -459,6 +459,25 @@ def test_a_wider_cast_ends_the_match(x, w):
     assert refusals(lambda x, w: F.gelu(F.linear(x, w).double()), x, w) == []
 
 
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda p, to: F.relu(to(p).float()),
+        lambda p, to: F.gelu(to(p)).float(),
+        lambda p, to: F.gelu(p, approximate="tanh").mul(to(p)),
+        lambda p, to: to(F.silu(p)).float(),
+        lambda p, to: to(F.silu(p)) * to(p),
+    ],
+)
+def test_a_rounding_of_the_model_stays(fn, dtype, x, w):
+    def run(x, w):
+        return fn(F.linear(x, w), lambda t: t.to(dtype))
+
+    found = torch.compile(run, backend="kp_tpu", options={"precision": "float32"})(x, w)
+    torch.testing.assert_close(found, run(x, w), rtol=0, atol=1e-6)  # a rounding to bfloat16 is 4e-3, to float16 5e-4
+
+
 def test_convolutions_and_batched_products_never_match():
     def run(image, kernel, a):
         return F.relu(F.conv2d(image, kernel)), F.relu(torch.bmm(a, a))

@@ -58,6 +58,20 @@ def rounded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).to(torch.int32).to(q.dtype).softmax(-1) @ v
 
 
+def scores_in_half(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    least = torch.zeros(S, S, dtype=torch.half)
+    least[3] = torch.finfo(torch.half).min
+    return ((q @ k.mT).half() + least).float().softmax(-1) @ v
+
+
+def probabilities_in_bfloat16(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1).bfloat16().float() @ v
+
+
+def softmax_in_bfloat16(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1, dtype=torch.bfloat16).float() @ v
+
+
 def operands() -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(2, 2, S, 16, generator=generator).requires_grad_() for _ in range(3)]
@@ -74,7 +88,7 @@ def rewritten(fn, *args: Tensor) -> PassReport:
     "fn",
     [
         slots, transposed, over_groups_of_keys, heads_as_batch, one_query_without_its_dimension, groups_in_the_rows,
-        repeated, repeated_by_a_mask, rounded,
+        repeated, repeated_by_a_mask, rounded, scores_in_half, probabilities_in_bfloat16, softmax_in_bfloat16,
     ],
 )  # fmt: skip
 def test_another_computation_is_left_alone_and_right(fn):

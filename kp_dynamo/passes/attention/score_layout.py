@@ -21,7 +21,6 @@ aten = torch.ops.aten
 _REGROUPINGS = (
     *RESHAPES, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
 )  # fmt: skip
-_WIDE_ENOUGH = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def layout_problem(node: fx.Node, source: fx.Node, matmul: fx.Node) -> str | None:
@@ -29,7 +28,7 @@ def layout_problem(node: fx.Node, source: fx.Node, matmul: fx.Node) -> str | Non
     value, before, scores = (tensor_of(n) for n in (node, source, matmul))
     if value is None or before is None or scores is None:
         return f"{node.name} is not a tensor"
-    if value.dtype not in _WIDE_ENOUGH:
+    if torch.promote_types(value.dtype, scores.dtype) != value.dtype:
         return f"{node.name} rounds its scores to {value.dtype}"
     if value.dtype == torch.float64 != scores.dtype:
         # float32 has neither the precision of float64 nor its least number, which a float64 mask may add.

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.nodes import fake_of, tensor_of
 from kp_dynamo.ops.linear_act import fits
 
 aten = torch.ops.aten
@@ -81,10 +81,21 @@ def activations_of(
 
 
 def is_cast(node: fx.Node, operand: torch.dtype) -> bool:
-    """Whether `node` only changes the dtype, to one that is exact in the compute dtype of `operand`.
+    """Whether `node` only changes the dtype, to one between `operand` and its compute dtype.
 
-    An expression evaluated in that compute dtype without the cast is at least as accurate.
+    An expression evaluated in that compute dtype without the cast is at least as accurate. A cast to a narrower dtype
+    is a rounding that the model asks for.
     """
+    return is_any_cast(node, operand) and not rounds(node, operand)
+
+
+def rounds(node: fx.Node, operand: torch.dtype) -> bool:
+    """Whether the dtype of `node` does not represent every number of `operand`."""
+    return torch.promote_types(fake_of(node).dtype, operand) != fake_of(node).dtype
+
+
+def is_any_cast(node: fx.Node, operand: torch.dtype) -> bool:
+    """Whether `node` only changes the dtype, to one that is exact in the compute dtype of `operand`."""
     value = tensor_of(node)
     if node.target != aten._to_copy.default or value is None or not fits(value.dtype, operand):
         return False
