@@ -25,6 +25,8 @@ MATMULS: dict[Any, tuple[int, ...]] = {
     kp.linear_act.default: (0, 1),
     kp.linear_act_train.default: (0, 1),
     kp.contract.default: (0, 1),
+    kp.linear_cross_entropy.default: (0, 1),
+    kp.linear_cross_entropy_backward.default: (1, 2),
     # Queries, keys and values; the backward ops take the gradient before and the result after them.
     kp.attention.default: (0, 1, 2),
     kp.attention_train.default: (0, 1, 2),
@@ -34,6 +36,7 @@ MATMULS: dict[Any, tuple[int, ...]] = {
     kp.flash_attention_backward.default: (0, 1, 2, 3, 4),
 }
 LINEAR_ACTS = (kp.linear_act.default, kp.linear_act_train.default)
+CROSS_ENTROPIES = (kp.linear_cross_entropy.default, kp.linear_cross_entropy_backward.default)
 # Matmuls without addend: scaling an operand scales the result.
 UNBIASED = (aten.mm.default, aten.bmm.default)
 # Position of the addend, for ops that require it in the dtype of the operands.

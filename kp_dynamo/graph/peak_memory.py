@@ -15,11 +15,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import hint_int
 
 from kp_dynamo.graph.buffers import MATMUL_PACKETS, Buffers
+from kp_dynamo.graph.nodes import fake_of
 from kp_dynamo.graph.op_tables import is_one_of
 from kp_dynamo.graph.sizes import node_bytes
 
@@ -29,6 +32,8 @@ _ATTENTION_MATMULS = {
     kp.attention: 2, kp.attention_train: 2, kp.attention_backward: 5,
     kp.flash_attention: 1, kp.flash_attention_train: 1, kp.flash_attention_backward: 2,  # kernels
 }  # fmt: skip
+# Blocks of logits held at once, by the v5e's compiler.
+_BLOCKS_HELD = {kp.linear_cross_entropy: 2, kp.linear_cross_entropy_backward: 1}
 _MOST_CODE = 3 << 18  # bytes of code for one matmul
 
 
@@ -63,8 +68,21 @@ def peak_memory(graph: fx.Graph, vmem_bytes: int, *, narrow_matmuls: bool = True
     """
     buffers = Buffers(graph, narrow_matmuls)
     arguments = sum(node_bytes(n) for n in graph.nodes if n.op == "placeholder" and n.users)
-    held = max(0, _most_held(buffers) - vmem_bytes // 2)
+    # A head runs when a forward holds nothing else that its backward does not read, and first in a backward.
+    most = max([_most_held(buffers), *map(_logits_bytes, graph.nodes)])
+    held = max(0, most - vmem_bytes // 2)
     return PeakMemory(arguments, buffers.result_bytes, held, code_bytes(graph))
+
+
+def _logits_bytes(node: fx.Node) -> int:
+    """Bytes of the logits that a head holds at once; 0 for any other node."""
+    held = next((num for op, num in _BLOCKS_HELD.items() if is_one_of(node, (op,))), 0)
+    if not held:
+        return 0
+    arguments: Any = node.args
+    x, weight, *_, block = arguments if held == 2 else arguments[1:8]
+    num_rows, num_columns = hint_int(fake_of(x).shape[0], fallback=1), min(block, int(fake_of(weight).shape[0]))
+    return int(held * 4 * num_rows * num_columns)
 
 
 def code_bytes(graph: fx.Graph) -> int:

@@ -9,6 +9,7 @@ from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fold_views import FoldViews
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
+from kp_dynamo.passes.fuse_linear_cross_entropy import FuseLinearCrossEntropy
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.mask_padding import MaskPadding
 from kp_dynamo.passes.recompute_activations import RecomputeActivations
@@ -23,6 +24,7 @@ PASSES: tuple[type[GraphPass], ...] = (
     FoldConstants,  # constant tensors become numbers
     RewriteAttention,  # scores, mask, softmax and values become one kp::attention
     MaskPadding,  # ops that mix along a padded dimension see no padding
+    FuseLinearCrossEntropy,  # a matmul and the cross entropy of its logits become one kp::linear_cross_entropy
     FuseLinearActivation,  # a matmul and its activation become one kp::linear_act
     CastBf16,  # matmuls run in bfloat16, sensitive ops in float32
     FoldViews,  # a matmul between views becomes one kp::contract

@@ -136,6 +136,8 @@ class _Casting:
             args[bias] = self.casts.narrow(args[bias], before=node)  # type: ignore[arg-type]
         if node.target in LINEAR_ACTS:
             self._cast_multiplier(node)
+        elif node.target is torch.ops.kp.linear_cross_entropy_backward.default:
+            node.kwargs = {"out_dtype": torch.float32}
         node.args = tuple(args)
         _scale(self.casts.narrow_result(node), factor)
         self.num_cast += 1

@@ -16,6 +16,7 @@ from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fold_views import FoldViews
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
+from kp_dynamo.passes.fuse_linear_cross_entropy import FuseLinearCrossEntropy
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.mask_padding import MaskPadding
 from kp_dynamo.passes.precision.keep_float32 import unknown_op_names
@@ -57,6 +58,8 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), share
         *([RewriteAttention()] if options.fuse else []),
         # Before the passes that introduce other operators: it has rules for ATen and kp::attention.
         *([MaskPadding(lengths)] if lengths else []),
+        # After the masks, which have no rule for its operator; before the casts, which have one.
+        *([FuseLinearCrossEntropy()] if options.fuse else []),
         # Before the casts: it matches a matmul followed by its activation.
         *([FuseLinearActivation()] if options.fuse else []),
         *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),

@@ -111,7 +111,7 @@ graph breaks: 1
     assert_expected_inline(
         part(text, "passes"),
         """\
-passes: 4, and 8 that found nothing to do
+passes: 4, and 9 that found nothing to do
   pass             graphs  rewrote  refused
   fold_constants        2       20        0
   cast_bf16             1        7        4
@@ -144,12 +144,13 @@ def test_verbose_shows_every_graph_every_refusal_and_the_files_of_a_library(brok
     assert_expected_inline(
         part(text, "passes"),
         """\
-passes: 24
-  graph       pass                    rewrote  refused
-  1.joint     fold_constants               16        0
-  1.joint     rewrite_attention             0        0
-  1.joint     fuse_linear_activation        0        0
-  1.joint     cast_bf16                     7        4
+passes: 26
+  graph       pass                       rewrote  refused
+  1.joint     fold_constants                  16        0
+  1.joint     rewrite_attention                0        0
+  1.joint     fuse_linear_cross_entropy        0        0
+  1.joint     fuse_linear_activation           0        0
+  1.joint     cast_bf16                        7        4
     refused addmm: sin reads it as an angle, modulo a period
       in layers.0.0 (Linear), at broken_model.py:11 in forward
     refused addmm_1: sin_1 reads it as an angle, modulo a period
@@ -158,13 +159,13 @@ passes: 24
       in layers.2.0 (Linear), at broken_model.py:11 in forward
     refused addmm_3: sin_3 reads it as an angle, modulo a period
       in layers.3.0 (Linear), at broken_model.py:11 in forward
-  1.joint     fold_views                    0        0
-  1.joint     fold_casts                    0        0
-  1.joint     recompute_activations         0        0
-  1.joint     recompute_casts              14        0
-  1.joint     checkpoint_attention          0        0
-  1.joint     checkpoint_auto               0        0
-  1.joint     refuse_sines                  0        4
+  1.joint     fold_views                       0        0
+  1.joint     fold_casts                       0        0
+  1.joint     recompute_activations            0        0
+  1.joint     recompute_casts                 14        0
+  1.joint     checkpoint_attention             0        0
+  1.joint     checkpoint_auto                  0        0
+  1.joint     refuse_sines                     0        4
     refused sin: sin stays
       in layers.0.1 (Gate), at gates/layers/gate.py:6 in forward
     refused sin_1: sin_1 stays
@@ -173,21 +174,22 @@ passes: 24
       in layers.2.1 (Gate), at gates/layers/gate.py:6 in forward
     refused sin_3: sin_3 stays
       in layers.3.1 (Gate), at gates/layers/gate.py:6 in forward
-  1.backward  gate_recomputation            0        0
-  2.joint     fold_constants                4        0
-  2.joint     rewrite_attention             0        0
-  2.joint     fuse_linear_activation        0        0
-  2.joint     cast_bf16                     0        0
-  2.joint     fold_views                    0        0
-  2.joint     fold_casts                    0        0
-  2.joint     recompute_activations         0        0
-  2.joint     recompute_casts               0        0
-  2.joint     checkpoint_attention          0        0
-  2.joint     checkpoint_auto               0        0
-  2.joint     refuse_sines                  0        1
+  1.backward  gate_recomputation               0        0
+  2.joint     fold_constants                   4        0
+  2.joint     rewrite_attention                0        0
+  2.joint     fuse_linear_cross_entropy        0        0
+  2.joint     fuse_linear_activation           0        0
+  2.joint     cast_bf16                        0        0
+  2.joint     fold_views                       0        0
+  2.joint     fold_casts                       0        0
+  2.joint     recompute_activations            0        0
+  2.joint     recompute_casts                  0        0
+  2.joint     checkpoint_attention             0        0
+  2.joint     checkpoint_auto                  0        0
+  2.joint     refuse_sines                     0        1
     refused sin: sin stays
       at broken_model.py:13 in forward
-  2.backward  gate_recomputation            0        0""",
+  2.backward  gate_recomputation               0        0""",
     )
     assert_expected_inline(
         part(text, "operators on the CPU"),
@@ -220,7 +222,7 @@ def test_a_transformers_model_is_shown_by_its_modules():
     assert_expected_inline(
         text,
         """\
-passes: 5, and 5 that found nothing to do
+passes: 5, and 6 that found nothing to do
   pass                    graphs  rewrote  refused
   fold_constants               1        9        0
   rewrite_attention            1        2        0

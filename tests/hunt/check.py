@@ -9,6 +9,7 @@ import re
 import time
 import traceback
 import warnings
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn
 
 import kp_dynamo
 from kp_dynamo import TPUBackendError
+from kp_dynamo.passes import fuse_linear_cross_entropy
 from kp_dynamo.telemetry import TELEMETRY
 from tests.hunt.compare import References, differences
 from tests.hunt.observe import How, Observation, Seen, observe
@@ -99,7 +101,7 @@ def _compiled(program: Program, written: tuple[bool, ...]) -> Observation:
     torch._dynamo.reset()
     compiled = functools.partial(_compile, program)
     how = How(compiled, device=configuration.device, mark=_marker(program), written=written)
-    with _poisoned(configuration.is_poisoned):
+    with _poisoned(configuration.is_poisoned), _heads_by_blocks(zlib.crc32(program.to_json().encode()) % 2 == 0):
         return observe(program, how)
 
 
@@ -131,6 +133,20 @@ def _poisoned(is_poisoned: bool) -> Iterator[None]:
         yield
     finally:
         os.environ["KP_TPU_POISON"] = "0"
+
+
+@contextlib.contextmanager
+def _heads_by_blocks(is_asked: bool) -> Iterator[None]:
+    """Lower the limits of `fuse_linear_cross_entropy`: no program here has logits of 256 MiB."""
+    module = fuse_linear_cross_entropy
+    init = module.FuseLinearCrossEntropy.__init__
+    before = init.__defaults__, module._LANES
+    if is_asked:
+        init.__defaults__, module._LANES = (0, 64), 2
+    try:
+        yield
+    finally:
+        init.__defaults__, module._LANES = before
 
 
 def _references(

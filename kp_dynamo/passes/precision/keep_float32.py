@@ -14,18 +14,20 @@ import kp_dynamo.ops  # noqa: F401  # registers kp::linear_act and others, names
 from kp_dynamo.graph.module_paths import module_paths
 
 _NAMESPACES = ("aten", "kp", "prims")
+_CROSS_ENTROPY = ("linear_cross_entropy", "linear_cross_entropy_backward")
 _ATTENTION = ("attention", "attention_train", "attention_backward")
 # Ops that graphs hold in other forms: the op that the user names -> its decomposed or fused forms.
 _FORMS: dict[str, tuple[str, ...]] = {
-    "linear": ("mm", "addmm", "linear_act", "linear_act_train"),
-    "matmul": ("mm", "bmm", *_ATTENTION),
+    "linear": ("mm", "addmm", "linear_act", "linear_act_train", *_CROSS_ENTROPY),
+    "matmul": ("mm", "bmm", *_ATTENTION, *_CROSS_ENTROPY),
     "einsum": ("mm", "bmm", *_ATTENTION),
     "bmm": _ATTENTION,
     "attention": _ATTENTION,
     "scaled_dot_product_attention": ("bmm", "baddbmm", *_ATTENTION),
-    "mm": ("linear_act", "linear_act_train"),
-    "addmm": ("linear_act", "linear_act_train"),
+    "mm": ("linear_act", "linear_act_train", *_CROSS_ENTROPY),
+    "addmm": ("linear_act", "linear_act_train", *_CROSS_ENTROPY),
     "linear_act": ("linear_act_train",),
+    "linear_cross_entropy": _CROSS_ENTROPY,
     "convolution": ("convolution_backward",),
     **{f"conv{dims}d": ("convolution", "convolution_backward") for dims in (1, 2, 3)},
 }

@@ -8,7 +8,17 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.nodes import backward_nodes, calls, tensor_of
-from kp_dynamo.graph.op_tables import FILLS, LINEAR_ACTS, MATMULS, PARTS, PERMUTATIONS, VIEWS, op_name, users_through
+from kp_dynamo.graph.op_tables import (
+    CROSS_ENTROPIES,
+    FILLS,
+    LINEAR_ACTS,
+    MATMULS,
+    PARTS,
+    PERMUTATIONS,
+    VIEWS,
+    op_name,
+    users_through,
+)
 from kp_dynamo.passes.precision.cast_nodes import is_bfloat16, is_float32, is_upcast, origins
 from kp_dynamo.passes.precision.sensitive_ops import ANGLES, EXPONENTIALS
 
@@ -64,7 +74,7 @@ def linear_matmuls(graph: fx.Graph) -> set[fx.Node]:
     the same and is treated the same.
     """
     backward = backward_nodes(graph)
-    found: set[fx.Node] = set()
+    found = set(calls(graph, *CROSS_ENTROPIES))
     operands: set[fx.Node] = set()
     for node in calls(graph, aten.mm.default, aten.addmm.default, *LINEAR_ACTS):
         read = [node.args[position] for position in MATMULS[node.target]]

@@ -1,0 +1,231 @@
+"""Matches a matmul, a log-softmax of its rows and their negative log likelihood, with the gradients of all three.
+
+Between the matmul and the log-softmax may stand what picks or reshapes rows, factors, and one tanh: the soft cap
+`cap * tanh(logits / cap)` of Gemma 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from kp_dynamo.graph.nodes import fake_of, tensor_of
+from kp_dynamo.graph.op_tables import DIVISIONS, MULTIPLICATIONS, RESHAPES, users_through
+from kp_dynamo.passes.base import Refusal
+from kp_dynamo.passes.constants.values import factor_of
+
+aten = torch.ops.aten
+
+_MATMULS = (aten.mm.default, aten.addmm.default)
+_SAME = (aten.detach.default, aten.alias.default)
+_COPIES = (aten.clone.default, aten._to_copy.default)
+# What only picks, repeats or reshapes rows: the same can be done to the rows before the matmul.
+_SCALINGS = (*MULTIPLICATIONS, *DIVISIONS)
+_FORWARD = (*RESHAPES, *_COPIES, *_SCALINGS, aten.slice.Tensor, aten.tanh.default)
+_BACKWARD = (*RESHAPES, *_COPIES, *_SCALINGS, aten.slice_backward.default, aten.tanh_backward.default)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Factors of the logits before a tanh and after it; without a tanh, only `before`."""
+
+    before: float = 1.0
+    after: float = 1.0
+    has_tanh: bool = False
+
+    @property
+    def soft_cap(self) -> float:
+        """As `kp::linear_cross_entropy` takes it; 0 is none."""
+        return self.after if self.has_tanh else 0.0
+
+    @property
+    def scale(self) -> float:
+        """As `kp::linear_cross_entropy` takes it: the cap divides what it has multiplied."""
+        return self.before * self.after
+
+    @classmethod
+    def of(cls, nodes: Iterable[fx.Node], tanh: Any) -> Scaling | None:
+        """The scaling of nodes in forward order; None for a factor that is no number, or a second tanh."""
+        found = cls()
+        for node in nodes:
+            if node.target is tanh:
+                if found.has_tanh:
+                    return None
+                found = replace(found, has_tanh=True)
+            elif node.target in _SCALINGS:
+                factor = factor_of(node)
+                if factor is None:
+                    return None
+                name = "after" if found.has_tanh else "before"
+                found = replace(found, **{name: getattr(found, name) * factor})
+        return found
+
+    def is_close(self, other: Scaling) -> bool:
+        pairs = ((self.before, other.before), (self.after, other.after))
+        return self.has_tanh == other.has_tanh and all(math.isclose(a, b, rel_tol=1e-12) for a, b in pairs)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The backward of a `Head`.
+
+    Attributes:
+        loss: aten.nll_loss_backward.
+        chain: The gradient of the log-softmax and its successive users, to the gradient of the matmul's result.
+        d_x, d_weight, d_bias: The results: the matmul with the weight; those with x, [V, K] or [K, V]; the sums.
+    """
+
+    loss: fx.Node
+    chain: tuple[fx.Node, ...]
+    d_x: tuple[fx.Node, ...]
+    d_weight: tuple[fx.Node, ...]
+    d_bias: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class Head:
+    """`nll_loss(log_softmax(scaled(x @ columns + bias)))`, x [M, K], columns [K, V].
+
+    Attributes:
+        chain: The matmul and its successive users before the log-softmax.
+        loss: aten.nll_loss_forward, which reads rows [N, V].
+    """
+
+    x: fx.Node
+    columns: fx.Node
+    bias: fx.Node | None
+    chain: tuple[fx.Node, ...]
+    log_softmax: fx.Node
+    loss: fx.Node
+    scaling: Scaling = Scaling()
+    gradients: Gradients | None = None
+
+    @property
+    def num_classes(self) -> int:
+        return int(fake_of(self.log_softmax).shape[1])
+
+    @property
+    def weight(self) -> fx.Node | None:
+        """The weight [V, K] of which `columns` is the transpose."""
+        return self.columns.args[0] if self.columns.target is aten.t.default else None  # type: ignore[return-value]
+
+
+def head_at(loss: fx.Node) -> Head | Refusal | None:
+    """The head whose loss is the call `loss` of aten.nll_loss_forward; None if its logits are no matmul's."""
+    log_softmax = loss.args[0]
+    if not isinstance(log_softmax, fx.Node) or log_softmax.target is not aten._log_softmax.default:
+        return None
+    if log_softmax.args[1] not in (1, -1) or fake_of(log_softmax).dim() != 2:
+        return None
+    chain = tuple(reversed(list(_before(log_softmax.args[0]))))  # type: ignore[arg-type]
+    if not chain or chain[0].target not in _MATMULS:
+        return None
+    *bias, x, columns = chain[0].args
+    head = Head(x, columns, bias[0] if bias else None, chain, log_softmax, loss)  # type: ignore[arg-type]
+    scaling = Scaling.of(chain, aten.tanh.default)
+    if scaling is None or (scaling.has_tanh and scaling.after <= 0):
+        return Refusal(chain[0], "the logits are multiplied by a tensor, or have two soft caps or a negative one")
+    if problem := _problem(head):
+        return Refusal(chain[0], problem)
+    return _with_gradients(replace(head, scaling=scaling))
+
+
+def _before(node: fx.Node) -> Iterator[fx.Node]:
+    while node.target in _FORWARD:
+        yield node
+        node = node.args[0]  # type: ignore[assignment]
+    yield node
+
+
+def _problem(head: Head) -> str | None:
+    logits, num_classes = fake_of(head.chain[0]), fake_of(head.log_softmax).shape[1]
+    if not logits.dtype.is_floating_point or not isinstance(num_classes, int):
+        return "the logits are complex, or have a symbolic number of classes"
+    if any(scale != 1 for scale in head.chain[0].kwargs.values()):
+        return "addmm with alpha or beta other than 1"
+    if head.bias is not None and fake_of(head.bias).shape != (num_classes,):
+        return "addmm with an addend that is not a bias of one number per class"
+    for node, following in zip(head.chain, (*head.chain[1:], head.log_softmax), strict=True):
+        if not _keeps_rows(node, num_classes):
+            return f"{node.name} does not keep the classes in the last dimension, or rounds the logits"
+        derivative = aten.tanh_backward.default if node.target is aten.tanh.default else None
+        if others := [u for u in users_through(node, _SAME) if u is not following and u.target is not derivative]:
+            return f"the logits are also read by {others[0].name}"
+    return None
+
+
+def _keeps_rows(node: fx.Node, num_classes: int) -> bool:
+    """Whether the last dimension is the classes, and values keep their precision."""
+    value = fake_of(node)
+    if value.dim() < 2 or value.shape[-1] != num_classes or not isinstance(value.shape[-1], int):
+        return False
+    if node.target is aten.slice.Tensor:
+        return len(node.args) > 1 and node.args[1] not in (-1, value.dim() - 1)
+    if node.target is aten._to_copy.default:
+        source = fake_of(node.args[0])  # type: ignore[arg-type]
+        return torch.promote_types(source.dtype, value.dtype) == value.dtype
+    return True
+
+
+def _with_gradients(head: Head) -> Head | Refusal:
+    readers = [user for user in users_through(head.log_softmax, _SAME) if user is not head.loss]
+    if not readers:
+        return head
+    losses = [user for user in readers if user.target is aten.nll_loss_backward.default]
+    softmaxes = [user for user in readers if user.target is aten._log_softmax_backward_data.default]
+    if len(readers) != 2 or len(losses) != 1 or len(softmaxes) != 1:
+        return Refusal(head.chain[0], f"the log probabilities are also read by {readers[-1].name}")
+    if softmaxes[0].args[0] is not losses[0] or len(losses[0].users) != 1:
+        return Refusal(head.chain[0], f"the gradient of the log probabilities is also read or made by {softmaxes[0]}")
+    if losses[0].args[2:6] != head.loss.args[1:5]:
+        return Refusal(head.chain[0], "the gradient of another loss reads the log probabilities")
+    found = _gradients(head, losses[0], softmaxes[0])
+    return found if isinstance(found, Refusal) else replace(head, gradients=found)
+
+
+def _gradients(head: Head, loss: fx.Node, softmax: fx.Node) -> Gradients | Refusal:
+    chain = [softmax]
+    while len(users := list(chain[-1].users)) == 1 and users[0].target in _BACKWARD:
+        chain.append(users[0])
+    d_logits = chain[-1]
+    if any(fake_of(node).shape[-1] != head.num_classes for node in chain) or fake_of(d_logits).dim() != 2:
+        return Refusal(head.chain[0], f"{d_logits.name} changes the gradient of the logits")
+    scaling = Scaling.of(reversed(chain), aten.tanh_backward.default)
+    tanhs = [node for node in head.chain if node.target is aten.tanh.default]
+    derivatives = [user for tanh in tanhs for user in users_through(tanh, _SAME) if user in chain]
+    if scaling is None or not scaling.is_close(head.scaling) or len(derivatives) != len(tanhs):
+        return Refusal(head.chain[0], "the gradient of the logits is not that of their scaling")
+    results: dict[str, list[fx.Node]] = {"d_x": [], "d_weight": [], "d_bias": []}
+    for user in d_logits.users:
+        kind = _kind(user, d_logits, head)
+        if kind is None:
+            return Refusal(head.chain[0], f"the gradient of the logits is also read by {user.name}")
+        results[kind] += list(user.users) if user.target is aten.t.default else [user]
+    return Gradients(loss, tuple(chain), **{name: tuple(nodes) for name, nodes in results.items()})
+
+
+def _kind(user: fx.Node, d_logits: fx.Node, head: Head) -> str | None:
+    """Which result of the backward a reader of the gradient of the logits computes."""
+    if user.target is aten.sum.dim_IntList and head.bias is not None and list(user.args[1]) == [0]:  # type: ignore[arg-type]
+        return "d_bias" if tensor_of(user).dtype == fake_of(head.x).dtype else None  # type: ignore[union-attr]
+    if user.target is aten.t.default:
+        is_weight = all(reader.target is aten.mm.default and reader.args == (user, head.x) for reader in user.users)
+        return "d_weight" if is_weight else None
+    if user.target is not aten.mm.default:
+        return None
+    first, second = user.args
+    if first is d_logits and _transposes(second, head.columns):
+        return "d_x"
+    return "d_weight" if second is d_logits and _transposes(first, head.x) else None
+
+
+def _transposes(node: object, other: fx.Node) -> bool:
+    """Whether one is the transpose of the other."""
+    if not isinstance(node, fx.Node):
+        return False
+    return any(one.target is aten.t.default and one.args[0] is two for one, two in ((node, other), (other, node)))

@@ -1,0 +1,145 @@
+"""kp::linear_cross_entropy: its values and gradients by blocks, extremes, what it refuses, what it is counted as."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from kp_dynamo.backend import kp_tpu
+from kp_dynamo.ops import ACTIVATIONS  # noqa: F401  # registers the operators
+
+forward, backward = torch.ops.kp.linear_cross_entropy, torch.ops.kp.linear_cross_entropy_backward
+
+
+def operands(rows: int, width: int, classes: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """x, weight, bias and the gradient of the loss, in float64 the same numbers as in `dtype`."""
+    generator = torch.Generator().manual_seed(rows + width + classes)
+    sizes = (rows, width), (classes, width), (classes,), (rows,)
+    return [torch.randn(size, generator=generator, dtype=torch.float64).to(dtype) for size in sizes]
+
+
+def exact(x, weight, bias, grad, target):
+    """The losses and gradients of torch in float64."""
+    leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
+    loss = F.cross_entropy(F.linear(*leaves), target, reduction="none")
+    return loss.detach(), torch.autograd.grad(loss, leaves, grad.double())
+
+
+@pytest.mark.parametrize(("scale", "cap"), [(0.5, 0.0), (1.0, 3.0), (-2.0, 0.7)])
+def test_logits_are_scaled_and_capped(scale, cap):
+    x, weight, bias, grad = operands(6, 8, 50)
+    target = torch.arange(6)
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    logits = F.linear(*leaves) * scale
+    loss = F.cross_entropy(cap * torch.tanh(logits / cap) if cap else logits, target, reduction="none")
+    result, statistics = forward(*(t.detach() for t in leaves), target, scale, cap, 16)
+    torch.testing.assert_close(result, loss.detach())
+    found = backward(grad, *(t.detach() for t in leaves), target, scale, cap, 16, statistics)
+    for one, other in zip(found, torch.autograd.grad(loss, leaves, grad), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 7), width=st.integers(1, 6), classes=st.integers(1, 23), block=st.integers(1, 30),
+    has_bias=st.booleans(),
+)  # fmt: skip
+def test_every_block_size_gives_torchs_loss_and_gradients(rows, width, classes, block, has_bias):
+    x, weight, bias, grad = operands(rows, width, classes)
+    bias = bias if has_bias else torch.zeros_like(bias)
+    target = torch.arange(rows) * 5 % classes
+    loss, gradients = exact(x, weight, bias, grad, target)
+    given_bias = bias if has_bias else None
+    result, statistics = forward(x, weight, given_bias, target, 1.0, 0.0, block)
+    torch.testing.assert_close(result, loss)
+    found = backward(grad, x, weight, given_bias, target, 1.0, 0.0, block, statistics)
+    for one, other in zip(found, gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_is_accumulated_in_float32_on_either_device(dtype):
+    x, weight, bias, grad = operands(6, 8, 50, dtype)
+    target = torch.arange(6)
+    loss, gradients = exact(x, weight, bias, grad, target)
+
+    def run(x, weight, bias, grad, target):
+        result, statistics = forward(x, weight, bias, target, 1.0, 0.0, 16)
+        return result, *backward(grad, x, weight, bias, target, 1.0, 0.0, 16, statistics)
+
+    for fn in (run, torch.compile(run, backend=kp_tpu, options={"precision": "float32"})):
+        result, *found = fn(x, weight, bias, grad, target)
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(result.double(), loss, rtol=1e-6, atol=1e-5)  # 8 products, each of a few units
+        for one, other in zip(found, gradients, strict=True):
+            # In bfloat16 the gradient of the logits is rounded, and the sum: 2 ** -8 each, of sums of up to 50.
+            tolerance = 1e-5 if dtype == torch.float32 else 2.0**-7 * float(other.abs().max())
+            torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=tolerance)
+
+
+def test_a_gradient_may_be_wider_than_the_operands():
+    x, weight, bias, grad = operands(6, 8, 50, torch.bfloat16)
+    target = torch.arange(6)
+    _, statistics = forward(x, weight, bias, target, 1.0, 0.0, 16)
+    found = backward(grad, x, weight, bias, target, 1.0, 0.0, 16, statistics, out_dtype=torch.float32)
+    assert {t.dtype for t in found} == {torch.float32}
+
+
+def test_classes_that_are_ruled_out_have_no_probability():
+    x, weight, bias, grad = operands(6, 8, 12)
+    bias[:5] = -math.inf  # a whole block, and one class of the next
+    target = torch.arange(5, 11)
+    loss, gradients = exact(x, weight, bias, grad, target)
+    result, statistics = forward(x, weight, bias, target, 1.0, 0.0, 4)
+    torch.testing.assert_close(result, loss)
+    for one, other in zip(backward(grad, x, weight, bias, target, 1.0, 0.0, 4, statistics), gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_rows_that_have_no_softmax_have_eagers_loss(value):
+    x, weight, bias, _ = operands(6, 8, 12)
+    bias[:] = value if value < 0 else bias
+    bias[3] = value
+    target = torch.arange(6)
+    result, _ = forward(x, weight, bias, target, 1.0, 0.0, 4)
+    torch.testing.assert_close(
+        result, F.cross_entropy(F.linear(x, weight, bias), target, reduction="none"), equal_nan=True
+    )
+
+
+def test_a_sure_and_right_row_keeps_its_small_loss():
+    x, weight = torch.tensor([[1e4, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, -12.0], [0.0, 0.0]])
+    target = torch.tensor([0])
+    loss, _ = forward(x, weight, None, target, 1.0, 0.0, 2)
+    torch.testing.assert_close(
+        loss.double(), F.cross_entropy(x.double() @ weight.double().t(), target, reduction="none")
+    )
+    assert loss > 0  # the sum of the statistics would round it to 0
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (lambda x, w, t: (x, w.double(), None, t, 1.0, 0.0, 4), TypeError, "must have the same floating-point dtype"),
+        (lambda x, w, t: (x[0], w, None, t, 1.0, 0.0, 4), ValueError, "must have 2, 2 and 1"),
+        (lambda x, w, t: (x, w, None, t, 1.0, 0.0, 0), ValueError, "block=0, soft_cap=0.0 are invalid"),
+    ],
+)
+def test_what_it_refuses(change, error, text):
+    x, weight, _, _ = operands(6, 8, 12, torch.float32)
+    arguments = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in change(x, weight, torch.arange(6))]
+    with pytest.raises(error, match=text):
+        forward(*arguments)
+
+
+def test_flops_are_those_of_its_matmuls_without_the_recomputed_one():
+    x, weight, bias, grad = operands(6, 8, 12)
+    with FlopCounterMode(display=False) as counter:
+        _, statistics = forward(x, weight, bias, torch.arange(6), 1.0, 0.0, 4)
+        backward(grad, x, weight, bias, torch.arange(6), 1.0, 0.0, 4, statistics)
+    assert counter.get_total_flops() == 3 * 2 * 6 * 8 * 12
