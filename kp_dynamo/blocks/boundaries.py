@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -24,6 +25,7 @@ class Boundaries:
         nodes: Its calls.
         effects: What each call does.
         regions: See above.
+        inputs: The inputs of the graph as they are before it runs.
     """
 
     def __init__(
@@ -32,21 +34,27 @@ class Boundaries:
         nodes: Sequence[fx.Node],
         effects: Mapping[fx.Node, Effects],
         regions: Sequence[Region],
+        inputs: Sequence[Any],
     ) -> None:
         self.regions = regions
         self._position = {node: i for i, node in enumerate(nodes)}
         self._last_use = {node: self._last_call(node, in_results=False) for node in nodes}
         self._closed = {i: "a transform of torch.func is open" for i, region in enumerate(regions) if region.level}
-        inputs = graph.find_nodes(op="placeholder")
-        aliases, written_at = self._aliases([*inputs, *nodes]), self._writes(nodes, effects)
-        self.written = [node for node in inputs if not written_at.keys().isdisjoint(_storages(node))]
+        placeholders = graph.find_nodes(op="placeholder")
+        aliases, written_at = self._aliases([*placeholders, *nodes]), self._writes(nodes, effects)
+        self.written = [node for node in placeholders if not written_at.keys().isdisjoint(_storages(node))]
         for node in nodes:
             # Pieces pass tensors only; an autocast region that is open where a piece begins is entered again there.
             if not isinstance(node.meta.get("example_value"), torch.Tensor) and node.target is not ENTER_AUTOCAST:
                 self._close(self._position[node], self._last_use[node], f"{node} passes, which is no tensor")
-        of_inputs = {storage for node in inputs for storage in _storages(node)}
+        of_inputs = {storage for node in placeholders for storage in _storages(node)}
         for storage, positions in written_at.items():
             self._close_around_writes(aliases[storage], positions, is_input=storage in of_inputs)
+        for node, before in zip(placeholders, inputs, strict=True):
+            if _gains_gradient(node, before):
+                written = [p for storage in _storages(node) for p in written_at.get(storage, ())]
+                sharing = [alias for storage in _storages(node) for alias in aliases[storage]]
+                self._close_after_gradient(node, written, sharing)
         self._crossing = self._count_crossing(nodes)
 
     def is_open(self, position: int) -> bool:
@@ -102,6 +110,14 @@ class Boundaries:
             reason = f"{node} passes, a view of an input that the graph writes to"
             self._close(self._position[node], self._last_use[node], reason)
 
+    def _close_after_gradient(self, node: fx.Node, written_at: Sequence[int], aliases: Sequence[fx.Node]) -> None:
+        """An input that a write makes part of autograd's graph stays in one piece from then on.
+
+        A later piece would be compiled for the tensor as it is before the graph runs: without a gradient.
+        """
+        last = max(self._last_call(alias, in_results=False) for alias in aliases)
+        self._close(min(written_at, default=-1), last, f"{node} passes, which requires a gradient only after a write")
+
     def _count_crossing(self, nodes: Sequence[fx.Node]) -> list[int]:
         change = [0] * (len(nodes) + 2)
         for node in nodes:
@@ -114,6 +130,12 @@ class Boundaries:
             count += change[position]
             counts.append(count)
         return counts
+
+
+def _gains_gradient(node: fx.Node, before: Any) -> bool:
+    """Whether an input requires a gradient after the graph has run, and not before it."""
+    after = node.meta.get("example_value")
+    return isinstance(after, torch.Tensor) and after.requires_grad and not before.requires_grad
 
 
 def _storages(node: fx.Node) -> set[int]:

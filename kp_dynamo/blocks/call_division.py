@@ -65,7 +65,7 @@ def divide_at_calls(capture: Capture, *, with_modules: bool) -> Division | Undiv
     ids = node_ids(capture.gm, nodes, with_modules=with_modules)
     effects = EffectsOfNodes(capture.gm, dict(zip(nodes, ids, strict=True)))
     effects.update((node, Effects()) for parts in calls.values() for node in parts)
-    boundaries = Boundaries(capture.gm.graph, nodes, effects, regions(nodes))
+    boundaries = Boundaries(capture.gm.graph, nodes, effects, regions(nodes), capture.inputs)
     return CallDivider(capture, nodes, effects, boundaries, with_modules=with_modules).divided_at(calls)
 
 

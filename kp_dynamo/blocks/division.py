@@ -102,7 +102,7 @@ def divide(capture: Capture, accept: Accept, *, least: int, with_modules: bool) 
     nodes = [node for node in graph.nodes if node.op in CALLS]
     ids = node_ids(capture.gm, nodes, with_modules=with_modules)
     effects = EffectsOfNodes(capture.gm, dict(zip(nodes, ids, strict=True)))
-    boundaries = Boundaries(graph, nodes, effects, regions(nodes))
+    boundaries = Boundaries(graph, nodes, effects, regions(nodes), capture.inputs)
     found = BlockSearch(nodes, ids, Matcher(nodes, boundaries, least), effects, accept).repeats()
     if not found:
         return Undivided(

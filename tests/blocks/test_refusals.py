@@ -141,6 +141,42 @@ def test_a_residual_stream_that_layers_write_to():
     )
 
 
+def shared_memory(x, weights, memory):
+    """A scratch tensor of the caller, without a gradient until the first layer writes to it."""
+    for weight in weights:
+        memory.add_(torch.tanh(x @ weight))
+        x = x + memory.clone().tanh()
+    return x
+
+
+def stream_of_the_caller(x, weights, stream):
+    for weight in weights:
+        stream.add_(torch.tanh(stream.clone() @ weight))
+    return stream.sin() + x
+
+
+def through_a_view(x, weights, memory):
+    for weight in weights:
+        memory[:2].mul_(0.5).add_(torch.tanh(x @ weight)[:2])
+        x = x + memory
+    return x
+
+
+@pytest.mark.parametrize("fn", [shared_memory, stream_of_the_caller, through_a_view])
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+def test_an_input_that_requires_a_gradient_only_after_a_write(fn, device):
+    def gradients(run, device):
+        x, *weights = (t.clone().to(device).requires_grad_() for t in (X, *WEIGHTS))
+        memory = torch.linspace(-1, 1, 32).view(4, 8).to(device)
+        run(x, weights, memory).square().sum().backward()
+        return [t.grad.cpu() for t in (x, *weights)] + [memory.detach().cpu()]
+
+    mine, events = divided(fn)
+    found = gradients(mine, device)
+    torch.testing.assert_close(found, gradients(fn, "cpu"))
+    assert "which requires a gradient only after a write" in events[0].reason
+
+
 def test_a_view_of_a_written_input_crosses():
     def views(state, weights):
         row = older = state[0]
