@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import hint_int
 
-from kp_dynamo.graph.editing import FakeRuns, cast_to, erase_unused, insert_call
+from kp_dynamo.graph.editing import FakeRuns, cast_to, erase_unused, insert_call, replace_node
 from kp_dynamo.graph.nodes import calls, fake_of, forward_nodes
 from kp_dynamo.graph.op_tables import RESHAPES
 from kp_dynamo.ops.compute_dtype import compute_dtype
@@ -20,7 +20,7 @@ from kp_dynamo.passes.cross_entropy.pattern import Gradients, Head, head_at
 
 aten, kp = torch.ops.aten, torch.ops.kp
 
-_MEAN = 1  # torch's number of the reduction; 0 is none, 2 the sum
+_MEAN = 1  # the argument `reduction` of aten.nll_loss_forward: 0 is "none", 1 is "mean", 2 is "sum"
 _LANES = 128  # a TPU's tile has 128 columns
 
 
@@ -161,18 +161,14 @@ class _Rewriting:
         for node in found.chain[1:]:
             d_x = self._on_rows(node, d_x)
         for node in found.d_x:
-            self._replace(node, d_x)
+            replace_node(node, d_x)
         for node in found.d_weight:
             is_transposed = fake_of(node).shape != fake_of(d_weight).shape
-            self._replace(node, self.insert(aten.t.default, d_weight) if is_transposed else d_weight)
+            replace_node(node, self.insert(aten.t.default, d_weight) if is_transposed else d_weight)
         for node in found.d_bias:
-            self._replace(node, self.insert(aten.reshape.default, d_bias, list(fake_of(node).shape)))
+            replace_node(node, self.insert(aten.reshape.default, d_bias, list(fake_of(node).shape)))
         for node in (d_x, d_weight, d_bias):
             erase_unused(node)
-
-    def _replace(self, node: fx.Node, by: fx.Node) -> None:
-        node.replace_all_uses_with(by)
-        erase_unused(node)
 
     def _where(self, is_kept: fx.Node, value: Any, other: float) -> fx.Node:
         """`value` where the target is not ignored."""

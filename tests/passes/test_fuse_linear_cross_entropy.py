@@ -7,11 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
-from torch import nn
+from torch import fx, nn
 
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.graph.nodes import calls
 from kp_dynamo.passes.cast_bf16 import CastBf16
+from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fuse_linear_cross_entropy import FuseLinearCrossEntropy
 from kp_dynamo.pipeline.build import build_pipeline
 from tests.graphs import applied, graph_text, trace_inference, trace_joint
@@ -30,6 +31,13 @@ def operands(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     target = torch.arange(ROWS) * 50
     target[1] = target[4] = -100
     return *(t.to(dtype).requires_grad_() for t in (x, weight, bias)), target
+
+
+def joint(fn, *arguments: torch.Tensor) -> fx.GraphModule:
+    """The joint graph as the pass gets it: constants are folded, and values are not detached."""
+    gm = trace_joint(fn, *arguments)
+    FoldConstants()(gm)
+    return gm
 
 
 def step(gm, *arguments: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
@@ -69,7 +77,7 @@ return (div_tensor,)""",
 
 
 def test_the_gradients_of_a_joint_graph():
-    gm = trace_joint(plain, *operands())
+    gm = joint(plain, *operands())
     assert applied(PASS, gm).rewritten == 1
     assert [n.target for n in calls(gm.graph, *FUSED)] == list(FUSED)
     left = [torch.ops.aten._log_softmax.default, torch.ops.aten.nll_loss_backward.default, torch.ops.aten.mm.default]
@@ -120,17 +128,16 @@ CASES = {
 def test_losses_and_gradients_are_those_of_torch(name):
     fn = CASES[name]
     x, weight, bias, target = operands()
-    gm = trace_joint(fn, x, weight, bias, target)
+    gm = joint(fn, x, weight, bias, target)
     report = applied(PASS, gm)
     assert report.rewritten == (2 if name == "two heads" else 1), report.refused
     exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
-    wide = [t.double() if t.is_floating_point() else t for t in (target,)]
-    weights = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of class weights
     try:
-        loss = fn(*exact, *wide)
+        loss = fn(*exact, target)
     finally:
-        torch.set_default_dtype(weights)
+        torch.set_default_dtype(before)
     gradients = torch.autograd.grad(loss, exact, allow_unused=True)
     found, mine = step(gm, x, weight, bias, target)
     torch.testing.assert_close(found.double(), loss.double(), rtol=1e-5, atol=1e-6)
@@ -141,7 +148,7 @@ def test_losses_and_gradients_are_those_of_torch(name):
 
 def test_all_targets_ignored_is_nan_as_in_eager():
     x, weight, bias, target = operands()
-    gm = trace_joint(plain, x, weight, bias, target)
+    gm = joint(plain, x, weight, bias, target)
     applied(PASS, gm)
     loss, (d_x, *_) = step(gm, x, weight, bias, torch.full_like(target, -100))
     assert loss.isnan()
@@ -156,7 +163,7 @@ def test_an_ignored_row_with_an_infinite_loss_does_not_count():
     fn = CASES["a bias"]
     target = target.clone()
     target[0] = 7
-    gm = trace_joint(fn, x, weight, bias, target)
+    gm = joint(fn, x, weight, bias, target)
     applied(PASS, gm)
     loss, (d_x, *_) = step(gm, x, weight, bias, target)
     eager = fn(x, weight, bias, target)
@@ -165,7 +172,7 @@ def test_an_ignored_row_with_an_infinite_loss_does_not_count():
 
 
 REFUSED = {
-    "returned logits": (lambda x, w, b, t: (plain(x, w, b, t), F.linear(x, w)), "the logits are also read by output"),
+    "returned logits": (lambda x, w, b, t: _with_logits(F.linear(x, w), t), "the logits are also read by output"),
     "label smoothing": (
         lambda x, w, b, t: F.cross_entropy(F.linear(x, w), t, label_smoothing=0.1),
         "the log probabilities are also read by",
@@ -176,7 +183,11 @@ REFUSED = {
     ),
     "rounded logits": (
         lambda x, w, b, t: F.cross_entropy(F.linear(x, w).bfloat16(), t),
-        "does not keep the classes in the last dimension, or rounds the logits",
+        "changes the precision of the logits",
+    ),
+    "logits in float64": (
+        lambda x, w, b, t: F.cross_entropy(F.linear(x, w).double(), t),
+        "changes the precision of the logits",
     ),
     "fewer classes": (
         lambda x, w, b, t: F.cross_entropy(F.linear(x, w)[:, :290], t.clamp(max=200)),
@@ -198,6 +209,10 @@ REFUSED = {
 }
 
 
+def _with_logits(logits, target):
+    return F.cross_entropy(logits, target), logits
+
+
 def _with_entropy(log_p, target):
     return F.nll_loss(log_p, target) + (log_p.exp() * log_p).sum()
 
@@ -211,13 +226,7 @@ def _hooked(logits, target):
 def test_what_it_refuses_and_says_why(name):
     fn, reason = REFUSED[name]
     x, weight, bias, target = operands()
-    if name == "returned logits":
-
-        def fn(x, w, b, t):
-            logits = F.linear(x, w)
-            return F.cross_entropy(logits, t), logits
-
-    gm = trace_joint(fn, x, weight, bias, target)
+    gm = joint(fn, x, weight, bias, target)
     before = graph_text(gm)
     report = applied(PASS, gm)
     assert report.rewritten == 0
@@ -228,22 +237,22 @@ def test_what_it_refuses_and_says_why(name):
 
 def test_a_loss_of_other_scores_is_no_match():
     x, _, _, target = operands()
-    gm = trace_joint(lambda x, t: F.cross_entropy(x.tanh(), t.clamp(0, 3)), x, target)
+    gm = joint(lambda x, t: F.cross_entropy(x.tanh(), t.clamp(0, 3)), x, target)
     assert applied(PASS, gm).refused == ()
 
 
 def test_small_logits_stay_whole_and_blocks_are_about_equal():
-    gm = trace_joint(plain, *operands())
+    gm = joint(plain, *operands())
     assert applied(FuseLinearCrossEntropy(), gm).rewritten == 0
     applied(FuseLinearCrossEntropy(min_bytes=0), gm)
     assert [n.args[6] for n in calls(gm.graph, FUSED[0])] == [384]  # one block, in whole tiles
-    two = trace_joint(plain, *operands())
+    two = joint(plain, *operands())
     applied(FuseLinearCrossEntropy(min_bytes=0, block_bytes=4 * ROWS * 256), two)
     assert [n.args[6] for n in calls(two.graph, FUSED[0])] == [256]
 
 
 def test_casts_give_it_bfloat16_operands_and_float32_gradients():
-    gm = trace_joint(plain, *operands())
+    gm = joint(plain, *operands())
     applied(PASS, gm)
     applied(CastBf16(), gm)
     forward, backward = calls(gm.graph, *FUSED)
@@ -252,8 +261,8 @@ def test_casts_give_it_bfloat16_operands_and_float32_gradients():
     assert {value.dtype for value in (*forward.meta["val"], *backward.meta["val"])} == {torch.float32}
 
 
-def test_keep_float32_by_module_path_keeps_the_head():
-    gm = trace_joint(plain, *operands())
+def test_keep_float32_keeps_the_head():
+    gm = joint(plain, *operands())
     applied(PASS, gm)
     applied(CastBf16(keep_float32=("kp.linear_cross_entropy",)), gm)
     forward, _ = calls(gm.graph, *FUSED)
@@ -278,6 +287,7 @@ class Model(nn.Module):
 def test_a_step_through_the_backend_and_a_longer_second_call(monkeypatch):
     """With the threshold of this pass lowered, as no test has logits of 256 MiB."""
     monkeypatch.setattr(FuseLinearCrossEntropy, "__init__", _lowered(FuseLinearCrossEntropy.__init__))
+    rewritten = _noting_rewrites(monkeypatch)
     model = Model()
     eager = copy.deepcopy(model).double()
     step = torch.compile(model, backend="kp_tpu", options={"precision": "float32"})
@@ -291,6 +301,22 @@ def test_a_step_through_the_backend_and_a_longer_second_call(monkeypatch):
         torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
         for mine, other in zip(model.parameters(), eager.parameters(), strict=True):
             torch.testing.assert_close(mine.grad.double(), other.grad, rtol=1e-5, atol=1e-6)
+
+    assert rewritten == [1] * len(rewritten)
+    assert rewritten
+
+
+def _noting_rewrites(monkeypatch) -> list[int]:
+    counts: list[int] = []
+    run = FuseLinearCrossEntropy.__call__
+
+    def noting(self, gm):
+        report = run(self, gm)
+        counts.append(report.rewritten)
+        return report
+
+    monkeypatch.setattr(FuseLinearCrossEntropy, "__call__", noting)
+    return counts
 
 
 def _lowered(original):

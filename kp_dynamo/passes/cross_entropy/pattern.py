@@ -15,17 +15,17 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.nodes import fake_of, tensor_of
-from kp_dynamo.graph.op_tables import DIVISIONS, MULTIPLICATIONS, RESHAPES, users_through
+from kp_dynamo.graph.op_tables import DIVISIONS, MULTIPLICATIONS, RESHAPES
+from kp_dynamo.ops.linear_act import fits
 from kp_dynamo.passes.base import Refusal
 from kp_dynamo.passes.constants.values import factor_of
+from kp_dynamo.passes.linear.pattern import LINEAR_MATMULS
 
 aten = torch.ops.aten
 
-_MATMULS = (aten.mm.default, aten.addmm.default)
-_SAME = (aten.detach.default, aten.alias.default)
 _COPIES = (aten.clone.default, aten._to_copy.default)
-# What only picks, repeats or reshapes rows: the same can be done to the rows before the matmul.
 _SCALINGS = (*MULTIPLICATIONS, *DIVISIONS)
+# All but the factors and tanh pick or reshape rows: the same can be done to the rows before the matmul.
 _FORWARD = (*RESHAPES, *_COPIES, *_SCALINGS, aten.slice.Tensor, aten.tanh.default)
 _BACKWARD = (*RESHAPES, *_COPIES, *_SCALINGS, aten.slice_backward.default, aten.tanh_backward.default)
 
@@ -40,12 +40,12 @@ class Scaling:
 
     @property
     def soft_cap(self) -> float:
-        """As `kp::linear_cross_entropy` takes it; 0 is none."""
+        """The argument `soft_cap` of `kp::linear_cross_entropy`. 0 means that there is none."""
         return self.after if self.has_tanh else 0.0
 
     @property
     def scale(self) -> float:
-        """As `kp::linear_cross_entropy` takes it: the cap divides what it has multiplied."""
+        """The argument `scale` of `kp::linear_cross_entropy`, which divides by the soft cap before the tanh."""
         return self.before * self.after
 
     @classmethod
@@ -123,7 +123,7 @@ def head_at(loss: fx.Node) -> Head | Refusal | None:
     if log_softmax.args[1] not in (1, -1) or fake_of(log_softmax).dim() != 2:
         return None
     chain = tuple(reversed(list(_before(log_softmax.args[0]))))  # type: ignore[arg-type]
-    if not chain or chain[0].target not in _MATMULS:
+    if not chain or chain[0].target not in LINEAR_MATMULS:
         return None
     *bias, x, columns = chain[0].args
     head = Head(x, columns, bias[0] if bias else None, chain, log_softmax, loss)  # type: ignore[arg-type]
@@ -152,15 +152,17 @@ def _problem(head: Head) -> str | None:
         return "addmm with an addend that is not a bias of one number per class"
     for node, following in zip(head.chain, (*head.chain[1:], head.log_softmax), strict=True):
         if not _keeps_rows(node, num_classes):
-            return f"{node.name} does not keep the classes in the last dimension, or rounds the logits"
+            return (
+                f"{node.name} does not keep the classes in the last dimension, or changes the precision of the logits"
+            )
         derivative = aten.tanh_backward.default if node.target is aten.tanh.default else None
-        if others := [u for u in users_through(node, _SAME) if u is not following and u.target is not derivative]:
+        if others := [u for u in node.users if u is not following and u.target is not derivative]:
             return f"the logits are also read by {others[0].name}"
     return None
 
 
 def _keeps_rows(node: fx.Node, num_classes: int) -> bool:
-    """Whether the last dimension is the classes, and values keep their precision."""
+    """Whether the last dimension is the classes, and the operator computes in at least the precision of the values."""
     value = fake_of(node)
     if value.dim() < 2 or value.shape[-1] != num_classes or not isinstance(value.shape[-1], int):
         return False
@@ -168,12 +170,13 @@ def _keeps_rows(node: fx.Node, num_classes: int) -> bool:
         return len(node.args) > 1 and node.args[1] not in (-1, value.dim() - 1)
     if node.target is aten._to_copy.default:
         source = fake_of(node.args[0])  # type: ignore[arg-type]
-        return torch.promote_types(source.dtype, value.dtype) == value.dtype
+        is_exact = torch.promote_types(source.dtype, value.dtype) == value.dtype
+        return is_exact and fits(value.dtype, source.dtype)
     return True
 
 
 def _with_gradients(head: Head) -> Head | Refusal:
-    readers = [user for user in users_through(head.log_softmax, _SAME) if user is not head.loss]
+    readers = [user for user in head.log_softmax.users if user is not head.loss]
     if not readers:
         return head
     losses = [user for user in readers if user.target is aten.nll_loss_backward.default]
@@ -197,7 +200,7 @@ def _gradients(head: Head, loss: fx.Node, softmax: fx.Node) -> Gradients | Refus
         return Refusal(head.chain[0], f"{d_logits.name} changes the gradient of the logits")
     scaling = Scaling.of(reversed(chain), aten.tanh_backward.default)
     tanhs = [node for node in head.chain if node.target is aten.tanh.default]
-    derivatives = [user for tanh in tanhs for user in users_through(tanh, _SAME) if user in chain]
+    derivatives = [user for tanh in tanhs for user in tanh.users if user in chain]
     if scaling is None or not scaling.is_close(head.scaling) or len(derivatives) != len(tanhs):
         return Refusal(head.chain[0], "the gradient of the logits is not that of their scaling")
     results: dict[str, list[fx.Node]] = {"d_x": [], "d_weight": [], "d_bias": []}
