@@ -44,7 +44,7 @@ class FuseLinearCrossEntropy:
     bias, class weights and ignored targets, for every reduction, in inference and in training.
 
     Refuses, with the reason: logits or log probabilities with another reader, such as a result of the graph, label
-    smoothing or another loss; logits that are rounded, or transposed, before the loss.
+    smoothing or another loss; logits that are rounded, or upcast to float64, before the loss.
 
     Leaves alone logits of less than `min_bytes`, where computing them twice costs more time than it saves.
 

@@ -183,15 +183,15 @@ REFUSED = {
     ),
     "rounded logits": (
         lambda x, w, b, t: F.cross_entropy(F.linear(x, w).bfloat16(), t),
-        "changes the precision of the logits",
+        "rounds the logits or upcasts them to float64",
     ),
     "logits in float64": (
         lambda x, w, b, t: F.cross_entropy(F.linear(x, w).double(), t),
-        "changes the precision of the logits",
+        "rounds the logits or upcasts them to float64",
     ),
     "fewer classes": (
         lambda x, w, b, t: F.cross_entropy(F.linear(x, w)[:, :290], t.clamp(max=200)),
-        "does not keep the classes in the last dimension",
+        "moves the classes from the last dimension",
     ),
     "a learned temperature": (
         lambda x, w, b, t: F.cross_entropy(F.linear(x, w) * b[0], t),

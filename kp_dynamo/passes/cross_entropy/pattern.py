@@ -153,7 +153,7 @@ def _problem(head: Head) -> str | None:
     for node, following in zip(head.chain, (*head.chain[1:], head.log_softmax), strict=True):
         if not _keeps_rows(node, num_classes):
             return (
-                f"{node.name} does not keep the classes in the last dimension, or changes the precision of the logits"
+                f"{node.name} moves the classes from the last dimension, rounds the logits or upcasts them to float64"
             )
         derivative = aten.tanh_backward.default if node.target is aten.tanh.default else None
         if others := [u for u in node.users if u is not following and u.target is not derivative]:
