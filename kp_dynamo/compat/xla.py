@@ -20,12 +20,13 @@ from kp_dynamo.exceptions import TPUDeviceError, TPUNotAvailableError
 
 logger = logging.getLogger(__name__)
 
-_forked = False
+# Whether this process lost the XLA client in a fork; every compiled call reads it.
+forked = False
 
 
 def _after_fork() -> None:
-    global _forked
-    _forked = load.cache_info().currsize > 0
+    global forked
+    forked = load.cache_info().currsize > 0
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -81,7 +82,7 @@ def refuse_fork() -> None:
     Raises:
         TPUDeviceError: This process was forked after the client had started.
     """
-    if _forked:
+    if forked:
         raise TPUDeviceError(
             "this process was forked after the XLA client had started, and a fork does not copy the client's threads. "
             'Try: start workers with multiprocessing.get_context("spawn"), or fork before the first compiled call.'

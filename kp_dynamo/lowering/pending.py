@@ -62,24 +62,36 @@ class OwnBuffers:
     """
 
     def __init__(self) -> None:
-        self._parameters: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
         # The parameters of whole calls: equal layers run one program, each with parameters of its own.
         self._calls: set[bytes] = set()
 
-    def ensure(self, values: Sequence[torch.Tensor]) -> None:
-        """Check the parameters that are new to the program; at its first call, check every value."""
-        if self._parameters is None:
-            self._parameters = _parameters_getter(values)
-            _separate(values)
-        given = self._parameters(values)
-        # The addresses of the tensors, which are their ids: four times as fast as a list of ids.
-        addresses = np.fromiter(given, object, len(given)).tobytes()
-        if addresses not in self._calls:
-            self._check_new(given)
-            if len(self._calls) == _MOST_CALLS:
-                self._calls.clear()
-            self._calls.add(addresses)
+    def checker(self) -> Callable[[Sequence[torch.Tensor]], None]:
+        """A function that checks the parameters that are new to the program, and at its first call every value.
+
+        It runs at every call, so it holds what it needs instead of reading attributes.
+        """
+        calls, from_values, objects = self._calls, np.fromiter, np.dtype(object)
+        parameters: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
+        count = 0
+
+        def check(values: Sequence[torch.Tensor]) -> None:
+            nonlocal parameters, count
+            if parameters is None:
+                _separate(values)
+                parameters = _parameters_getter(values)
+                count = len(parameters(values))
+            # The addresses of the tensors, which are their ids: four times as fast as a list of ids.
+            if from_values(parameters(values), objects, count).tobytes() not in calls:
+                self._add(parameters(values))
+
+        return check
+
+    def _add(self, given: Sequence[torch.Tensor]) -> None:
+        self._check_new(given)
+        if len(self._calls) == _MOST_CALLS:
+            self._calls.clear()
+        self._calls.add(np.fromiter(given, object, len(given)).tobytes())
 
     def _check_new(self, given: Sequence[torch.Tensor]) -> None:
         new = {id(tensor): tensor for tensor in given if id(tensor) not in self._known}

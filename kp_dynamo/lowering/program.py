@@ -150,7 +150,7 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
     needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph
 
     # Under SPMD a copy that is computed separately loses its sharding.
-    separate = OwnBuffers().ensure if not is_spmd() else lambda _: None
+    separate = OwnBuffers().checker() if not is_spmd() else lambda _: None
 
     def run(args: Sequence[Any]) -> list[Any]:
         values = gather(args)

@@ -93,7 +93,8 @@ class CompiledGraph:
             self._program(None, values)
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        xla.refuse_fork()
+        if xla.forked:
+            xla.refuse_fork()
         variant = None if self._has_one_variant else self._variant(args)
         program = self._programs.get(variant)
         # Read once: another thread may evict the program at any time.
