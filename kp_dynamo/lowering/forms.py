@@ -27,6 +27,7 @@ from kp_dynamo.lowering.reduction_forms import REDUCTION_FORMS
 from kp_dynamo.lowering.scan_forms import SCAN_FORMS
 from kp_dynamo.lowering.scatter_forms import SCATTER_FORMS
 from kp_dynamo.lowering.sharded_forms import sharding_form
+from kp_dynamo.lowering.sharded_pads import SHARDED_PADS
 from kp_dynamo.lowering.sharded_scatters import SCATTERS, scattered
 from kp_dynamo.lowering.softmax_forms import SOFTMAX_FORMS
 from kp_dynamo.lowering.view_forms import VIEW_FORMS
@@ -48,6 +49,8 @@ def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
     if not isinstance(target, torch._ops.OpOverload):
         return None
     form = FORMS.get(target, target)
+    if is_sharded:
+        form = SHARDED_PADS.get(target, form)
     if target in SCATTERS and is_sharded:
         form = partial(scattered, form)
     if (wide := in_float32(target, form)) is not target:

@@ -101,6 +101,10 @@ def test_sharded_tensors_are_written_to_by_index(answers):
     assert all(difference < CLOSE for difference in answers["writes_by_index"])
 
 
+def test_sharded_rows_are_padded_by_what_is_cut(answers):
+    assert all(difference < CLOSE for difference in answers["pads_that_cut"])
+
+
 def test_saved_values_next_to_a_cpu_operator_keep_their_shards(answers):
     assert answers["saved_beside_the_cpu"] < CLOSE
 

@@ -286,6 +286,28 @@ def _gradient_beside_a_scatter() -> float:
 
 
 @check
+def pads_that_cut() -> Any:
+    """Largest differences beside another reader of sharded rows, of results and of gradients."""
+    torch.manual_seed(0)
+    functions = [
+        lambda x: F.pad(x, (0, 0, 1, -1)) + x.sin(),
+        lambda x: F.pad(x, (0, 0, -2, 2), value=0.5) * x,
+        lambda x: F.pad(x, (1, 0, -1, -1)),
+        lambda x: F.pad(x, (0, 0, 2, -2)).sum() + x.exp().sum(),
+    ]
+    found = []
+    for function in functions:
+        x = torch.randn(8, 3)
+        mine, eager = devices().shard_batch(x).requires_grad_(), x.clone().requires_grad_()
+        results = compiled(function)(mine), function(eager)
+        weights = torch.linspace(-1, 1.3, results[1].numel()).reshape(results[1].shape)
+        (results[0] * weights.to("xla")).sum().backward()
+        (results[1] * weights).sum().backward()
+        found += [(results[0].cpu() - results[1]).abs().max().item(), (mine.grad.cpu() - eager.grad).abs().max().item()]
+    return found
+
+
+@check
 def saved_beside_the_cpu() -> Any:
     """Largest difference of a gradient of uneven complex shards, in pieces around an operator of the CPU."""
     torch.manual_seed(0)
