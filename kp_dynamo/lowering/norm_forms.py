@@ -68,29 +68,6 @@ def _layer_norm_backward(
     return of_x, of_weight, of_bias
 
 
-def _group_norm_backward(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    average: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: Maybe,
-    n: int,
-    channels: int,
-    size: int,
-    groups: int,
-    wanted: Sequence[bool],
-) -> Any:
-    """The gradients of x, weight and bias; None where none is wanted."""
-    shape = [n, groups, channels // groups, size]
-    grad, rstd = wide(gradient).reshape(shape), wide(rstd).reshape(n, groups, 1, 1)
-    normalized = (wide(x).reshape(shape) - wide(average).reshape(n, groups, 1, 1)) * rstd
-    scale = None if weight is None else weight.reshape(groups, channels // groups, 1)
-    of_x = _gradient_of_input(grad, normalized, rstd, scale, [2, 3]).to(x.dtype) if wanted[0] else None
-    of_weight = (grad * normalized).sum([0, 3]).reshape(channels).to(x.dtype) if wanted[1] else None
-    of_bias = grad.sum([0, 3]).reshape(channels).to(x.dtype) if wanted[2] else None
-    return None if of_x is None else of_x.reshape(x.shape), of_weight, of_bias
-
-
 def _gradient_of_input(
     grad: torch.Tensor, normalized: torch.Tensor, rstd: torch.Tensor, weight: Maybe, dims: list[int]
 ) -> torch.Tensor:
@@ -112,5 +89,4 @@ NORM_FORMS: dict[Any, Callable[..., Any]] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.native_group_norm.default: _group_norm,
-    aten.native_group_norm_backward.default: _group_norm_backward,
 }

@@ -62,3 +62,11 @@ def test_norms_of_nothing():
     for shape in ((0, 8, 16), (2, 8, 0)):
         x = torch.ones(shape)
         assert compiled(lambda x: F.layer_norm(x, x.shape[-1:]))(x).shape == shape
+
+
+def test_a_group_of_one_element_gives_no_gradient_to_its_weight():
+    """Normalized, it is 0; torch's decomposition multiplies what rounding leaves of 0 by the gradient."""
+    x = torch.randint(-16, 17, (5, 8)) / 4
+    weight = torch.ones(8, requires_grad=True)
+    (compiled(lambda w: F.group_norm(x, 8, w))(weight) * torch.randn(5, 8) * 1e12).sum().backward()
+    assert torch.equal(weight.grad, torch.zeros(8))

@@ -11,6 +11,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from kp_dynamo.autograd.decompositions.encoder_layer import native_multi_head_attention, transformer_encoder_layer
+from kp_dynamo.autograd.decompositions.group_norm import native_group_norm_backward
 from kp_dynamo.autograd.decompositions.integer_division import RIGHT_SHIFTS, div_mode, floor_divide, right_shift
 from kp_dynamo.autograd.decompositions.nan_order import order_decompositions
 from kp_dynamo.autograd.decompositions.pooling import avg_pool, avg_pool_backward
@@ -57,6 +58,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table.update(order_decompositions())
     table.update(unbatched_loss_decompositions())
     table[aten.native_dropout.default] = _native_dropout
+    table[aten.native_group_norm_backward.default] = native_group_norm_backward
     table[aten.abs.default] = _abs
     table[aten.hypot.default] = _hypot
     # torch_xla 2.9's roll divides by the size of the dimension, and aborts the process if the size is 0.
