@@ -2,13 +2,15 @@
 
 A program returns the pieces of one tensor (`unbind`, `chunk`) separately, and a padded result is sliced to a dense
 copy. Dynamo's fake tensors give eager's layout: strides, storage offsets, and which results share a storage.
+
+Results on XLA that share a storage are views of their base already, but for those of an `autograd.Function`
+(`autograd/function_views.py`). They become views of one tensor here.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,28 +18,9 @@ from torch import fx
 
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.graph.symbol_values import SymbolReader, Values, evaluated
+from kp_dynamo.runtime.places import Base, Place, overlap
 
 _MAX_LAYOUTS = 4096  # a few hundred bytes each
-
-
-@dataclass(frozen=True)
-class Place:
-    """The position of a tensor in its storage."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    @property
-    def end(self) -> int:
-        """The storage index after its last element."""
-        if 0 in self.shape:
-            return self.offset
-        return self.offset + 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has these strides, at any offset."""
-        return tensor.stride() == self.stride
 
 
 class ResultMemory:
@@ -115,9 +98,7 @@ def _places(tensors: Sequence[torch.Tensor], values: Values) -> list[Place] | No
 def _lay_out(results: list[Any], group: Sequence[int], places: Sequence[Place]) -> None:
     """Copy results that share a storage in eager into one storage, unless they already share one."""
     tensors = [results[position] for position in group]
-    if not all(_fits(tensor, place) for tensor, place in zip(tensors, places, strict=True)) or _is_right(
-        tensors, places
-    ):
+    if not _can_share(tensors, places) or _is_right(tensors, places):
         return
     if any(t.requires_grad and t._is_view() for t in tensors):
         return  # autograd already tracks them as views of each other
@@ -129,19 +110,32 @@ def _lay_out(results: list[Any], group: Sequence[int], places: Sequence[Place]) 
         results[position] = tensor
 
 
+def _can_share(tensors: Sequence[Any], places: Sequence[Place]) -> bool:
+    if not all(_fits(tensor, place) for tensor, place in zip(tensors, places, strict=True)):
+        return False
+    return _are_on(tensors, "cpu") or (_are_on(tensors, "xla") and overlap(places) and Base.of(places) is not None)
+
+
+def _are_on(tensors: Sequence[torch.Tensor], device: str) -> bool:
+    return all(tensor.device.type == device for tensor in tensors)
+
+
 def _fits(tensor: Any, place: Place) -> bool:
-    is_on_cpu = isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
-    return is_on_cpu and tensor.layout is torch.strided and tuple(tensor.shape) == place.shape
+    return _is_strided(tensor) and tuple(tensor.shape) == place.shape
 
 
 def _is_right(tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> bool:
+    is_shared = len({_storage(t) for t in tensors}) == 1
+    if _are_on(tensors, "xla"):  # without strides
+        return is_shared
     starts = {t.storage_offset() - place.offset for t, place in zip(tensors, places, strict=True)}
-    is_shared = len({_storage(t) for t in tensors}) == 1 and len(starts) == 1
-    return is_shared and all(place.holds(t) for t, place in zip(tensors, places, strict=True))
+    return is_shared and len(starts) == 1 and all(place.holds(t) for t, place in zip(tensors, places, strict=True))
 
 
 def _copied(tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> list[torch.Tensor]:
     """Copies of tensors in one shared storage, at their places."""
+    if _are_on(tensors, "xla") and (base := Base.of(places)) is not None:
+        return base.views_in_copy_of(tensors, places)
     memory = torch.empty(max(place.end for place in places), dtype=tensors[0].dtype)
     laid = [memory.as_strided(place.shape, place.stride, place.offset) for place in places]
     for view, tensor in zip(laid, tensors, strict=True):

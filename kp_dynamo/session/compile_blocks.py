@@ -190,14 +190,14 @@ def joined(
         pairs = zip(compiled, (piece.capture.passed for piece in division.pieces), strict=True)
         compiled = [taking_from_device(run, passed) if passed else run for run, passed in pairs]
     run = division.schedule.around(compiled) if padding is None else padding.around(division.schedule, compiled)
-    if capture.mode == "cpu":
-        eager = eager_results(capture.gm)
+    eager = eager_results(capture.gm)
+    if capture.mode == "cpu" and stays_on_device:
         inputs = [node.meta.get("example_value") for node in capture.gm.graph.find_nodes(op="placeholder")]
-        run = returning_to_host(run, inputs, eager) if stays_on_device else run
+        run = returning_to_host(run, inputs, eager)
     if padding is not None:
         run = padding.whole.wrap(run)
-    if capture.mode == "cpu":
-        run = ResultMemory(capture.gm, eager, lays_out_all=padding is not None).around(run)
+    lays_out_all = padding is not None and capture.mode == "cpu"
+    run = ResultMemory(capture.gm, eager, lays_out_all=lays_out_all).around(run)
     if division.written:
         run = _checking(run, OverlapCheck(division.written, {}))
     return with_dynamo_signature(run, capture)

@@ -67,8 +67,9 @@ class CaptureCompiler:
         run = run if bucketing is None or capture.passed is not None else bucketing.wrap(run)
         if capture.records_gradients:
             run = _passing_on_undefined(run)
-        if capture.passed is None and capture.mode == "cpu":
-            run = ResultMemory(capture.gm, eager, lays_out_all=bucketing is not None).around(run)
+        if capture.passed is None:
+            lays_out_all = bucketing is not None and capture.mode == "cpu"
+            run = ResultMemory(capture.gm, eager, lays_out_all=lays_out_all).around(run)
         return with_dynamo_signature(run, capture)
 
     def _transform(self, gm: fx.GraphModule, name: str, aliases: ResultAliases | None) -> None:
