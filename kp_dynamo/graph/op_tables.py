@@ -46,6 +46,8 @@ BIASES: dict[Any, int] = {aten.addmm.default: 0, aten.convolution.default: 2}
 FILLS = (aten.full.default, aten.scalar_tensor.default)
 MULTIPLICATIONS = (aten.mul.Tensor, aten.mul.Scalar)
 DIVISIONS = (aten.div.Tensor, aten.div.Scalar)
+# Uniform random numbers in [0, 1) in a shape that is given, or that of another tensor.
+UNIFORM = (aten.rand.default, aten.rand_like.default)
 SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
 
 RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)

@@ -1,10 +1,12 @@
 """`kp::attention`, `kp::attention_train` and its backward: attention that passes no S x T tensor between programs.
 
-    attention(q, k, v, masks, fills, batch_dims, scale, is_causal, zero_rows, block) -> result
+    attention(q, k, v, masks, fills, batch_dims, scale, is_causal, zero_rows, block, key, rate) -> result
     attention_train(the same) -> (result, statistics)
-    attention_backward(grad, q, k, v, result, statistics, masks, ..., block, q_factor, k_factor) -> (d_q, d_k, d_v)
+    attention_backward(grad, q, k, v, result, statistics, masks, ..., block, q_factor, k_factor, key, rate)
+        -> (d_q, d_k, d_v)
 
     q [N, S, D], k [N, D, T], v [N, T, E], result and grad [N, S, E], statistics [2, N, S]; N = B x H
+    key [4] random numbers for the dropout of the probabilities (`dropout_mask.py`), or None for no dropout
 
 `attention_forms.py` implements them and documents the arguments. A pass inserts them into graphs after autograd, so the
 operators need no derivatives.
@@ -13,6 +15,7 @@ operators need no derivatives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -22,66 +25,94 @@ from torch.utils.flop_counter import register_flop_formula
 from kp_dynamo.ops import attention_forms as forms
 from kp_dynamo.ops.attention_forms import Saved, Scoring
 from kp_dynamo.ops.compute_dtype import compute_dtype
+from kp_dynamo.ops.dropout_mask import KEY_SIZE, Dropout
 
 _library = torch.library.Library("kp", "FRAGMENT")
 _SCORING = "Tensor[] masks, float[] fills, SymInt[] batch_dims, float scale, bool is_causal, bool zero_rows, int block"
-_OPERANDS = f"(Tensor q, Tensor k, Tensor v, {_SCORING})"
+_DROPOUT = "Tensor? key=None, float rate=0.0"
+_OPERANDS = f"(Tensor q, Tensor k, Tensor v, {_SCORING}, {_DROPOUT})"
 _library.define(f"attention{_OPERANDS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.define(f"attention_train{_OPERANDS} -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 _library.define(
     f"attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor result, Tensor statistics, {_SCORING}, "
-    "float q_factor, float k_factor) -> (Tensor, Tensor, Tensor)",
+    f"float q_factor, float k_factor, {_DROPOUT}) -> (Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:
-    return forms.attention(q, k, v, _checked((q, k, v), scoring))
+def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    return forms.attention(q, k, v, *_checked((q, k, v), *_split(rest)))
 
 
-def _attention_train(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tensor, Tensor]:
-    return forms.attention_train(q, k, v, _checked((q, k, v), scoring))
+def _attention_train(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return forms.attention_train(q, k, v, *_checked((q, k, v), *_split(rest)))
 
 
 def _attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    *scoring, q_factor, k_factor = rest
+    scoring, (q_factor, k_factor, *dropout) = _split(rest)
     saved = Saved(q, k, v, result, statistics)
-    return forms.attention_backward(grad, saved, _checked((q, k, v, grad, result), scoring), (q_factor, k_factor))
+    checked, drop = _checked((q, k, v, grad, result), scoring, dropout)
+    return forms.attention_backward(grad, saved, checked, (q_factor, k_factor), drop)
 
 
-def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:
-    _checked((q, k, v), scoring)
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    _checked((q, k, v), *_split(rest))
     return v.new_empty((*q.shape[:2], v.shape[2]))
 
 
-def _attention_train_fake(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tensor, Tensor]:
-    result = _attention_fake(q, k, v, *scoring)
+def _attention_train_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    result = _attention_fake(q, k, v, *rest)
     return result, q.new_empty((2, *q.shape[:2]), dtype=compute_dtype(q.dtype))
 
 
 def _attention_backward_fake(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _checked((q, k, v, grad, result), rest[:-2])
+    scoring, (_, _, *dropout) = _split(rest)
+    _checked((q, k, v, grad, result), scoring, dropout)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _checked(operands: Sequence[Tensor], arguments: Sequence[Any]) -> Scoring:
+def _split(arguments: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The arguments of the scoring, and those after them; torch leaves out defaults at the end."""
+    count = len(fields(Scoring))
+    return arguments[:count], arguments[count:]
+
+
+def _checked(
+    operands: Sequence[Tensor], scoring: Sequence[Any], dropout: Sequence[Any]
+) -> tuple[Scoring, Dropout | None]:
     """The arguments after the operands by name; raises for invalid ones. Sizes may be symbols: matmuls check them."""
+    _check_operands(operands)
+    by_name = Scoring(*scoring)
+    if len(by_name.masks) != len(by_name.fills):
+        raise ValueError(f"kp::attention: {len(by_name.masks)} masks need as many fills, got {len(by_name.fills)}")
+    if by_name.block < 1:
+        raise ValueError(f"kp::attention: block={by_name.block} is invalid: it must be at least 1")
+    return by_name, _checked_dropout(*dropout)
+
+
+def _check_operands(operands: Sequence[Tensor]) -> None:
     dtypes = {x.dtype for x in operands}
     if len(dtypes) != 1 or not operands[0].dtype.is_floating_point:
         names = ", ".join(str(x.dtype) for x in operands)
         raise TypeError(f"kp::attention: operands {names} must have the same floating-point dtype")
     if any(x.dim() != 3 for x in operands):
         raise ValueError(f"kp::attention: operands have {[x.dim() for x in operands]} dimensions, must have 3 each")
-    scoring = Scoring(*arguments)
-    if len(scoring.masks) != len(scoring.fills):
-        raise ValueError(f"kp::attention: {len(scoring.masks)} masks need as many fills, got {len(scoring.fills)}")
-    if scoring.block < 1:
-        raise ValueError(f"kp::attention: block={scoring.block} is invalid: it must be at least 1")
-    return scoring
+
+
+def _checked_dropout(key: Tensor | None = None, rate: float = 0.0) -> Dropout | None:
+    if key is None:
+        if rate:
+            raise ValueError(f"kp::attention: rate={rate} needs a key, {KEY_SIZE} random numbers")
+        return None
+    if key.dtype != torch.float32 or key.shape != (KEY_SIZE,):
+        raise ValueError(f"kp::attention: the key is {key.dtype}{list(key.shape)}, must be float32 [{KEY_SIZE}]")
+    if not 0 <= rate < 1:
+        raise ValueError(f"kp::attention: rate={rate} is invalid: it must be at least 0 and less than 1")
+    return Dropout(key, rate)
 
 
 # torch_xla 2.9 lowers views to views during functionalization, but to gathers of elements below it. So the operators

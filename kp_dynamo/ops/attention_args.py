@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from kp_dynamo.ops import attention as _attention  # noqa: F401  # registers the operators
 from kp_dynamo.ops.attention_forms import Scoring
+from kp_dynamo.ops.dropout_mask import Dropout
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class AttentionArgs:
         v: Values, [N, T, E].
         scoring: How the scores are computed.
         backward: What only the backward takes; None for the two others.
+        dropout: The dropout of the probabilities, or None.
     """
 
     q: Any
@@ -28,15 +30,19 @@ class AttentionArgs:
     v: Any
     scoring: Scoring
     backward: BackwardArgs | None = None
+    dropout: Dropout | None = None
 
     @classmethod
     def of(cls, call: Any) -> AttentionArgs:
         """The arguments of a node, or of anything else with a `target` and `args`."""
+        count = len(fields(Scoring))
         if call.target is not torch.ops.kp.attention_backward.default:
-            q, k, v, *scoring = call.args
-            return cls(q, k, v, Scoring(*scoring))
-        grad, q, k, v, result, statistics, *scoring, q_factor, k_factor = call.args
-        return cls(q, k, v, Scoring(*scoring), BackwardArgs(grad, result, statistics, (q_factor, k_factor)))
+            q, k, v, *rest = call.args
+            return cls(q, k, v, Scoring(*rest[:count]), None, _dropout(*rest[count:]))
+        grad, q, k, v, result, statistics, *rest = call.args
+        q_factor, k_factor, *dropout = rest[count:]
+        backward = BackwardArgs(grad, result, statistics, (q_factor, k_factor))
+        return cls(q, k, v, Scoring(*rest[:count]), backward, _dropout(*dropout))
 
     @property
     def operands(self) -> tuple[Any, ...]:
@@ -53,7 +59,17 @@ class AttentionArgs:
     @property
     def in_order(self) -> tuple[Any, ...]:
         """The arguments as the operator takes them."""
-        return *self.operands, *self.scoring.in_order, *self.factors
+        return *self.operands, *self.scoring.in_order, *self.last
+
+    @property
+    def last(self) -> tuple[Any, ...]:
+        """The arguments after those of the scoring."""
+        dropout = () if self.dropout is None else (self.dropout.key, self.dropout.rate)
+        return *self.factors, *dropout
+
+
+def _dropout(key: Any = None, rate: float = 0.0) -> Dropout | None:
+    return None if key is None else Dropout(key, rate)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from kp_dynamo.ops.compute_dtype import compute_dtype
+from kp_dynamo.ops.dropout_mask import Dropout
 from kp_dynamo.ops.optimization_barrier import held
 
 
@@ -90,10 +91,10 @@ class Scoring:
         return mask.expand(*self.batch_dims, rows, columns).reshape(-1, rows, columns)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-    """[N, S, D], [N, D, T], [N, T, E] -> softmax(scores) @ v, [N, S, E]."""
-    if scoring.zero_rows:
-        return attention_train(q, k, v, scoring)[0]
+def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dropout: Dropout | None = None) -> Tensor:
+    """[N, S, D], [N, D, T], [N, T, E] -> dropout(softmax(scores)) @ v, [N, S, E]."""
+    if scoring.zero_rows or dropout is not None:
+        return attention_train(q, k, v, scoring, dropout)[0]
     parts = []
     for first, end, keys in scoring.blocks(q.shape[1], k.shape[2]):
         scores = scoring.scores(q[:, first:end], k[:, :, :keys], first)
@@ -101,32 +102,48 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
     return _joined(parts, 1).to(v.dtype)
 
 
-def attention_train(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
+def attention_train(
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dropout: Dropout | None = None
+) -> tuple[Tensor, Tensor]:
     """`attention`, and for each row its largest score and the sum of its exponentials, [2, N, S].
 
     They are not merged into one logsumexp: if a mask adds -1e9 to a whole row, float32 cannot hold the sum beside it.
     """
     parts = [
-        _with_statistics(q[:, first:end], k[:, :, :keys], v[:, :keys], first, scoring)
+        _with_statistics(q[:, first:end], k[:, :, :keys], v[:, :keys], first, scoring, dropout)
         for first, end, keys in scoring.blocks(q.shape[1], k.shape[2])
     ]
     result, largest, sums = (_joined(x, 1) for x in zip(*parts, strict=True))
     return result.to(v.dtype), torch.stack([largest.squeeze(-1), sums.squeeze(-1)])
 
 
-def _with_statistics(q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
+def _with_statistics(
+    q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scoring, dropout: Dropout | None
+) -> tuple[Tensor, Tensor, Tensor]:
     scores = scoring.scores(q, k, first)
     largest = scores.amax(-1, keepdim=True)
     if scoring.zero_rows:
         # If a row has no scores, exp(score - largest) becomes 0 instead of NaN.
         largest = largest.clamp(min=torch.finfo(largest.dtype).min)
     weights = torch.exp(scores - largest).to(v.dtype)
-    # A column of ones computes the sums in the same matmul: heads are narrower than the MXU.
-    both = _matmul(weights, torch.cat([v, v.new_ones(()).expand(*v.shape[:2], 1)], -1))
-    result, sums = both.narrow(-1, 0, v.shape[2]), both.narrow(-1, v.shape[2], 1)
+    result, sums = _weighted(weights, v) if dropout is None else _weighted_of_kept(weights, v, first, dropout)
     if scoring.zero_rows:
         sums = torch.where(sums == 0, torch.inf, sums)  # no keys: 0 / inf, in the gradients as well
     return result / sums, largest, sums
+
+
+def _weighted(weights: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """weights @ v, and the sums of the weights."""
+    # A column of ones computes both in one matmul: heads are narrower than the MXU.
+    both = _matmul(weights, torch.cat([v, v.new_ones(()).expand(*v.shape[:2], 1)], -1))
+    return both.narrow(-1, 0, v.shape[2]), both.narrow(-1, v.shape[2], 1)
+
+
+def _weighted_of_kept(weights: Tensor, v: Tensor, first: int, dropout: Dropout) -> tuple[Tensor, Tensor]:
+    """dropout(weights) @ v, and the sums of all weights: dropout comes after the softmax."""
+    kept = dropout.kept(weights.shape[0], first, *weights.shape[1:])
+    sums = weights.to(compute_dtype(weights.dtype)).sum(-1, keepdim=True)
+    return _matmul(torch.where(kept, weights, 0.0), v) / (1 - dropout.rate), sums
 
 
 @dataclass(frozen=True)
@@ -141,17 +158,13 @@ class Saved:
 
 
 def attention_backward(
-    grad: Tensor, saved: Saved, scoring: Scoring, factors: tuple[float, float]
+    grad: Tensor, saved: Saved, scoring: Scoring, factors: tuple[float, float], dropout: Dropout | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, in their shapes and dtypes, from the gradient of the result, [N, S, E].
 
     The gradient of q is multiplied by the first of `factors`, the gradient of k by the second.
     """
-    wide = compute_dtype(grad.dtype)
-    # Probabilities are only used times this gradient, so the gradient is divided by the sums instead of them.
-    scaled = (grad.to(wide) / saved.statistics[1].unsqueeze(-1)).to(grad.dtype)
-    # From the rounded values that the matmuls read: d_w - delta is often much smaller than either.
-    delta = (scaled.to(wide) * saved.result.to(wide)).sum(-1, keepdim=True)
+    scaled, delta = _scaled_gradient(grad, saved, dropout)
     rows: list[Tensor] = []
     columns: list[tuple[Tensor, Tensor]] = []
     for first, end, keys in scoring.blocks(saved.q.shape[1], saved.k.shape[2]):
@@ -159,13 +172,25 @@ def attention_backward(
             scaled[:, first:end], delta[:, first:end], saved.statistics[0, :, first:end],
             saved.q[:, first:end], saved.k[:, :, :keys], saved.v[:, :keys],
         )  # fmt: skip
-        d_q, d_k, d_v = block.gradients(first, scoring)
+        d_q, d_k, d_v = block.gradients(first, scoring, dropout)
         rows.append(d_q)
         columns.append((d_k, d_v))
     d_k = _sum_of_parts([k for k, _ in columns], 2, saved.k.shape[2])
     d_v = _sum_of_parts([v for _, v in columns], 1, saved.v.shape[1])
     d_q = _joined(rows, 1) * factors[0]
     return d_q.to(saved.q.dtype), (d_k * factors[1]).to(saved.k.dtype), d_v.to(saved.v.dtype)
+
+
+def _scaled_gradient(grad: Tensor, saved: Saved, dropout: Dropout | None) -> tuple[Tensor, Tensor]:
+    """The gradient of the result over the rows' sums, and its product with the result, [N, S, 1]."""
+    wide = compute_dtype(grad.dtype)
+    # Probabilities are only used times this gradient, so the gradient is divided by the sums instead of them, and by
+    # the share that dropout keeps.
+    sums, share = saved.statistics[1].unsqueeze(-1), 1.0 if dropout is None else 1 - dropout.rate
+    scaled = (grad.to(wide) / (sums if share == 1 else sums * share)).to(grad.dtype)
+    # From the rounded values that the matmuls read: d_w - delta is often much smaller than either.
+    delta = (scaled.to(wide) * saved.result.to(wide)).sum(-1, keepdim=True)
+    return scaled, delta if share == 1 else delta * share
 
 
 @dataclass(frozen=True)
@@ -179,16 +204,20 @@ class _Block:
     k: Tensor
     v: Tensor
 
-    def gradients(self, first: int, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
+    def gradients(self, first: int, scoring: Scoring, dropout: Dropout | None) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of q, k and v. Scores are [t, s], and a barrier materializes them: measured to be best."""
         dtype = self.grad.dtype
         scores = held(scoring.scores(self.q, self.k, first).transpose(1, 2))
         weights = torch.exp(scores - self.largest.unsqueeze(1)).to(dtype)
         d_w = _matmul(self.v, self.grad.transpose(1, 2))
+        used = weights
+        if dropout is not None:
+            kept = dropout.kept(self.q.shape[0], first, self.q.shape[1], self.v.shape[1]).transpose(1, 2)
+            d_w, used = torch.where(kept, d_w, 0.0), torch.where(kept, weights, 0.0)
         d_s = weights.to(d_w.dtype) * (d_w - self.delta.transpose(1, 2))
         d_s = scoring.without_masked(d_s, first).to(dtype)
         d_q = _matmul(d_s.transpose(1, 2), self.k.transpose(1, 2))
-        return d_q, _matmul(d_s, self.q).transpose(1, 2), _matmul(weights, self.grad)
+        return d_q, _matmul(d_s, self.q).transpose(1, 2), _matmul(used, self.grad)
 
 
 def _sum_of_parts(parts: list[Tensor], dim: int, size: int) -> Tensor:

@@ -110,6 +110,8 @@ def _problem(args: AttentionArgs) -> str | None:
     sizes = (q.shape[1], v.shape[1], q.shape[2], v.shape[2])
     if scoring.masks:
         return f"{len(scoring.masks)} mask(s) among its operands. Allowed: no mask, or causal attention"
+    if args.dropout is not None:
+        return "dropout of its probabilities"
     if scoring.zero_rows:
         return "rows that may have no key"
     if any(isinstance(size, torch.SymInt) for size in (*sizes, q.shape[0])):

@@ -17,6 +17,7 @@ from kp_dynamo.graph.op_tables import SOFTMAXES, VIEWS
 from kp_dynamo.ops.attention_args import AttentionArgs, BackwardArgs
 from kp_dynamo.ops.attention_forms import Scoring
 from kp_dynamo.ops.compute_dtype import compute_dtype
+from kp_dynamo.ops.dropout_mask import KEY_SIZE, Dropout
 from kp_dynamo.passes.attention.gradients import Gradients, gradients_of
 from kp_dynamo.passes.attention.known_masks import without_known
 from kp_dynamo.passes.attention.pattern import Attention, attention_at
@@ -58,14 +59,17 @@ class RewriteAttention:
        (`known_masks.py`). A mask that depends on an input is never treated as causal, nor is any mask applied with it:
        its rows may have no key left.
 
+    5. dropout of the probabilities, as torch writes it: the operators get a key of four random numbers in place of
+       the random numbers, and compute the mask from it in the forward and in the backward (`ops/dropout_mask.py`).
+
     Refuses, with the reason
 
-    5. dropout of the probabilities, and any other op between the softmax and its matmul;
-    6. scores or probabilities with another reader: returned attention weights, a soft cap, sinks;
-    7. a learned mask: its gradient has the size of the scores;
-    8. operands of several dtypes;
-    9. scores that are transposed, regrouped, repeated, rounded to a narrower dtype or upcast to float64 in between
-       (`score_layout.py`): a softmax over queries, groups of heads in the rows of a matmul.
+    6. any other op between the softmax and its matmul;
+    7. scores or probabilities with another reader: returned attention weights, a soft cap, sinks;
+    8. a learned mask: its gradient has the size of the scores;
+    9. operands of several dtypes;
+    10. scores that are transposed, regrouped, repeated, rounded to a narrower dtype or upcast to float64 in between
+        (`score_layout.py`): a softmax over queries, groups of heads in the rows of a matmul.
 
     Keys stay [N, D, T], as the matmul reads them. A mask that is not evaluated is an operand of both operators, and
     may be saved at its own size. docs/measurements.md has the measured effect.
@@ -121,7 +125,7 @@ class _Rewriting:
             q, q_factor = self._unscaled(found.first.args[0])
             k, k_factor = self._unscaled(found.first.args[1])
             scale = _rounded(found.scale * q_factor * k_factor)
-            args = AttentionArgs(q, k, found.second.args[1], self._scoring(scale))
+            args = AttentionArgs(q, k, found.second.args[1], self._scoring(scale), dropout=self._dropout())
             target = kp.attention.default if gradients is None else kp.attention_train.default
             made = self.insert(target, args.in_order, {}, like=found.second)
             result = made if gradients is None else self._part(made, 0)
@@ -131,6 +135,15 @@ class _Rewriting:
                 backward = BackwardArgs(gradients.grad, result, self._part(made, 1), factors)
                 self._put_gradients(gradients, replace(args, backward=backward))
         erase_unused(found.second)
+        if found.dropout is not None:
+            self._erase_random(found.dropout.random)
+
+    def _erase_random(self, random: fx.Node) -> None:
+        """Erase the random numbers of the replaced dropout, which count as a side effect, and their shape's source."""
+        sources = random.all_input_nodes
+        self.graph.erase_node(random)
+        for source in sources:
+            erase_unused(source)
 
     def _put_gradients(self, gradients: Gradients, args: AttentionArgs) -> None:
         replaced = [node for node in gradients.results if node is not None]
@@ -168,6 +181,16 @@ class _Rewriting:
         batch_dims = self.found.batch_dims if masks else ()
         fills = [self._fill(mask) for mask in masks]
         return Scoring(nodes, fills, batch_dims, scale, causal, zero_rows=can_be_empty, block=self.block)
+
+    def _dropout(self) -> Dropout | None:
+        """The dropout with a key drawn where the random numbers were, one number for each probability."""
+        if self.found.dropout is None:
+            return None
+        random = self.found.dropout.random
+        value = tensor_of(random).new_empty([KEY_SIZE], dtype=torch.float32)  # type: ignore[union-attr]
+        options = {"dtype": torch.float32, "device": value.device, "pin_memory": False}
+        key = self.insert(aten.rand.default, ([KEY_SIZE],), options, like=random, value=value)
+        return Dropout(key, self.found.dropout.rate)
 
     def _masks(self) -> tuple[list[Mask], bool]:
         """The remaining masks, and whether the others amount to a causal one."""

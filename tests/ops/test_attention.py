@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.ops.attention_forms import Scoring
+from kp_dynamo.ops.dropout_mask import Dropout
 
 kp = torch.ops.kp
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
@@ -40,6 +41,26 @@ def results(scoring: tuple, *tensors: Tensor) -> list[Tensor]:
         *forward,
         *kp.attention_backward(grad, q, k, v, *forward, *scoring, 0.5, 0.5),
     ]
+
+
+KEY = torch.tensor([0.1, 0.7, 0.3, 0.9])
+
+
+@pytest.mark.parametrize("scoring", [MASKED, CAUSAL, (*CAUSAL[:4], False, False, 512)])
+def test_dropout_is_that_of_the_probabilities(scoring):
+    """Values and gradients of softmax(scores) * mask / 0.7 @ v, by autograd."""
+    q, k, v, grad = (t.requires_grad_() for t in operands(F64))
+    mask = Dropout(KEY, 0.3).kept(N, 0, S, T)
+    scores = Scoring(*scoring).scores(q, k, 0)
+    weights = scores.softmax(-1)
+    weights = torch.where(scores.isneginf().all(-1, keepdim=True), 0.0, weights) * mask / 0.7
+    expected = torch.autograd.grad(weights @ v, (q, k, v), grad)
+    with torch.no_grad():
+        result, statistics = kp.attention_train(q, k, v, *scoring, KEY, 0.3)
+        found = kp.attention_backward(grad, q, k, v, result, statistics, *scoring, 0.5, 0.5, KEY, 0.3)
+        torch.testing.assert_close(kp.attention(q, k, v, *scoring, KEY, 0.3), weights @ v, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(result, weights @ v, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("scoring", [MASKED, CAUSAL])
@@ -108,6 +129,9 @@ def test_flops_are_those_of_the_matmuls():
         (lambda q, k, v: (q.double(), k, v, *CAUSAL), "must have the same floating-point dtype"),
         (lambda q, k, v: (q[0], k, v, *CAUSAL), "must have 3 each"),
         (lambda q, k, v: (q, k, v, [KEPT], [], [2, 2], 1.0, False, True, 3), "1 masks need as many fills, got 0"),
+        (lambda q, k, v: (q, k, v, *CAUSAL, None, 0.5), "rate=0.5 needs a key, 4 random numbers"),
+        (lambda q, k, v: (q, k, v, *CAUSAL, KEY[:2], 0.5), "the key is torch.float32[2], must be float32 [4]"),
+        (lambda q, k, v: (q, k, v, *CAUSAL, KEY, 1.0), "rate=1.0 is invalid: it must be at least 0 and less than 1"),
         (lambda q, k, v: (q, k, v, *CAUSAL[:-1], 0), "block=0 is invalid: it must be at least 1"),
     ],
 )

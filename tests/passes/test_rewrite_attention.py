@@ -13,14 +13,17 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
 from kp_dynamo.autograd.decompositions.table import decompositions
+from kp_dynamo.ops.dropout_mask import KEY_SIZE, Dropout
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
 from tests.graphs import graph_text, trace_inference, trace_joint
 
 OURS = (torch.ops.kp.attention.default, torch.ops.kp.attention_train.default)
+aten = torch.ops.aten
 F64 = torch.float64
 INF = math.inf
 
@@ -238,10 +241,100 @@ def sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat([scores, scores.new_zeros(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1] @ v
 
 
+def weights_of(q: Tensor, k: Tensor) -> Tensor:
+    return (q @ k.transpose(2, 3)).softmax(-1)
+
+
+def dropped_twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.dropout(F.dropout(weights_of(q, k), 0.3), 0.3) @ v
+
+
+def mask_too(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    dropped, mask = torch.native_dropout(weights_of(q, k), 0.3, True)
+    return dropped @ v, mask
+
+
+def dropped_by_another_factor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = weights_of(q, k)
+    return weights * torch.where(torch.rand_like(weights) >= 0.3, 1.5, 0.0) @ v
+
+
+def dropped_by_row(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = weights_of(q, k)
+    return weights * torch.where(torch.rand_like(weights[..., :1]) >= 0.3, 1 / 0.7, 0.0) @ v
+
+
+def a_mask_used_twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    dropped, mask = torch.native_dropout(weights_of(q, k), 0.3, True)
+    return dropped @ v + mask.sum()
+
+
+class _DropsInForwardOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, weights: Tensor) -> Tensor:
+        return F.dropout(weights, 0.3)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return grad
+
+
+def another_dropout_backward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return _DropsInForwardOnly.apply(weights_of(q, k)) @ v
+
+
+DROPOUTS: dict[str, Callable] = {
+    "sdpa": sdpa(dropout_p=0.3),
+    "causal": sdpa(dropout_p=0.3, is_causal=True),
+    "masked": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.arange(6) < 4, 0.3),
+    "by hand": lambda q, k, v: F.dropout(weights_of(q, k), 0.3) @ v,
+    "cast": lambda q, k, v: F.dropout(weights_of(q, k).to(q.dtype), 0.3).clone().to(v.dtype) @ v,
+    "three dimensions": lambda q, k, v: F.dropout((q[0] @ k[0].mT).softmax(-1), 0.3) @ v[0],
+}
+
+
+@pytest.mark.parametrize("case", DROPOUTS)
+@pytest.mark.parametrize("block", [2, 512])
+def test_dropout_draws_a_key(case, block):
+    """The graph draws four numbers, and values and gradients are those of their mask."""
+    operands = qkv()
+    gm = traced(trace_joint, DROPOUTS[case], *operands)
+    assert (rewritten(gm, block).rewritten, gm.graph.find_nodes(op="call_function", target=aten.rand_like.default)) == (
+        1,
+        [],
+    )
+    inputs = [t.detach() for t in operands]
+    torch.manual_seed(0)
+    key = torch.rand(KEY_SIZE)
+    size = 2 if case == "three dimensions" else 4
+    mask = Dropout(key, 0.3).kept(size, 0, 6, 6).view(-1, 2, 6, 6)
+
+    def expected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT * (1.0 if case in ("by hand", "cast", "three dimensions") else 0.5)
+        if case == "causal":
+            scores = scores.masked_fill(~torch.ones(6, 6, dtype=torch.bool).tril(), -INF)
+        if case == "masked":
+            scores = scores.masked_fill(torch.arange(6) >= 4, -INF)
+        result = (scores.softmax(-1) * mask / 0.7) @ v
+        return result[0] if case == "three dimensions" else result
+
+    result = expected(*operands)
+    tangent = torch.randn(result.shape, dtype=F64, generator=torch.Generator().manual_seed(2))
+    wanted = [result, *torch.autograd.grad(result, operands, tangent)]
+    torch.manual_seed(0)
+    found = pytree.tree_leaves(gm(inputs, [tangent]))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("fn", "reason"),
     [
-        (sdpa(dropout_p=0.3), "dropout?"),
+        (dropped_twice, "its probabilities pass through aten.mul.Tensor"),
+        (mask_too, "is an output of the graph"),
+        (dropped_by_another_factor, "its probabilities pass through aten.mul.Tensor"),
+        (dropped_by_row, "its probabilities pass through aten.mul.Tensor"),
+        (a_mask_used_twice, "also reads"),
+        (another_dropout_backward, "the gradient of its probabilities"),
         (weights_too, "is an output of the graph"),
         (by_hand(lambda s: (s / 9).tanh() * 9), "its scores pass through aten.tanh.default"),
         (by_hand(lambda s: (s + 1.5) * 2), "its scores pass through aten.add.Tensor"),

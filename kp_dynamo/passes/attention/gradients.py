@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -91,10 +92,7 @@ class _Search:
         softmax_backward = self._softmax_backward()
         if softmax_backward is None:
             return self._of_values_alone(d_v)
-        d_w = softmax_backward.args[0]
-        while isinstance(d_w, fx.Node) and d_w.target in VIEWS_AND_CASTS:
-            self.inside.add(d_w)
-            d_w = d_w.args[0]
+        d_w = self._gradient_of_weights(softmax_backward.args[0])
         if not isinstance(d_w, fx.Node) or d_w.target is not aten.bmm.default or not _is_transposed(d_w.args[1], v):
             raise _Differs("the gradient of its probabilities is not a matmul with its values")
         grad = d_w.args[0]
@@ -103,6 +101,23 @@ class _Search:
         self.inside |= {softmax_backward, d_w}
         d_q, d_k = self._score_matmuls(softmax_backward)
         return Gradients(grad, d_q, d_k, d_v, frozenset(self.inside))  # type: ignore[arg-type]
+
+    def _gradient_of_weights(self, node: Any) -> Any:
+        """The gradient of the second matmul's operand, from that of the softmax's result."""
+        dropout = self.found.dropout
+        while isinstance(node, fx.Node):
+            if node.target in VIEWS_AND_CASTS:
+                self.inside.add(node)
+                node = node.args[0]
+            elif dropout is not None and (found := dropout.source_of(node)):
+                node, seen = found
+                self.inside |= seen
+                dropout = None
+            else:
+                break
+        if dropout is not None:
+            raise _Differs("the gradient of its probabilities has another dropout than the probabilities")
+        return node
 
     def _of_values_alone(self, d_v: fx.Node | None) -> Gradients:
         if d_v is None or not isinstance(d_v.args[1], fx.Node):

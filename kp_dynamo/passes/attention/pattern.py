@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.passes.attention.dropout import AppliedDropout
 from kp_dynamo.passes.attention.score_chain import Mask, ScoreChain
 from kp_dynamo.passes.attention.score_layout import layout_problem
 from kp_dynamo.passes.attention.value_chain import value_chain
@@ -31,6 +32,7 @@ class Attention:
         masks: In the order in which they are applied.
         batch_dims: Sizes of the scores before [S, T], some of which a mask may have; numbers or nodes.
         zeroes_rows: Whether a row without a score above -inf becomes 0: torch's "safe" softmax.
+        dropout: The dropout of the probabilities, or None.
     """
 
     first: fx.Node
@@ -42,6 +44,7 @@ class Attention:
     masks: tuple[Mask, ...]
     batch_dims: tuple[Any, ...]
     zeroes_rows: bool
+    dropout: AppliedDropout | None
 
 
 def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | Refusal | None:
@@ -55,7 +58,7 @@ def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | Refusal
         return below
     found = Attention(
         above.first, below.second, softmax, below.weights, frozenset(above.seen | below.seen), above.scale,
-        tuple(reversed(above.masks)), above.batch_dims, below.zeroes_rows,
+        tuple(reversed(above.masks)), above.batch_dims, below.zeroes_rows, below.dropout,
     )  # fmt: skip
     problem = above.problem or _layout_problem(found, (*above.steps, *below.steps)) or _problem(found, forward)
     return found if problem is None else Refusal(softmax, problem)

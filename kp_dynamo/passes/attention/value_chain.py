@@ -10,12 +10,13 @@ from torch import fx
 
 from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.graph.op_tables import VIEWS_AND_CASTS
+from kp_dynamo.passes.attention.dropout import AppliedDropout, dropout_of
 from kp_dynamo.passes.attention.score_chain import replaced_value
 from kp_dynamo.passes.base import Refusal
 
 aten = torch.ops.aten
 
-# How many ops, such as a dropout's, to look through for the matmul with the values.
+# How many ops to look through for the matmul with the values.
 _MAX_STEPS = 6
 
 
@@ -29,6 +30,7 @@ class ValueChain:
         steps: Pairs (node, the probabilities that it reads).
         seen: The nodes before the matmul.
         zeroes_rows: Whether a row without a score above -inf becomes 0: torch's "safe" softmax.
+        dropout: The dropout of the probabilities, or None.
     """
 
     second: fx.Node
@@ -36,6 +38,7 @@ class ValueChain:
     steps: list[tuple[fx.Node, fx.Node]]
     seen: set[fx.Node]
     zeroes_rows: bool
+    dropout: AppliedDropout | None
 
 
 def value_chain(softmax: fx.Node, forward: set[fx.Node]) -> ValueChain | Refusal | None:
@@ -45,18 +48,21 @@ def value_chain(softmax: fx.Node, forward: set[fx.Node]) -> ValueChain | Refusal
     if rule := _zero_rule(softmax, forward):
         seen |= set(rule)
         node, zeroes_rows = rule[-1], True
+    dropout: AppliedDropout | None = None
     while True:
         readers = [user for user in node.users if user in forward or user.op == "output"]
         matmuls = [user for user in readers if user.target is aten.bmm.default and user.args[0] is node]
         if matmuls:
-            return ValueChain(matmuls[0], node, steps, seen, zeroes_rows)
-        moves = [user for user in readers if user.target in VIEWS_AND_CASTS]
-        if not moves:
+            return ValueChain(matmuls[0], node, steps, seen, zeroes_rows, dropout)
+        following = next((user for user in readers if user.target in VIEWS_AND_CASTS), None)
+        if following is None and dropout is None and (dropout := dropout_of(node, readers)):
+            following = dropout.product
+            seen |= set(dropout.nodes)
+        if following is None:
             blocker = _op_before_matmul(readers, forward)
-            reason = f"its probabilities pass through {blocker.target}: dropout?" if blocker else ""
-            return Refusal(softmax, reason) if blocker else None
-        steps.append((moves[0], node))
-        node = moves[0]
+            return Refusal(softmax, f"its probabilities pass through {blocker.target}") if blocker else None
+        steps.append((following, node))
+        node = following
         seen.add(node)
 
 

@@ -26,7 +26,7 @@ def _attention(call: Call) -> Any:
     q, k, v = args.operands
     scoring = _padded_scoring(call, args)
     fill = call.masks.filled
-    result = call.run(fill(q, [2], 0), fill(k, [1], 0), fill(v, [1], 0), *scoring.in_order)
+    result = call.run(fill(q, [2], 0), fill(k, [1], 0), fill(v, [1], 0), *scoring.in_order, *args.last)
     dims = (*q.dims[:2], v.dims[2])
     if call.target is kp.attention.default:
         return Padded(result, dims)
@@ -42,7 +42,7 @@ def _attention_backward(call: Call) -> tuple[Padded, ...]:
     # The statistics get 1, to divide by. Tails of masks would reach the weights.
     operands = *map(call.masks.cleared, cleared), call.masks.cleared(statistics, 1)
     scoring = replace(scoring, masks=[call.masks.cleared(m) for m in scoring.masks])
-    results = call.run(*operands, *scoring.in_order, *args.factors)
+    results = call.run(*operands, *scoring.in_order, *args.last)
     return tuple(Padded(r, x.dims) for r, x in zip(results, (args.q, args.k, args.v), strict=True))
 
 
