@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from kp_dynamo.compat import thread_state, xla
+from kp_dynamo.compat import logging_calls, thread_state, xla
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError
@@ -52,6 +52,7 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
 
 
 kp_tpu.takes_block_calls = True  # type: ignore[attr-defined]  # blocks.block_calls.choose asks
+kp_tpu.moves_log_calls = True  # type: ignore[attr-defined]  # compat.logging_calls asks
 
 
 def cache_stats() -> dict[str, Any]:
@@ -72,6 +73,7 @@ def clear_cache() -> None:
 
 
 thread_state.install()
+logging_calls.install()
 # Dynamo traces before it calls a backend: XLA tensors with symbolic sizes must be traceable by then.
 if "torch_xla" in sys.modules:
     xla.patch_torch_xla()
