@@ -112,12 +112,26 @@ def _written(draft: Draft, q: str, k: str, v: str, x: str) -> str | None:
         return None
     if draft.chance(6):
         p = draft.choose(0.1, 0.3)
+        if draft.chance(2):
+            return _with_mask_in_result(draft, weights, v, p)
         weights = draft.drawn(f"F.dropout({weights}, {p}, self.training)") or weights
     return draft.let(
         draft.choose(
             f"{weights} @ {v}", f"torch.matmul({weights}, {v})", f"torch.einsum('...ij,...jd->...id', {weights}, {v})"
         )
     )
+
+
+def _with_mask_in_result(draft: Draft, weights: str, v: str, p: float) -> str | None:
+    """Dropout of weights that are no result themselves: the values have unit vectors behind them, which show it."""
+    units = f"torch.eye({v}.shape[-2], dtype={v}.dtype, device={v}.device)"
+    shape = f"(*{v}.shape[:-1], {v}.shape[-2])"
+    values = draft.let(f"torch.cat([{v}, {units}.expand({shape})], -1)", "values")
+    both = values and draft.let(f"F.dropout({weights}, {p}, self.training) @ {values}", "both")
+    if both is None:
+        return None
+    draft.drawn(f"{both}[..., {v}.shape[-1] :]")
+    return draft.let(f"{both}[..., : {v}.shape[-1]]")
 
 
 def _kept(draft: Draft, scores: str, x: str) -> str | None:
