@@ -137,7 +137,7 @@ def _poisoned(is_poisoned: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _heads_by_blocks(is_asked: bool) -> Iterator[None]:
-    """Lower the limits of `fuse_linear_cross_entropy`: no program here has logits of 256 MiB."""
+    """Lower the limits of `fuse_linear_cross_entropy`: no program here has logits of 32 MiB."""
     module = fuse_linear_cross_entropy
     init = module.FuseLinearCrossEntropy.__init__
     before = init.__defaults__, module._LANES

@@ -285,7 +285,7 @@ class Model(nn.Module):
 
 
 def test_a_step_through_the_backend_and_a_longer_second_call(monkeypatch):
-    """With the threshold of this pass lowered, as no test has logits of 256 MiB."""
+    """With the threshold of this pass lowered, as no test has logits of 32 MiB."""
     monkeypatch.setattr(FuseLinearCrossEntropy, "__init__", _lowered(FuseLinearCrossEntropy.__init__))
     rewritten = _noting_rewrites(monkeypatch)
     model = Model()
