@@ -52,11 +52,23 @@ def returning_to_host(run: Callable[..., Any], inputs: Sequence[Any], eager: Seq
     def called(*args: Any) -> list[Any]:
         strides = strides_for(args)
         results = list(run(*args))
-        # Views of the caller's CPU tensors are there already.
-        there = [i for i, r in enumerate(results) if isinstance(r, torch.Tensor) and r.device.type == "xla"]
-        moved = to_host([results[i] for i in there], [strides[i] for i in there])
-        for position, result in zip(there, moved, strict=True):
+        # Views of the caller's CPU tensors are there already. Copies of them are too, with the strides of the original.
+        made = [i for i, r in enumerate(results) if isinstance(r, torch.Tensor) and not _is_view_of_one(r, args)]
+        moved = to_host([results[i] for i in made], [strides[i] for i in made])
+        for position, result in zip(made, moved, strict=True):
             results[position] = result
         return results
 
     return called
+
+
+def _is_view_of_one(result: torch.Tensor, args: Sequence[Any]) -> bool:
+    """Whether a result is on the CPU and shares memory with an argument."""
+    if result.device.type != "cpu":
+        return False
+    memory = result.untyped_storage().data_ptr()
+    return any(isinstance(a, torch.Tensor) and a.device.type == "cpu" and _memory(a) == memory for a in args)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0

@@ -346,3 +346,25 @@ def test_a_function_without_a_gradient_for_an_operand():
     for operand in (torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True) * 2):
         torch._dynamo.reset()
         assert compiled(FirstOnly.apply)(torch.randn(3), operand).requires_grad
+
+
+def test_an_input_in_another_layout_keeps_eagers_strides():
+    """On the device, where nothing has strides, it is the input; and a view of the input stays one."""
+
+    class Copied(stacks.Stack):
+        def forward(self, x):
+            copied, transposed = x.contiguous(), x.transpose(0, 1)
+            for layer in self.layers:
+                x = layer(x)
+            return copied, transposed, x
+
+    model = Copied(4)
+    mine, events = divided(model)
+    x = torch.randn(8, 5, 3).permute(2, 1, 0)
+    with torch.no_grad():
+        results, expected = mine(x), model(x)
+    assert events[0].pieces, events[0].reason
+    assert [r.stride() for r in results] == [r.stride() for r in expected]
+    assert results[1].data_ptr() == x.data_ptr()
+    assert results[0].data_ptr() != x.data_ptr()
+    torch.testing.assert_close(results, expected)
