@@ -54,6 +54,7 @@ def _printed(code):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # ten minutes, and two for each failure to shrink it
 def test_random_programs_for_ten_minutes():
     first = random.SystemRandom().randrange(10**6, 10**8)
     hunt = Hunt(iter(range(first, first + 10**6)), workers=2, deadline=time.monotonic() + 600)
