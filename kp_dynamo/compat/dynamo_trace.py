@@ -56,9 +56,9 @@ class PythonState:
         return not all(_same(_parts(getattr(item, name)), parts) for item, name, parts in self._contents)
 
 
-def changes_objects() -> bool:
-    """Whether the trace has changed an object of the user so far."""
-    return bool(_changed_objects())
+def changes_objects(*, but: tuple[type, ...] = ()) -> bool:
+    """Whether the trace has changed an object of the user so far, other than those of Dynamo's classes `but`."""
+    return not all(isinstance(item, but) for item in _changed_objects())
 
 
 def ids_of_changed_objects() -> set[int]:

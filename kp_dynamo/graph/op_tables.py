@@ -57,6 +57,8 @@ VIEWS = (
     *RESHAPES, *PERMUTATIONS, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
     aten.expand.default, aten.clone.default, aten.alias.default, aten.detach.default,
 )  # fmt: skip
+# The same elements in the same places.
+SAME_ELEMENTS = (aten.clone.default, aten.alias.default, aten.detach.default)
 # The same elements in another shape or dtype.
 VIEWS_AND_CASTS = (*VIEWS, aten._to_copy.default)
 # Slices and concatenations: a cast commutes with them too, but before a slice it casts more elements.

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import logging
 import warnings
+from collections import OrderedDict
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from kp_dynamo import explain
+from kp_dynamo import compile_blocks, explain
+from kp_dynamo.compat import logging_calls
 from tests.spine import compiled
 
 logger = logging.getLogger("a model's logger")
+logger.propagate = False
+stream = io.StringIO()
+handler = logging.StreamHandler(stream)
+handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
 
 
 class Counted(nn.Module):
@@ -38,7 +46,6 @@ def logged(x: Tensor) -> Tensor:
     logger.info("plain")
     logger.warning("%s of %d", "seven", 7)
     logger.log(logging.ERROR, f"{x.dtype} {len(x)}")
-    logging.warning("the root's")
     return x.sin()
 
 
@@ -75,31 +82,46 @@ def nested(x: Tensor) -> Tensor:
 
 
 @pytest.fixture
+def pytests_handlers(monkeypatch):
+    """pytest adds its handlers to every logger."""
+    monkeypatch.setattr(logging_calls, "_STANDARD", (*logging_calls._STANDARD, "_pytest.logging"))
+
+
+@pytest.fixture
 def messages(capsys, caplog, recwarn):
     caplog.set_level(logging.INFO)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
     def read():
-        records = [(r.name, r.levelname, r.getMessage()) for r in caplog.records if not r.name.startswith("kp_dynamo")]
-        seen = capsys.readouterr().out, records, [(w.category, str(w.message)) for w in recwarn.list]
+        ours = ("kp_dynamo", "torch")
+        records = [(r.name, r.levelname, r.getMessage()) for r in caplog.records if not r.name.startswith(ours)]
+        shown = [(w.category, str(w.message)) for w in recwarn.list if "instantiated" not in str(w.message)]
+        seen = capsys.readouterr().out, stream.getvalue(), records, shown
         caplog.clear()
         recwarn.clear()
+        stream.seek(0)
+        stream.truncate()
         return seen
 
-    return read
+    yield read
+    logger.removeHandler(handler)
 
 
-@pytest.mark.parametrize(
-    "fn", [Counted(), printed, logged, a_list_that_changes, in_a_loop, in_a_branch, nested], ids=lambda f: str(f)[:20]
-)
-def test_messages_are_those_of_eager_at_every_call(fn, messages):
-    make = (lambda: Counted()) if isinstance(fn, Counted) else (lambda: fn)
-    eager, run = make(), compiled(make(), fullgraph=True)
-    for rows in (2, 2, 3, 5, 5):
+def compare(eager, run, messages, sizes=(2, 2, 3, 5, 5)):
+    """Results, messages and the model's attributes after every call."""
+    for rows in sizes:
         x = torch.randn(rows, 2)
         expected = eager(x), messages()
         found = run(x), messages()
         torch.testing.assert_close(found[0], expected[0])
         assert found[1] == expected[1]
+
+
+@pytest.mark.parametrize("fn", [printed, logged, in_a_loop, in_a_branch, nested], ids=lambda f: f.__name__)
+@pytest.mark.usefixtures("pytests_handlers")
+def test_messages_are_those_of_eager_at_every_call(fn, messages):
+    compare(fn, compiled(fn, fullgraph=True), messages)
 
 
 def test_warnings_keep_their_category(messages):
@@ -108,8 +130,7 @@ def test_warnings_keep_their_category(messages):
         run, x = compiled(warned, fullgraph=True), torch.randn(2)
         for _ in range(2):
             run(x)
-            _, _, seen = messages()
-            assert [s for s in seen if s[1] in ("old", "plain")] == [(FutureWarning, "old"), (UserWarning, "plain")]
+            assert messages()[-1] == [(FutureWarning, "old"), (UserWarning, "plain")]
 
 
 def a_tensor(x: Tensor) -> Tensor:
@@ -127,13 +148,98 @@ def asks(x: Tensor) -> Tensor:
     return x.sin() if logger.isEnabledFor(logging.CRITICAL) else x.cos()
 
 
-@pytest.mark.parametrize("fn", [a_tensor, with_exc_info, asks])
-def test_what_breaks_the_graph_still_does(fn, messages):
-    x = torch.randn(3)
-    expected = fn(x), messages()
-    found = compiled(fn)(x), messages()
-    torch.testing.assert_close(found[0], expected[0])
-    assert found[1] == expected[1]
+def in_a_try(x: Tensor) -> Tensor:
+    try:
+        print(1, foo=2)
+    except TypeError:
+        return x - 1
+    return x + 1
+
+
+def recorded(x: Tensor) -> Tensor:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.warn("recorded")
+    return x + len(seen)
+
+
+def an_error_that_decides(x: Tensor) -> Tensor:
+    with warnings.catch_warnings(action="error"):
+        try:
+            warnings.warn("raised")
+        except UserWarning:
+            return x - 1
+    return x + 1
+
+
+def hidden(x: Tensor) -> Tensor:
+    with warnings.catch_warnings(action="ignore"):
+        warnings.warn("hidden")
+    return x + 1
+
+
+def containers(x: Tensor) -> Tensor:
+    print(OrderedDict(a=1), {"b": 2}, [3], {4})
+    return x.sin()
+
+
+def of_the_root(x: Tensor) -> Tensor:
+    logging.warning("a handler of its own")
+    return x.sin()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        a_tensor, with_exc_info, asks, Counted(), a_list_that_changes, in_a_try, recorded, an_error_that_decides,
+        hidden, containers, of_the_root,
+    ],
+    ids=lambda f: getattr(f, "__name__", "Counted"),
+)  # fmt: skip
+def test_what_could_be_seen_is_not_moved(fn, messages):
+    compare(fn, compiled(copy.deepcopy(fn)), messages)
+
+
+@pytest.mark.filterwarnings("error:bad")
+def test_a_warning_that_is_an_error_leaves_the_state_of_eager():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("b", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.b.add_(1)
+            warnings.warn("bad")
+            self.b.add_(10)
+            return x + self.b
+
+    for model in (Writes(), compiled(Writes())):
+        with pytest.raises(UserWarning, match="bad"):
+            model(torch.randn(2))
+        assert model.b.item() == 1
+
+
+def test_children_of_compile_blocks_log_once(messages):
+    class Layer(nn.Module):
+        def __init__(self, number: int):
+            super().__init__()
+            self.linear, self.number = nn.Linear(2, 2), number
+
+        def forward(self, x: Tensor) -> Tensor:
+            print("layer", self.number)
+            return x + self.linear(x)
+
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer(number) for number in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Layers()
+    compare(model, compile_blocks(copy.deepcopy(model), options={"precision": "float32"}), messages)
 
 
 class Loud(logging.Logger):
@@ -167,6 +273,7 @@ def test_explain_finds_no_break():
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+@pytest.mark.usefixtures("pytests_handlers")
 def test_transformers_warnings_do_not_split_a_model_from_its_loss():
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -6,6 +6,7 @@ B, H, S, T, D are the sizes of a batch, its heads, queries, keys and the width o
 import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -283,6 +284,58 @@ def another_dropout_backward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _DropsInForwardOnly.apply(weights_of(q, k)) @ v
 
 
+class _TransposesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return grad.transpose(-1, -2).clone()
+
+
+def transposed_gradient_of_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return _TransposesInBackward.apply(weights_of(q, k)) @ v
+
+
+def transposed_gradient_of_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return _TransposesInBackward.apply(q @ k.transpose(2, 3)).softmax(-1) @ v
+
+
+class _DropsTransposedInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor) -> Tensor:
+        mask = torch.rand_like(weights) >= 0.3
+        ctx.save_for_backward(mask)
+        return weights * torch.where(mask, 1 / 0.7, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * (ctx.saved_tensors[0].transpose(-1, -2).to(grad.dtype) * (1 / 0.7))
+
+
+def transposed_mask_in_backward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return _DropsTransposedInBackward.apply(weights_of(q, k)) @ v
+
+
+def another_mask_in_backward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    class Masks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, scores: Tensor) -> Tensor:
+            return torch.where(mask, scores, -9.0)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return torch.where(mask.t(), grad, 0.0)
+
+    return Masks.apply(q @ k.transpose(2, 3)).softmax(-1) @ v
+
+
+def test_a_mask_that_the_backward_transposes_is_another_mask():
+    gm = traced(trace_joint, another_mask_in_backward, *qkv(), BIAS[0, 0] > 0)
+    assert ["has other masks" in why for _, why in rewritten(gm).refused] == [True]
+
+
 DROPOUTS: dict[str, Callable] = {
     "sdpa": sdpa(dropout_p=0.3),
     "causal": sdpa(dropout_p=0.3, is_causal=True),
@@ -335,6 +388,9 @@ def test_dropout_draws_a_key(case, block):
         (dropped_by_row, "its probabilities pass through aten.mul.Tensor"),
         (a_mask_used_twice, "also reads"),
         (another_dropout_backward, "the gradient of its probabilities"),
+        (transposed_gradient_of_weights, "permutes its queries or keys"),
+        (transposed_gradient_of_scores, "permutes its queries or keys"),
+        (transposed_mask_in_backward, "has another dropout"),
         (weights_too, "is an output of the graph"),
         (by_hand(lambda s: (s / 9).tanh() * 9), "its scores pass through aten.tanh.default"),
         (by_hand(lambda s: (s + 1.5) * 2), "its scores pass through aten.add.Tensor"),

@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from kp_dynamo.graph.nodes import tensor_of
-from kp_dynamo.graph.op_tables import UNIFORM, VIEWS_AND_CASTS
+from kp_dynamo.graph.op_tables import SAME_ELEMENTS, UNIFORM
 from kp_dynamo.passes.constants.values import constant_of, factor_of
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ class AppliedDropout:
         if not isinstance(node, fx.Node) or not _is_scale(factor_of(node), self.rate):
             return set()
         seen, node = {node}, node.args[0]
-        while isinstance(node, fx.Node) and node.target in VIEWS_AND_CASTS and node is not self.mask:
+        while isinstance(node, fx.Node) and node.target in (*SAME_ELEMENTS, aten._to_copy.default):
             seen.add(node)
             node = node.args[0]
         return seen if node is self.mask else set()

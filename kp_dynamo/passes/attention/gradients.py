@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from kp_dynamo.graph.op_tables import VIEWS, VIEWS_AND_CASTS
+from kp_dynamo.graph.op_tables import SAME_ELEMENTS, VIEWS_AND_CASTS
 from kp_dynamo.passes.attention.pattern import Attention
+from kp_dynamo.passes.attention.score_layout import layout_problem
 from kp_dynamo.passes.base import Refusal
 from kp_dynamo.passes.constants.values import constant_of, factor_of
 
@@ -107,6 +108,7 @@ class _Search:
         dropout = self.found.dropout
         while isinstance(node, fx.Node):
             if node.target in VIEWS_AND_CASTS:
+                self._check_layout(node, node.args[0])
                 self.inside.add(node)
                 node = node.args[0]
             elif dropout is not None and (found := dropout.source_of(node)):
@@ -160,8 +162,15 @@ class _Search:
             self.steps.masks.append(choice)
         elif user.target not in VIEWS_AND_CASTS:
             raise _Differs(f"the gradient of its scores passes through {user.target}")
+        else:
+            self._check_layout(user, node)
         self.inside.add(user)
         return user
+
+    def _check_layout(self, node: fx.Node, source: Any) -> None:
+        """Gradients keep the layout of the scores; the backward of an `autograd.Function` may transpose them."""
+        if (problem := layout_problem(node, source, self.found.first)) is not None:
+            raise _Differs(f"in the backward, {problem}")
 
     def _matmul_of_transposed(self, node: fx.Node, first: bool) -> fx.Node | None:
         """A backward matmul with `node` transposed as its first operand."""
@@ -204,7 +213,8 @@ def _is_zero(argument: object) -> bool:
 
 
 def _unviewed(node: object) -> fx.Node:
-    while isinstance(node, fx.Node) and node.target in VIEWS:
+    """A mask without the views that change nothing: a transposed mask is another one."""
+    while isinstance(node, fx.Node) and node.target in SAME_ELEMENTS:
         node = node.args[0]
     assert isinstance(node, fx.Node), "a mask is a tensor"
     return node
