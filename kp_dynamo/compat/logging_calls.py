@@ -40,7 +40,7 @@ _METHODS = (*_LEVELS, "warn", "log", "warning_once", "warning_advice", "info_onc
 
 @functools.cache
 def install() -> None:
-    """Patch Dynamo's calls of functions and of loggers' methods. `import kp_dynamo.backend` calls this once."""
+    """Patch Dynamo's calls of functions and of loggers' methods, before a trace for the backend or for `aot`."""
     _patch(BuiltinVariable, "call_function", lambda variable: variable.fn)
     _patch(SkipFunctionVariable, "call_function", lambda variable: variable.value)
     _patch(UserFunctionVariable, "call_function", lambda variable: variable.fn)

@@ -18,7 +18,7 @@ from torch import fx
 
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.graph.symbol_values import SymbolReader, Values, evaluated
-from kp_dynamo.runtime.places import Base, Place, overlap
+from kp_dynamo.runtime.storage_places import Base, Place, overlap
 
 _MAX_LAYOUTS = 4096  # a few hundred bytes each
 

@@ -74,7 +74,7 @@ def test_the_backward_has_the_mask_of_the_forward(fn, options, device):
 
 
 @pytest.mark.parametrize("fn", [sdpa, by_hand])
-def test_it_is_one_operator_without_a_mask_in_memory(fn):
+def test_it_is_rewritten_in_training(fn):
     explanation = explain(fn, *(t.requires_grad_() for t in operands()))
     [rewritten] = [p for p in explanation.passes if p.name == "rewrite_attention"]
     assert (rewritten.rewritten, rewritten.refused) == (1, ())

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.ops.compute_dtype import compute_dtype
+
 Maybe = torch.Tensor | None
-_NARROW = (torch.bfloat16, torch.float16)
 
 
 def native_group_norm_backward(
@@ -60,4 +61,4 @@ def _of_input(scaled: torch.Tensor, normalized: torch.Tensor, rstd: torch.Tensor
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in _NARROW else x
+    return x.to(compute_dtype(x.dtype))

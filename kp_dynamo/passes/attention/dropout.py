@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.graph.op_tables import SAME_ELEMENTS, UNIFORM
+from kp_dynamo.passes.attention.score_layout import are_equal
 from kp_dynamo.passes.constants.values import constant_of, factor_of
 
 aten = torch.ops.aten
@@ -95,6 +95,4 @@ def _is_scale(factor: float | None, rate: float) -> bool:
 def _have_one_shape(one: fx.Node, other: fx.Node) -> bool:
     """Whether each probability has a random number of its own; F.dropout1d and others share one along a dimension."""
     a, b = tensor_of(one), tensor_of(other)
-    if a is None or b is None or a.dim() != b.dim():
-        return False
-    return all(statically_known_true(x == y) for x, y in zip(a.shape, b.shape, strict=True))
+    return a is not None and b is not None and are_equal(a.shape, b.shape)

@@ -34,13 +34,13 @@ def layout_problem(node: fx.Node, source: fx.Node, matmul: fx.Node) -> str | Non
         # float32 has neither the precision of float64 nor its least number, which a float64 mask may add.
         return f"{node.name} upcasts its scores to {value.dtype}"
     if node.target in _REGROUPINGS:
-        is_kept = _are_equal(value.shape[-2:], scores.shape[-2:])
+        is_kept = are_equal(value.shape[-2:], scores.shape[-2:])
         return None if is_kept else f"{node.name} splits queries or keys, or merges them with another dimension"
     if node.target in PERMUTATIONS:
         return f"{node.name} permutes its queries or keys"
-    return None if _are_equal(value.shape, before.shape) else f"{node.name} repeats its scores"
+    return None if are_equal(value.shape, before.shape) else f"{node.name} repeats its scores"
 
 
-def _are_equal(one: Any, other: Any) -> bool:
+def are_equal(one: Any, other: Any) -> bool:
     """Whether sizes are equal for all values of their symbols; adds no guard."""
     return len(one) == len(other) and all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kp_dynamo.runtime.places import Base, Place, overlap
+from kp_dynamo.runtime.storage_places import Base, Place, overlap
 
 
 def place_of(tensor):

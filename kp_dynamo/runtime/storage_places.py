@@ -62,7 +62,7 @@ class Base:
 
     @classmethod
     def of(cls, places: Sequence[Place]) -> Base | None:
-        """The base of these places; None if there is none, or if one of them is no block and no box of it."""
+        """The base of these places. None if no place holds all, or if views of XLA cannot reach one of them."""
         end = max(place.end for place in places)
         for number, place in enumerate(places):
             if place.offset == 0 and place.end == end and (order := place.order) is not None:
