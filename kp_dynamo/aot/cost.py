@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kp_dynamo.aot.calibration import GATHER_S_PER_ROW, VMEM_BYTES_PER_S
-from kp_dynamo.aot.hlo import Instruction, Module, Shape
+from kp_dynamo.aot.hlo import Instruction, Module
+from kp_dynamo.aot.traffic import Traffic
 from kp_dynamo.hardware import Chip
 
 Kind = Literal["matmul", "gather", "copy", "elementwise and reduce", "custom call", "other"]
@@ -102,29 +103,27 @@ class _Walk:
         self.unknown: list[str] = []
 
     def through(self, computation: str, times: int) -> Iterator[OpCost]:
-        body = self.module.computations.get(computation, [])
-        shapes = {i.name: i.shape for i in body}
-        for instruction in body:
+        traffic = Traffic(self.module, computation)
+        for instruction in traffic.body:
             if instruction.opcode == "while":
                 yield from self._loop(instruction, times)
             elif instruction.opcode == "call":
                 yield from self.through(instruction.called("to_apply"), times)
             elif not _is_free(instruction):
-                yield self._op(instruction, shapes, times)
+                yield self._op(instruction, traffic, times)
 
     def _loop(self, loop: Instruction, times: int) -> Iterator[OpCost]:
         if loop.trips is None:
             self.unknown.append(loop.name)
         yield from self.through(loop.called("body"), times * (loop.trips or 1))
 
-    def _op(self, op: Instruction, shapes: dict[str, Shape], times: int) -> OpCost:
+    def _op(self, op: Instruction, traffic: Traffic, times: int) -> OpCost:
         if _ASYNC.fullmatch(op.opcode):
             moved = max(op.shape.hbm_bytes, op.shape.vmem_bytes) if op.opcode.endswith("-done") else 0
             return OpCost(op.name, "copy", times, None, 0.0, moved, self._op_names(op))
         if op.cycles is None and op.opcode in _HAS_ESTIMATE:
             self.unknown.append(op.name)
-        touched = [op.shape, *(shapes.get(name, Shape()) for name in op.operands)]
-        hbm, vmem = sum(s.hbm_bytes for s in touched), sum(s.vmem_bytes for s in touched)
+        hbm, vmem = traffic.moved_by(op)
         kind = self._kind(op)
         if kind == "gather":
             hbm = 2 * op.shape.num_bytes

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$")
-_START = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = ")
+_START = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = ")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"\b(pred|token|[subfc]\w*?\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
 # libtpu 0.0.21 writes broken estimates: a negative number as one of 64 bits without a sign, and 2**63 - 1.
@@ -66,13 +66,25 @@ def _element_bytes(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation."""
+    """One line of a computation.
+
+    Attributes:
+        name: Its name.
+        shape: Its result.
+        opcode: What it does.
+        operands: The names of what it reads.
+        attributes: The rest of the line.
+        parameter: Which parameter of the computation it is, or None.
+        is_root: Whether it is the result of the computation.
+    """
 
     name: str
     shape: Shape
     opcode: str
     operands: tuple[str, ...]
     attributes: str = field(repr=False)
+    parameter: int | None = None
+    is_root: bool = False
 
     @property
     def cycles(self) -> int | None:
@@ -161,7 +173,9 @@ def _instruction(line: str) -> Instruction | None:
     opcode, _, tail = rest[end:].lstrip().partition("(")
     arguments = tail[: _matching(f"({tail}", 0) - 1] if tail else ""
     operands = tuple(_OPERAND.findall(arguments))
-    return Instruction(start[1], Shape.read(rest[:end]), opcode.strip(), operands, tail[len(arguments) :])
+    attributes, opcode = tail[len(arguments) :], opcode.strip()
+    parameter = int(arguments.rstrip(")")) if opcode == "parameter" else None
+    return Instruction(start[2], Shape.read(rest[:end]), opcode, operands, attributes, parameter, bool(start[1]))
 
 
 def _matching(text: str, start: int) -> int:

@@ -117,3 +117,57 @@ def test_an_unknown_trip_count_is_one_and_is_listed():
     cost = cost_of(Module(text), V5E)
     assert cost.cycles == 1500 + 100 + 700
     assert cost.unknown == ("while.1", "custom-call.1")
+
+SLICED = """
+HloModule IrToHlo.9, is_scheduled=true
+
+%updating (p.1: f32[64,1024], p.2: f32[8,1024], p.3: s32[]) -> f32[64,1024] {
+  %p.1 = f32[64,1024]{1,0:T(8,128)} parameter(0)
+  %p.2 = f32[8,1024]{1,0:T(8,128)} parameter(1)
+  %p.3 = s32[]{:T(128)} parameter(2)
+  %negate.1 = f32[8,1024]{1,0:T(8,128)} negate(%p.2)
+  ROOT %dynamic-update-slice.1 = f32[64,1024]{1,0:T(8,128)} dynamic-update-slice(%p.1, %negate.1, %p.3, %p.3)
+}
+
+%inner (r.1: f32[64,1024], r.2: s32[]) -> f32[8,1024] {
+  %r.1 = f32[64,1024]{1,0:T(8,128)} parameter(0)
+  %r.2 = s32[]{:T(128)} parameter(1)
+  ROOT %dynamic-slice.1 = f32[8,1024]{1,0:T(8,128)} dynamic-slice(%r.1, %r.2, %r.2), dynamic_slice_sizes={8,1024}
+}
+
+%slicing (q.1: f32[64,1024], q.2: s32[]) -> f32[8,1024] {
+  %q.1 = f32[64,1024]{1,0:T(8,128)} parameter(0)
+  %q.2 = s32[]{:T(128)} parameter(1)
+  %bitcast.1 = f32[64,1024]{1,0:T(8,128)} bitcast(%q.1)
+  %fusion.9 = f32[8,1024]{1,0:T(8,128)} fusion(%bitcast.1, %q.2), kind=kLoop, calls=%inner
+  ROOT %exponential.1 = f32[8,1024]{1,0:T(8,128)} exponential(%fusion.9)
+}
+
+%both (t.1: f32[64,1024], t.2: s32[]) -> f32[64,1024] {
+  %t.1 = f32[64,1024]{1,0:T(8,128)} parameter(0)
+  %t.2 = s32[]{:T(128)} parameter(1)
+  %dynamic-slice.2 = f32[8,1024]{1,0:T(8,128)} dynamic-slice(%t.1, %t.2, %t.2), dynamic_slice_sizes={8,1024}
+  %dynamic-update-slice.2 = f32[64,1024]{1,0:T(8,128)} dynamic-update-slice(%t.1, %dynamic-slice.2, %t.2, %t.2)
+  ROOT %negate.2 = f32[64,1024]{1,0:T(8,128)} negate(%dynamic-update-slice.2)
+}
+
+ENTRY %main.9 (a: f32[64,1024], b: f32[8,1024], c: s32[]) -> f32[64,1024] {
+  %a = f32[64,1024]{1,0:T(8,128)} parameter(0)
+  %b = f32[8,1024]{1,0:T(8,128)S(1)} parameter(1)
+  %c = s32[]{:T(128)} parameter(2)
+  %update = f32[64,1024]{1,0:T(8,128)} fusion(%a, %b, %c), kind=kLoop, calls=%updating
+  %slice = f32[8,1024]{1,0:T(8,128)} fusion(%update, %c), kind=kLoop, calls=%slicing
+  %plain = f32[64,1024]{1,0:T(8,128)} dynamic-update-slice(%update, %slice, %c, %c)
+  ROOT %whole = f32[64,1024]{1,0:T(8,128)} fusion(%plain, %c), kind=kLoop, calls=%both
+}
+"""
+
+
+def test_slices_and_updates_in_place_count_what_they_move():
+    """A part of 8 rows: an update writes it, a slice reads and writes it; an update that is no result moves all."""
+    part, whole, index = 8 * 1024 * 4, 64 * 1024 * 4, 4
+    moved = {op.name: op.hbm_bytes for op in cost_of(Module(SLICED), V5E).ops}
+    assert moved["update"] == part + index
+    assert moved["slice"] == 2 * part + index
+    assert moved["plain"] == 2 * part + 2 * index
+    assert moved["whole"] == 2 * whole + index
