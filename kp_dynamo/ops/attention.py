@@ -5,7 +5,8 @@
     attention_backward(grad, q, k, v, result, statistics, masks, ..., block, q_factor, k_factor, key, rate)
         -> (d_q, d_k, d_v)
 
-    q [N, S, D], k [N, D, T], v [N, T, E], result and grad [N, S, E], statistics [2, N, S]; N = B x H
+    q [N, S, D], k [M, D, T], v [M, T, E], result and grad [N, S, E], statistics [2, N, S]; N = B x H
+    M = N / G: each G neighbouring heads share keys and values (Ainslie et al., arXiv:2305.13245); most often G is 1
     key [4] random numbers for the dropout of the probabilities (`dropout_mask.py`), or None for no dropout
 
 `attention_forms.py` implements them and documents the arguments. A pass inserts them into graphs after autograd, so the
@@ -23,7 +24,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kp_dynamo.ops import attention_forms as forms
-from kp_dynamo.ops.attention_forms import Saved, Scoring
+from kp_dynamo.ops.attention_forms import Saved
+from kp_dynamo.ops.attention_scoring import Scoring
 from kp_dynamo.ops.compute_dtype import compute_dtype
 from kp_dynamo.ops.dropout_mask import KEY_SIZE, Dropout
 
@@ -101,6 +103,17 @@ def _check_operands(operands: Sequence[Tensor]) -> None:
         raise TypeError(f"kp::attention: operands {names} must have the same floating-point dtype")
     if any(x.dim() != 3 for x in operands):
         raise ValueError(f"kp::attention: operands have {[x.dim() for x in operands]} dimensions, must have 3 each")
+    _check_heads(*(x.shape[0] for x in operands[:3]))
+
+
+def _check_heads(of_queries: Any, of_keys: Any, of_values: Any) -> None:
+    if not all(isinstance(size, int) for size in (of_queries, of_keys, of_values)):
+        return
+    if of_keys != of_values or of_queries % max(of_keys, 1):
+        raise ValueError(
+            f"kp::attention: {of_queries} heads of queries, {of_keys} of keys and {of_values} of values are invalid: "
+            "keys and values need equally many, and that number must divide the heads of queries"
+        )
 
 
 def _checked_dropout(key: Tensor | None = None, rate: float = 0.0) -> Dropout | None:

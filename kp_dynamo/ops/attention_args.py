@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.ops import attention as _attention  # noqa: F401  # registers the operators
-from kp_dynamo.ops.attention_forms import Scoring
+from kp_dynamo.ops.attention_scoring import Scoring
 from kp_dynamo.ops.dropout_mask import Dropout
 
 

@@ -1,7 +1,8 @@
 """The arithmetic of `kp::attention`, in the form that XLA's TPU compiler fuses best; the same on every device.
 
-Shapes: N batch x heads, S queries, T keys, D and E widths of a head. Keys are transposed, [N, D, T], as matmuls take
-them.
+Shapes: N batch x heads, S queries, T keys, D and E widths of a head. Keys are transposed, [M, D, T], as matmuls take
+them. Several heads may share keys and values: M = N / G, and the rows of G neighbouring heads are put together, so that
+no key is repeated.
 
 Scores are float32 (float64 for float64 operands). Probabilities are rounded to the dtype of the operands before the
 second matmul, which the compiler accumulates in float32. The operands of a matmul are upcast first: the compiler folds
@@ -13,92 +14,28 @@ per row, and no S x T tensor outlives a program.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kp_dynamo.ops.attention_scoring import Scoring, beside, by_head, matmul
 from kp_dynamo.ops.compute_dtype import compute_dtype
 from kp_dynamo.ops.dropout_mask import Dropout
 from kp_dynamo.ops.optimization_barrier import held
 
-
-@dataclass(frozen=True)
-class Scoring:
-    """How scores are computed from q @ k: scaled, then masked. The fields are in the order of the operators' arguments.
-
-    Attributes:
-        masks: A boolean mask selects a score or its fill, any other is added; [B|1, H|1, S|1, T|1] or fewer.
-        fills: Replacements for the scores where a mask is False; one number per mask.
-        batch_dims: Sizes (B, H), whose product is N; empty if no mask needs them.
-        scale: Factor of q @ k.
-        is_causal: Whether query i reads keys 0 to i.
-        zero_rows: Whether a row without keys is 0; otherwise it is NaN.
-        block: Queries that are computed at a time: their scores should fit into the chip's vector memory.
-    """
-
-    masks: Sequence[Tensor]
-    fills: Sequence[float]
-    batch_dims: Sequence[int]
-    scale: float
-    is_causal: bool
-    zero_rows: bool
-    block: int
-
-    @property
-    def in_order(self) -> tuple[Any, ...]:
-        """The arguments as the operators take them."""
-        return tuple(getattr(self, field.name) for field in fields(self))
-
-    def blocks(self, num_queries: int, num_keys: int) -> Iterator[tuple[int, int, int]]:
-        """(first query, end of queries, end of keys); causal queries read no later keys."""
-        for first in range(0, num_queries, self.block):
-            end = min(first + self.block, num_queries)
-            yield first, end, min(end, num_keys) if self.is_causal else num_keys
-
-    def scores(self, q: Tensor, k: Tensor, first: int) -> Tensor:
-        """[N, s, D], [N, D, t] -> [N, s, t]: scores of the queries from `first` on with the first t keys."""
-        scores = _scaled_matmul(q, k, self.scale)
-        rows, columns = scores.shape[1:]
-        for mask, fill in zip(self.masks, self.fills, strict=True):
-            part = self._flat(mask, first, rows, columns)
-            scores = torch.where(part, scores, fill) if mask.dtype == torch.bool else scores + part.to(scores.dtype)
-        if self.is_causal:
-            queries = torch.arange(first, first + rows, dtype=torch.int32, device=q.device)
-            keys = torch.arange(columns, dtype=torch.int32, device=q.device)
-            scores = torch.where(queries[:, None] >= keys, scores, -torch.inf)
-        return scores
-
-    def without_masked(self, d_scores: Tensor, first: int) -> Tensor:
-        """Gradients of a block's scores, [N, t, s], zero where a fill replaced the score."""
-        columns, rows = d_scores.shape[1:]
-        for mask in self.masks:
-            if mask.dtype == torch.bool:
-                d_scores = torch.where(self._flat(mask, first, rows, columns).transpose(-2, -1), d_scores, 0.0)
-        return d_scores
-
-    def _flat(self, mask: Tensor, first: int, rows: int, columns: int) -> Tensor:
-        """A block's slice of a mask, [N, rows, columns]."""
-        if mask.dim() > 1 and mask.shape[-2] != 1:
-            mask = mask[..., first : first + rows, :]
-        if mask.dim() > 0 and mask.shape[-1] != 1:
-            mask = mask[..., :columns]
-        if all(size == 1 for size in mask.shape[:-2]):
-            return mask.reshape([1] * (2 - mask.dim()) + [*mask.shape[-2:]])
-        return mask.expand(*self.batch_dims, rows, columns).reshape(-1, rows, columns)
+_FEW_ROWS = 8  # sublanes of a TPU's vector registers
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dropout: Dropout | None = None) -> Tensor:
-    """[N, S, D], [N, D, T], [N, T, E] -> dropout(softmax(scores)) @ v, [N, S, E]."""
+    """[N, S, D], [M, D, T], [M, T, E] -> dropout(softmax(scores)) @ v, [N, S, E]."""
     if scoring.zero_rows or dropout is not None:
         return attention_train(q, k, v, scoring, dropout)[0]
     parts = []
     for first, end, keys in scoring.blocks(q.shape[1], k.shape[2]):
         scores = scoring.scores(q[:, first:end], k[:, :, :keys], first)
-        parts.append(_matmul(scores.softmax(-1).to(v.dtype), v[:, :keys]))
+        parts.append(by_head(q, matmul(scores.softmax(-1).to(v.dtype), v[:, :keys])))
     return _joined(parts, 1).to(v.dtype)
 
 
@@ -126,24 +63,33 @@ def _with_statistics(
         # If a row has no scores, exp(score - largest) becomes 0 instead of NaN.
         largest = largest.clamp(min=torch.finfo(largest.dtype).min)
     weights = torch.exp(scores - largest).to(v.dtype)
-    result, sums = _weighted(weights, v) if dropout is None else _weighted_of_kept(weights, v, first, dropout)
+    if dropout is None:
+        result, sums = _weighted(weights, v)
+    else:
+        kept = beside(v, dropout.kept(q.shape[0], first, q.shape[1], v.shape[1]))
+        result, sums = _weighted_of_kept(weights, v, kept, dropout.rate)
     if scoring.zero_rows:
         sums = torch.where(sums == 0, torch.inf, sums)  # no keys: 0 / inf, in the gradients as well
-    return result / sums, largest, sums
+    return by_head(q, result / sums), by_head(q, largest), by_head(q, sums)
 
 
 def _weighted(weights: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """weights @ v, and the sums of the weights."""
-    # A column of ones computes both in one matmul: heads are narrower than the MXU.
-    both = _matmul(weights, torch.cat([v, v.new_ones(()).expand(*v.shape[:2], 1)], -1))
+    # A column of ones computes both in one matmul: heads are narrower than the MXU. Not in a decode step, which reads
+    # keys and values for a row or two: 8 layers, B 8 and 2048 keys take 0.67 ms without the column, 0.74 with it.
+    if weights.shape[1] < _FEW_ROWS:
+        return matmul(weights, v), _sums(weights)
+    both = matmul(weights, torch.cat([v, v.new_ones(()).expand(*v.shape[:2], 1)], -1))
     return both.narrow(-1, 0, v.shape[2]), both.narrow(-1, v.shape[2], 1)
 
 
-def _weighted_of_kept(weights: Tensor, v: Tensor, first: int, dropout: Dropout) -> tuple[Tensor, Tensor]:
+def _weighted_of_kept(weights: Tensor, v: Tensor, kept: Tensor, rate: float) -> tuple[Tensor, Tensor]:
     """dropout(weights) @ v, and the sums of all weights: dropout comes after the softmax."""
-    kept = dropout.kept(weights.shape[0], first, *weights.shape[1:])
-    sums = weights.to(compute_dtype(weights.dtype)).sum(-1, keepdim=True)
-    return _matmul(torch.where(kept, weights, 0.0), v) / (1 - dropout.rate), sums
+    return matmul(torch.where(kept, weights, 0.0), v) / (1 - rate), _sums(weights)
+
+
+def _sums(weights: Tensor) -> Tensor:
+    return weights.to(compute_dtype(weights.dtype)).sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -162,14 +108,15 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, in their shapes and dtypes, from the gradient of the result, [N, S, E].
 
-    The gradient of q is multiplied by the first of `factors`, the gradient of k by the second.
+    Those of shared keys and values are sums over the heads that share them. The gradient of q is multiplied by the
+    first of `factors`, the gradient of k by the second.
     """
     scaled, delta = _scaled_gradient(grad, saved, dropout)
     rows: list[Tensor] = []
     columns: list[tuple[Tensor, Tensor]] = []
     for first, end, keys in scoring.blocks(saved.q.shape[1], saved.k.shape[2]):
         block = _Block(
-            scaled[:, first:end], delta[:, first:end], saved.statistics[0, :, first:end],
+            scaled[:, first:end], delta[:, first:end], saved.statistics[0, :, first:end, None],
             saved.q[:, first:end], saved.k[:, :, :keys], saved.v[:, :keys],
         )  # fmt: skip
         d_q, d_k, d_v = block.gradients(first, scoring, dropout)
@@ -207,17 +154,19 @@ class _Block:
     def gradients(self, first: int, scoring: Scoring, dropout: Dropout | None) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of q, k and v. Scores are [t, s], and a barrier materializes them: measured to be best."""
         dtype = self.grad.dtype
+        q, grad, delta, largest = (beside(self.v, x) for x in (self.q, self.grad, self.delta, self.largest))
         scores = held(scoring.scores(self.q, self.k, first).transpose(1, 2))
-        weights = torch.exp(scores - self.largest.unsqueeze(1)).to(dtype)
-        d_w = _matmul(self.v, self.grad.transpose(1, 2))
+        weights = torch.exp(scores - largest.transpose(1, 2)).to(dtype)
+        d_w = matmul(self.v, grad.transpose(1, 2))
         used = weights
         if dropout is not None:
-            kept = dropout.kept(self.q.shape[0], first, self.q.shape[1], self.v.shape[1]).transpose(1, 2)
+            kept = beside(self.v, dropout.kept(self.q.shape[0], first, self.q.shape[1], self.v.shape[1]))
+            kept = kept.transpose(1, 2)
             d_w, used = torch.where(kept, d_w, 0.0), torch.where(kept, weights, 0.0)
-        d_s = weights.to(d_w.dtype) * (d_w - self.delta.transpose(1, 2))
-        d_s = scoring.without_masked(d_s, first).to(dtype)
-        d_q = _matmul(d_s.transpose(1, 2), self.k.transpose(1, 2))
-        return d_q, _matmul(d_s, self.q).transpose(1, 2), _matmul(used, self.grad)
+        d_s = weights.to(d_w.dtype) * (d_w - delta.transpose(1, 2))
+        d_s = scoring.without_masked(d_s, first, self.q.shape[0] // self.k.shape[0]).to(dtype)
+        d_q = matmul(d_s.transpose(1, 2), self.k.transpose(1, 2))
+        return by_head(self.q, d_q), matmul(d_s, q).transpose(1, 2), matmul(used, grad)
 
 
 def _sum_of_parts(parts: list[Tensor], dim: int, size: int) -> Tensor:
@@ -246,20 +195,3 @@ def _added(parts: list[Tensor]) -> Tensor:
 
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
-
-
-def _scaled_matmul(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """q @ k times `scale`. If that is exact, the queries are scaled: by 1/8 for heads of 64.
-
-    A v6e's compiler then fuses the scores into the matmul that reads them: a BERT with a mask takes 0.281 / 0.253 ms
-    and 83 MiB in inference, and 0.330 / 0.302 and 148 if the scores are scaled. float16 has too few exponents.
-    """
-    if scale == 1:
-        return _matmul(q, k)
-    is_exact = abs(math.frexp(scale)[0]) == 0.5 and q.dtype != torch.float16
-    return _matmul(q * scale, k) if is_exact else _matmul(q, k) * scale
-
-
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    wide = compute_dtype(a.dtype)
-    return torch.bmm(a.to(wide), b.to(wide))

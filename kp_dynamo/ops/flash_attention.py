@@ -5,7 +5,7 @@
     flash_attention_backward(grad, q, k, v, result, statistics, scale, is_causal, block, q_factor, k_factor)
         -> (d_q, d_k, d_v)
 
-    q [N, S, D], k [N, D, T], v [N, T, D], result and grad [N, S, D], statistics [2, N, S]; N = B x H
+    q [N, S, D], k [M, D, T], v [M, T, D], M divides N; result and grad [N, S, D], statistics [2, N, S]; N = B x H
 
 Each has two forms. In a trace for a TPU (`flash_kernels.flash_calls`) it is one or two custom calls. Anywhere else it
 is the `kp::attention` of the same name, without masks. A pass inserts them into graphs after autograd, so the operators
@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from kp_dynamo.ops import attention as _attention  # noqa: F401  # registers what these are written with
-from kp_dynamo.ops.attention_forms import Scoring
+from kp_dynamo.ops.attention_scoring import Scoring
+from kp_dynamo.ops.compute_dtype import compute_dtype
 from kp_dynamo.ops.flash_kernels import FlashScoring, current_calls
 
 kp = torch.ops.kp
@@ -62,13 +63,17 @@ def _without_masks(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 def _on_xla(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:
     calls = current_calls()
-    return _reference(q, k, v, *scoring) if calls is None else calls.attention(q, k, v, FlashScoring(*scoring))
+    if calls is None:
+        return _reference(q, k, v, *scoring)
+    k, v = _of_each_head(q, k, v)
+    return calls.attention(q, k, v, FlashScoring(*scoring))
 
 
 def _on_xla_train(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tensor, Tensor]:
     calls = current_calls()
     if calls is None:
         return _reference_train(q, k, v, *scoring)
+    k, v = _of_each_head(q, k, v)
     return calls.attention_train(q, k, v, FlashScoring(*scoring))
 
 
@@ -76,7 +81,25 @@ def _on_xla_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     calls = current_calls()
     if calls is None:
         return _reference_backward(grad, *rest)
-    return calls.attention_backward(grad, rest[:5], FlashScoring(*rest[5:8]), (rest[8], rest[9]))
+    q, k, v, *forward = rest[:5]
+    saved = q, *_of_each_head(q, k, v), *forward
+    d_q, *others = calls.attention_backward(grad, saved, FlashScoring(*rest[5:8]), (rest[8], rest[9]))
+    d_k, d_v = (_summed(x, like) for x, like in zip(others, (k, v), strict=True))
+    return d_q, d_k, d_v
+
+
+def _of_each_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values, once for each head that shares them: the kernels take as many as there are queries."""
+    count = q.shape[0] // k.shape[0]
+    return (k, v) if count == 1 else (k.repeat_interleave(count, 0), v.repeat_interleave(count, 0))
+
+
+def _summed(gradient: Tensor, like: Tensor) -> Tensor:
+    """The gradient of keys or values that several heads share, from those of each head."""
+    if gradient.shape[0] == like.shape[0]:
+        return gradient
+    of_heads = gradient.reshape(like.shape[0], -1, *like.shape[1:]).to(compute_dtype(gradient.dtype))
+    return of_heads.sum(1).to(gradient.dtype)
 
 
 _FORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {

@@ -15,13 +15,14 @@ from kp_dynamo.graph.editing import FakeRuns, cast_to, erase_unused, insert_call
 from kp_dynamo.graph.nodes import calls, forward_nodes, tensor_of
 from kp_dynamo.graph.op_tables import SOFTMAXES, VIEWS
 from kp_dynamo.ops.attention_args import AttentionArgs, BackwardArgs
-from kp_dynamo.ops.attention_forms import Scoring
+from kp_dynamo.ops.attention_scoring import Scoring
 from kp_dynamo.ops.compute_dtype import compute_dtype
 from kp_dynamo.ops.dropout_mask import KEY_SIZE, Dropout
 from kp_dynamo.passes.attention.gradients import Gradients, gradients_of
 from kp_dynamo.passes.attention.known_masks import without_known
 from kp_dynamo.passes.attention.pattern import Attention, attention_at
 from kp_dynamo.passes.attention.score_chain import Mask
+from kp_dynamo.passes.attention.shared_heads import Sharing, sharing_of
 from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
 from kp_dynamo.passes.constants.values import Constant, factor_of
 
@@ -59,20 +60,22 @@ class RewriteAttention:
        (`known_masks.py`). A mask that depends on an input is never treated as causal, nor is any mask applied with it:
        its rows may have no key left.
 
-    5. dropout of the probabilities, as torch writes it: the operators get a key of four random numbers in place of
+    5. keys and values that several heads share (`repeat_kv`, `enable_gqa=True`): they are not repeated, if their
+       gradients are summed over these heads and not read otherwise (`attention/shared_heads.py`);
+    6. dropout of the probabilities, as torch writes it: the operators get a key of four random numbers in place of
        the random numbers, and compute the mask from it in the forward and in the backward (`ops/dropout_mask.py`).
 
     Refuses, with the reason
 
-    6. any other op between the softmax and its matmul;
-    7. scores or probabilities with another reader: returned attention weights, a soft cap, sinks;
-    8. a learned mask: its gradient has the size of the scores;
-    9. operands of several dtypes;
-    10. scores that are transposed, regrouped, repeated, rounded to a narrower dtype or upcast to float64 in between
+    7. any other op between the softmax and its matmul;
+    8. scores or probabilities with another reader: returned attention weights, a soft cap, sinks;
+    9. a learned mask: its gradient has the size of the scores;
+    10. operands of several dtypes;
+    11. scores that are transposed, regrouped, repeated, rounded to a narrower dtype or upcast to float64 in between
         (`score_layout.py`): a softmax over queries, groups of heads in the rows of a matmul.
 
-    Keys stay [N, D, T], as the matmul reads them. A mask that is not evaluated is an operand of both operators, and
-    may be saved at its own size. docs/measurements.md has the measured effect.
+    Keys stay [N, D, T], as the matmul reads them, and shared ones [M, D, T]. A mask that is not evaluated is an operand
+    of both operators, and may be saved at its own size. docs/measurements.md has the measured effect.
 
     Attributes:
         block: Queries that are computed at a time. Causal attention skips the keys after them.
@@ -118,14 +121,18 @@ class _Rewriting:
     def __init__(self, graph: fx.Graph, found: Attention, block: int, runs: FakeRuns) -> None:
         self.graph, self.found, self.block = graph, found, block
         self.insert = partial(insert_call, graph, runs=runs)
+        self.k: Any = found.first.args[1]
+        self.v: Any = found.second.args[1]
+        self.sharing: Sharing | None = None
 
     def run(self, gradients: Gradients | None) -> None:
         found = self.found
+        self._share(gradients)
         with self.graph.inserting_before(found.second):
             q, q_factor = self._unscaled(found.first.args[0])
-            k, k_factor = self._unscaled(found.first.args[1])
+            k, k_factor = self._unscaled(self.k)
             scale = _rounded(found.scale * q_factor * k_factor)
-            args = AttentionArgs(q, k, found.second.args[1], self._scoring(scale), dropout=self._dropout())
+            args = AttentionArgs(q, k, self.v, self._scoring(scale), dropout=self._dropout())
             target = kp.attention.default if gradients is None else kp.attention_train.default
             made = self.insert(target, args.in_order, {}, like=found.second)
             result = made if gradients is None else self._part(made, 0)
@@ -137,6 +144,14 @@ class _Rewriting:
         erase_unused(found.second)
         if found.dropout is not None:
             self._erase_random(found.dropout.random)
+
+    def _share(self, gradients: Gradients | None) -> None:
+        """Take keys and values that several heads share without their repetition."""
+        d_k, d_v = (None, None) if gradients is None else (gradients.d_k, gradients.d_v)
+        self.sharing = sharing_of(self.k, self.v, d_k, d_v)
+        if self.sharing is not None:
+            with self.graph.inserting_before(self.found.second):
+                self.k, self.v = self.sharing.k.once(self.insert), self.sharing.v.once(self.insert)
 
     def _erase_random(self, random: fx.Node) -> None:
         """Erase the random numbers of the replaced dropout, which count as a side effect, and their shape's source."""
@@ -152,8 +167,11 @@ class _Rewriting:
         with self.graph.inserting_before(first):
             all_three = self.insert(kp.attention_backward.default, args.in_order, {}, like=first)
             parts = [self._part(all_three, i) if node else None for i, node in enumerate(gradients.results)]
-        for node, part in zip(gradients.results, parts, strict=True):
-            if node is not None and part is not None:
+        sums = (None, None, None) if self.sharing is None else (None, self.sharing.d_k, self.sharing.d_v)
+        for node, part, total in zip(gradients.results, parts, sums, strict=True):
+            if total is not None and part is not None:
+                total.put(part, self.insert)
+            elif node is not None and part is not None:
                 node.replace_all_uses_with(part)
                 erase_unused(node)
 

@@ -118,6 +118,7 @@ def test_an_unknown_trip_count_is_one_and_is_listed():
     assert cost.cycles == 1500 + 100 + 700
     assert cost.unknown == ("while.1", "custom-call.1")
 
+
 SLICED = """
 HloModule IrToHlo.9, is_scheduled=true
 

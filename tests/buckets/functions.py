@@ -238,6 +238,19 @@ def attention_of_heads(x, w):
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
+@quick
+def attention_of_shared_heads(x, w):
+    q, k, v = ((x @ w).unflatten(-1, (2, 2)).transpose(1, 2) for _ in range(3))
+    return F.scaled_dot_product_attention(q, k[:, :1], v[:, 1:], enable_gqa=True).transpose(1, 2).flatten(2)
+
+
+@case
+def causal_attention_of_shared_heads(x, w):
+    k = (x @ w).sin()[:, None]
+    q = x[:, None] * torch.arange(1.0, 5.0, device=x.device).view(1, 4, 1, 1)
+    return F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True).sum(1)
+
+
 @case
 def alibi(x):
     place = torch.arange(x.shape[1], device=x.device)

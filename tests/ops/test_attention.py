@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
-from kp_dynamo.ops.attention_forms import Scoring
+from kp_dynamo.ops.attention_scoring import Scoring
 from kp_dynamo.ops.dropout_mask import Dropout
 
 kp = torch.ops.kp
@@ -61,6 +61,26 @@ def test_dropout_is_that_of_the_probabilities(scoring):
         torch.testing.assert_close(kp.attention(q, k, v, *scoring, KEY, 0.3), weights @ v, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(result, weights @ v, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+OF_ROWS = ([torch.rand(S, T) > 0.3, torch.rand(2, 2, S, T)], [-9.0, 0.0], [2, 2], 0.3, False, False, 512)
+
+
+@pytest.mark.parametrize("dropout", [(), (KEY, 0.3)])
+@pytest.mark.parametrize("scoring", [MASKED, CAUSAL, OF_ROWS])
+def test_shared_heads_are_as_repeated_ones(scoring, dropout):
+    """Values, statistics and gradients; those of keys and values are sums over the heads that share them."""
+    q, k, v, grad = operands(F64)
+    k, v = k[::2], v[::2]
+    whole = k.repeat_interleave(2, 0), v.repeat_interleave(2, 0)
+    found = kp.attention_train(q, k, v, *scoring, *dropout)
+    expected = kp.attention_train(q, *whole, *scoring, *dropout)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(kp.attention(q, k, v, *scoring, *dropout), expected[0], rtol=1e-12, atol=1e-12)
+    d_q, *others = kp.attention_backward(grad, q, k, v, *found, *scoring, 0.5, 0.5, *dropout)
+    as_repeated = kp.attention_backward(grad, q, *whole, *expected, *scoring, 0.5, 0.5, *dropout)
+    summed = [x.unflatten(0, (2, 2)).sum(1) for x in as_repeated[1:]]
+    torch.testing.assert_close([d_q, *others], [as_repeated[0], *summed], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("scoring", [MASKED, CAUSAL])
@@ -128,6 +148,8 @@ def test_flops_are_those_of_the_matmuls():
     [
         (lambda q, k, v: (q.double(), k, v, *CAUSAL), "must have the same floating-point dtype"),
         (lambda q, k, v: (q[0], k, v, *CAUSAL), "must have 3 each"),
+        (lambda q, k, v: (q[:3], k[:2], v[:2], *CAUSAL), "3 heads of queries, 2 of keys and 2 of values are invalid"),
+        (lambda q, k, v: (q, k[:2], v, *CAUSAL), "4 heads of queries, 2 of keys and 4 of values are invalid"),
         (lambda q, k, v: (q, k, v, [KEPT], [], [2, 2], 1.0, False, True, 3), "1 masks need as many fills, got 0"),
         (lambda q, k, v: (q, k, v, *CAUSAL, None, 0.5), "rate=0.5 needs a key, 4 random numbers"),
         (lambda q, k, v: (q, k, v, *CAUSAL, KEY[:2], 0.5), "the key is torch.float32[2], must be float32 [4]"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kp_dynamo.ops.attention_args import AttentionArgs
-from kp_dynamo.ops.attention_forms import Scoring
+from kp_dynamo.ops.attention_scoring import Scoring
 
 kp = torch.ops.kp
 OPERATORS = (kp.attention.default, kp.attention_train.default, kp.attention_backward.default)

@@ -85,6 +85,33 @@ def test_a_platform_with_kernels_calls_them_on_xla_alone():
     assert torch.equal(on_cpu, kp.attention(q, k, v, *PLAIN))
 
 
+class OfEachHead:
+    """Like a TPU's kernels: as many keys and values as queries."""
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, _: FlashScoring) -> Tensor:
+        return self.attention_train(q, k, v, _)[0]
+
+    def attention_train(self, q: Tensor, k: Tensor, v: Tensor, _: FlashScoring) -> tuple[Tensor, Tensor]:
+        assert q.shape[0] == k.shape[0] == v.shape[0]
+        return kp.attention_train(q, k, v, *PLAIN)
+
+    def attention_backward(
+        self, grad: Tensor, saved: tuple[Tensor, ...], _: FlashScoring, factors: tuple[float, float]
+    ) -> tuple[Tensor, ...]:
+        return kp.attention_backward(grad, *saved, *PLAIN, *factors)
+
+
+def test_shared_heads_are_repeated_for_the_kernels_alone():
+    q, k, v, grad = operands(F32)
+    device = torch_xla.device()
+    given = [t.to(device) for t in (q, k[:1], v[:1], grad)]
+    with torch._C._AutoDispatchBelowAutograd(), flash_calls(OfEachHead()):
+        found = flash(*given)
+    for mine, expected in zip(found, plain(q, k[:1], v[:1], grad), strict=True):
+        # float32 sums of 256 products in another order
+        torch.testing.assert_close(mine.cpu(), expected, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_compiled_model_computes_what_it_computes_without_the_pass(precision):
     torch.manual_seed(0)

@@ -75,6 +75,30 @@ def alibi(scores: Tensor) -> Tensor:
     return scores.masked_fill(distance > 0, torch.finfo(scores.dtype).min)
 
 
+def repeat_kv(x: Tensor) -> Tensor:
+    """transformers' form: [B, 2, T, D] -> [B, 4, T, D]."""
+    b, h, t, d = x.shape
+    return x[:, :, None].expand(b, h, 2, t, d).reshape(b, 2 * h, t, d)
+
+
+def of_groups(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Grouped heads as a dimension of their own, which matmul broadcasts."""
+    scores = q.unflatten(1, (2, 2)) @ k[:, :2, None].transpose(-2, -1) * 0.5
+    return (scores.softmax(-1) @ v[:, :2, None]).flatten(1, 2)
+
+
+SHARED: dict[str, Callable] = {
+    "repeat_kv": lambda q, k, v, *m: sdpa()(q, repeat_kv(k[:, :2]), repeat_kv(v[:, :2]), *m),
+    "repeat_interleave": lambda q, k, v, *m: sdpa()(
+        q, k[:, :2].repeat_interleave(2, 1), v[:, :2].repeat_interleave(2, 1), *m
+    ),
+    "enable_gqa": lambda q, k, v: sdpa(enable_gqa=True, is_causal=True)(q, k[:, :2], v[:, :2]),
+    "groups": of_groups,
+    "one head": lambda q, k, v: (q @ k[:, :1].mT * 0.3).softmax(-1) @ v[:, :1],
+    "positions first": lambda q, k, v: sdpa()(
+        q, *(repeat_kv(x.transpose(1, 2).contiguous().transpose(1, 2)[:, :2]) for x in (k, v))
+    ),
+}
 KEYS = torch.arange(6) < torch.tensor([6, 4])[:, None, None, None]  # [B, 1, 1, T]
 DEAD = torch.arange(6) < torch.tensor([6, 0])[:, None, None, None]  # nothing is left for the second sequence
 BIAS = torch.linspace(-2, 2, 36, dtype=F64).view(1, 1, 6, 6)
@@ -93,6 +117,9 @@ CASES: dict[str, tuple[Callable, list[Tensor], tuple[Tensor, ...]]] = {
     "dead bias": (sdpa(), qkv(), (torch.where(DEAD, torch.zeros((), dtype=F64), -INF),)),
     "heads": (sdpa(), qkv(), (torch.rand(2, 2, 6, 6, generator=torch.Generator().manual_seed(1)) > 0.3,)),
     "gqa": (lambda q, k, v: sdpa(enable_gqa=True)(q, k[:, :1], v[:, :1]), qkv(), ()),
+    **{f"shared, {name}": (fn, qkv(h=4), ()) for name, fn in SHARED.items()},
+    "shared, with a mask": (SHARED["repeat_kv"], qkv(h=4), (KEYS,)),
+    "shared, with a bias": (SHARED["repeat_interleave"], qkv(h=4), (BIAS * torch.arange(1, 5)[:, None, None],)),
     "three dimensions": (lambda q, k, v: sdpa(is_causal=True)(q[:, 0], k[:, 0], v[:, 0]), qkv(), ()),
     "gpt2": (by_hand(lambda s, m, b: torch.where(m, s / 2, MIN) + b), qkv(), (KEYS, BIAS)),
     "t5": (by_hand(lambda s, b: s + b), qkv(), (BIAS,)),
@@ -121,7 +148,44 @@ def test_values_and_gradients_stay(case):
         torch.testing.assert_close(gm_of_block(inputs, [tangent]), before, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", ["causal", "dead", "decode", "gpt2", "three dimensions"])
+def head_counts(gm: fx.GraphModule) -> list[tuple[int, ...]]:
+    """The heads of q, k and v of each attention."""
+    nodes = [node for node in gm.graph.nodes if node.target in OURS]
+    return [tuple(operand.meta["val"].shape[0] for operand in node.args[:3]) for node in nodes]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_heads_are_not_repeated(name):
+    num_shared = 2 if name == "one head" else 4
+    for trace in (trace_joint, trace_inference):
+        gm = traced(trace, SHARED[name], *qkv(h=4))
+        rewritten(gm)
+        assert head_counts(gm) == [(8, num_shared, num_shared)]
+
+
+KEPT_REPEATED: dict[str, Callable] = {
+    "another gradient": lambda q, k, v: (lambda r: sdpa()(q, r, repeat_kv(v[:, :2])) * r.sum())(repeat_kv(k[:, :2])),
+    "keys alone": lambda q, k, v: sdpa()(q, repeat_kv(k[:, :2]), v),
+    "tiled": lambda q, k, v: sdpa()(q, k[:, :2].repeat(1, 2, 1, 1), v[:, :2].repeat(1, 2, 1, 1)),
+    "other counts": lambda q, k, v: sdpa()(q, repeat_kv(k[:, :2]), v[:, :1].expand_as(v)),
+    "changed between": lambda q, k, v: sdpa()(q, repeat_kv(k[:, :2]).sin(), repeat_kv(v[:, :2])),
+    "over the batch": lambda q, k, v: sdpa()(q, k[:1].expand_as(k), v[:1].expand_as(v)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT_REPEATED)
+def test_other_repetitions_stay(name):
+    operands = qkv(h=4)
+    gm = traced(trace_joint, KEPT_REPEATED[name], *operands)
+    inputs = [t.detach() for t in operands]
+    tangent = torch.randn(KEPT_REPEATED[name](*inputs).shape, dtype=F64, generator=torch.Generator().manual_seed(2))
+    before = gm(inputs, [tangent])
+    rewritten(gm)
+    assert head_counts(gm) == [(8, 8, 8)]
+    torch.testing.assert_close(gm(inputs, [tangent]), before, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["causal", "dead", "decode", "gpt2", "three dimensions", "shared, with a mask"])
 def test_inference_stays(case):
     fn, operands, masks = CASES[case]
     inputs = [t.detach() for t in (*operands, *masks)]

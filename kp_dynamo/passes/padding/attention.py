@@ -9,14 +9,25 @@ from typing import Any
 import torch
 
 from kp_dynamo.ops.attention_args import AttentionArgs
-from kp_dynamo.passes.padding.atoms import Atoms, Padded, Refused, Size, expression, has_tail, plain, same
+from kp_dynamo.passes.padding.atoms import (
+    Atoms,
+    Padded,
+    Refused,
+    Size,
+    equal_sizes,
+    expression,
+    has_tail,
+    is_prefix,
+    plain,
+    same,
+)
 from kp_dynamo.passes.padding.call import Call
 from kp_dynamo.passes.padding.layout import aligned
 from kp_dynamo.passes.padding.rules import rule
 
 kp = torch.ops.kp
 
-_OPERANDS = {"q": "nsd", "k": "ndt", "v": "nte"}
+_OPERANDS = {"q": "nsd", "k": "mdt", "v": "mte"}  # several of N heads may share one of M
 
 
 @rule(kp.attention.default, kp.attention_train.default, layouts=_OPERANDS)
@@ -49,6 +60,7 @@ def _attention_backward(call: Call) -> tuple[Padded, ...]:
 def _padded_scoring(call: Call, args: AttentionArgs) -> Any:
     """The scoring of a call, with one more mask if the keys have a tail; its masks are padded tensors."""
     scoring, queries, keys = args.scoring, args.q.dims[1], args.k.dims[2]
+    _check_heads(args.q.dims[0], args.k.dims[0])
     masks: Any = scoring.masks
     batch_dims = plain(scoring.batch_dims)
     if masks and not same(args.q.dims[0], tuple(a for atoms in batch_dims for a in atoms)):
@@ -59,6 +71,14 @@ def _padded_scoring(call: Call, args: AttentionArgs) -> Any:
     zero_rows = scoring.zero_rows or _is_zero_without_keys(keys, is_masked=bool(masks))
     masks.append(Padded(call.masks.is_true(keys).view([1, -1]), ((), keys)))
     return replace(scoring, masks=masks, fills=[*scoring.fills, -math.inf], zero_rows=zero_rows)
+
+
+def _check_heads(heads: Atoms, shared: Atoms) -> None:
+    """Refuse heads of which some are in a tail, unless they lie as the keys that they read."""
+    if same(heads, shared) or not (has_tail(heads) or has_tail(shared)):
+        return
+    if not (is_prefix(heads) and is_prefix(shared) and equal_sizes(heads[0], shared[0])):
+        raise Refused("the heads of queries and those of keys that they share have different layouts")
 
 
 def _is_zero_without_keys(keys: Atoms, *, is_masked: bool) -> bool:
