@@ -15,11 +15,13 @@ def attention(draft: Draft) -> None:
     x = draft.pick(lambda v: floats(3)(v) and v.shape[-1] in (4, 8, 12) and 2 <= v.shape[1] <= 24)
     if x is None:
         return
-    heads = draft.choose(1, 2, 2)
+    heads = draft.choose(1, 2, 2, 4)
     parts = _split(draft, x, heads)
     if parts is None:
         return
     q, k, v = parts
+    if heads > 1 and draft.chance(3):
+        k, v = _shared(draft, k, v, heads)
     out = _fused(draft, q, k, v, x) if draft.chance(4) else _written(draft, q, k, v, x)
     if out is not None:
         merged = _merge(draft, out, x)
@@ -62,6 +64,20 @@ def _split(draft: Draft, x: str, heads: int) -> tuple[str, str, str] | None:
         texts = [text + into for text in texts]
     text = "\n".join(f"{name} = {text}" for name, text in zip(names, texts, strict=True))
     return names if draft.block(text, *names) else None
+
+
+def _shared(draft: Draft, k: str, v: str, heads: int) -> tuple[str, str]:
+    """Keys and values of fewer heads, each read by several heads of queries."""
+    count = draft.choose(*(n for n in (1, 2) if n < heads))
+    times = heads // count
+    form = draft.choose(
+        f"{{0}}[:, :{count}].repeat_interleave({times}, 1)", f"{{0}}[:, :{count}].repeat_interleave({times}, dim=-3)",
+        f"{{0}}[:, :{count}, None].expand(-1, -1, {times}, -1, -1).reshape({{0}}.shape)",
+        f"{{0}}[:, -{count}:].unsqueeze(2).expand(-1, -1, {times}, -1, -1).flatten(1, 2)",
+        f"{{0}}[:, :{count}].repeat(1, {times}, 1, 1)", "{0}[:, :1].expand_as({0})", "{0}[:, 1:2].expand(-1, {0}.shape[1], -1, -1)",
+        f"torch.cat([{{0}}[:, :{count}]] * {times}, 1)",
+    )  # fmt: skip
+    return draft.let(form.format(k), "keys") or k, draft.let(form.format(v), "values") or v
 
 
 def _merge(draft: Draft, out: str, x: str) -> str | None:
