@@ -11,6 +11,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from kp_dynamo.autograd.decompositions.encoder_layer import native_multi_head_attention, transformer_encoder_layer
+from kp_dynamo.autograd.decompositions.float64_forms import float64_decompositions
 from kp_dynamo.autograd.decompositions.group_norm import native_group_norm_backward
 from kp_dynamo.autograd.decompositions.integer_division import RIGHT_SHIFTS, div_mode, floor_divide, right_shift
 from kp_dynamo.autograd.decompositions.nan_order import order_decompositions
@@ -18,7 +19,6 @@ from kp_dynamo.autograd.decompositions.pooling import avg_pool, avg_pool_backwar
 from kp_dynamo.autograd.decompositions.unbatched_losses import unbatched_loss_decompositions
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
-from kp_dynamo.ops.float64_forms import float64_decompositions
 
 aten = torch.ops.aten
 
