@@ -5,9 +5,9 @@ are like. It takes this call and all others as calls of `call_block`. The backen
 was followed, and compiles the forward of the children by itself: Dynamo then captures it once, and its guards decide
 at each call whether another child may run the same program.
 
-Dynamo only follows a call, as without this module, where a node is not surely right: if an argument is no tensor or
-constant, a result is neither a tensor nor None, a size varies, an argument is written to, or the forward changes Python
-objects.
+Dynamo only follows a call, as without this module, where a node is not surely right: if an argument is not a tensor, a
+constant, or a nested tuple, list or dict of these, a result is not a tensor, None, or a nested tuple or list of these,
+a size varies, an argument is written to, or the forward changes Python objects.
 """
 
 from __future__ import annotations

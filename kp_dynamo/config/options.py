@@ -83,8 +83,8 @@ class CompileOptions:
     sensitive ops, which applies at every level."""
 
     fuse: bool = _option(None, rules.boolean())
-    """Linear+activation fusion (one rounding instead of two), and attention as one operator. On at every level
-    except conservative."""
+    """Linear+activation fusion (one rounding instead of two), attention and a large head with its cross entropy as one
+    operator each, `fold_views`, and `recompute_activations`. On at every level except conservative."""
 
     checkpoint: str | float = _option(
         None, rules.one_of("off", "attention", "blocks", "auto") | rules.number(minimum=0, maximum=1)

@@ -33,7 +33,7 @@ class TPUVersion(enum.Enum):
 
 
 class TPUTopology(enum.Enum):
-    """Number of chips. AUTO is SINGLE; POD is several chips of one slice; SUPERPOD is several slices."""
+    """Number of chips. SINGLE: one. AUTO: one, or all under SPMD. POD: all of one slice. SUPERPOD: several slices."""
 
     AUTO = "auto"
     SINGLE = "single"

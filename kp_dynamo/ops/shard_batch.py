@@ -2,8 +2,8 @@
 
     shard_batch(x: [B, ...], mesh_shape) -> x: [B, ...]
 
-It does not change values. The gradient gets the same sharding. The XLA implementation is in `kp_dynamo.lowering.spmd`,
-which knows the devices.
+It does not change values. The gradient gets the same sharding. `kp_dynamo/lowering/sharded_forms.py` lowers it to XLA,
+with the sharding from `kp_dynamo/lowering/spmd.py`, which knows the devices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The passes, in running order. A file here is a pass; a folder holds what passes share.
+"""The passes, in running order. A file here is a pass; a folder holds the parts of one or more passes.
 
 `kp_dynamo/pipeline/build.py` selects and constructs them from the options; `passes/base.py` defines what a pass is.
 """

@@ -71,8 +71,8 @@ class Placement:
         if not self._has_logged:
             self._has_logged = True
             logger.info(
-                "CPU tensors are copied to %s: parameters once and when their bytes change, inputs and outputs at "
-                "every call. To avoid this, move model and inputs there once: model.to('xla').",
+                "CPU tensors are copied to %s: parameters and reused inputs when their bytes change, new inputs and "
+                "results at every call. To avoid this, move model and inputs there once: model.to('xla').",
                 xla.device(),
             )
 

@@ -241,7 +241,7 @@ def test_one_log_line_says_what_is_copied_and_how_to_avoid_it(caplog):
         for _ in range(2):
             placement.place(nn.Parameter(torch.ones(2)))
     (line,) = [r.getMessage() for r in caplog.records if r.name == "kp_dynamo.runtime.placement"]
-    assert "parameters once and when their bytes change, inputs and outputs at every call" in line
+    assert "parameters and reused inputs when their bytes change, new inputs and results at every call" in line
     assert "model.to('xla')" in line
 
 
