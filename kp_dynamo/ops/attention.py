@@ -4,6 +4,7 @@
     attention_train(the same) -> (result, statistics)
     attention_backward(grad, q, k, v, result, statistics, masks, ..., block, q_factor, k_factor, key, rate)
         -> (d_q, d_k, d_v)
+    attention_backward.bias(the same) -> (d_q, d_k, d_v, d_bias), for a bias [H, S, T] that is one of the masks
 
     q [N, S, D], k [M, D, T], v [M, T, E], result and grad [N, S, E], statistics [2, N, S]; N = B x H
     M = N / G: each G neighbouring heads share keys and values (Ainslie et al., arXiv:2305.13245); most often G is 1
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,11 +37,12 @@ _DROPOUT = "Tensor? key=None, float rate=0.0"
 _OPERANDS = f"(Tensor q, Tensor k, Tensor v, {_SCORING}, {_DROPOUT})"
 _library.define(f"attention{_OPERANDS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.define(f"attention_train{_OPERANDS} -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
-_library.define(
-    f"attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor result, Tensor statistics, {_SCORING}, "
-    f"float q_factor, float k_factor, {_DROPOUT}) -> (Tensor, Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
+_BACKWARD = (
+    f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor result, Tensor statistics, {_SCORING}, "
+    f"float q_factor, float k_factor, {_DROPOUT}) -> (Tensor, Tensor, Tensor"
 )
+_library.define(f"attention_backward{_BACKWARD})", tags=torch.Tag.pt2_compliant_tag)
+_library.define(f"attention_backward.bias{_BACKWARD}, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
@@ -51,12 +54,14 @@ def _attention_train(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tenso
 
 
 def _attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any, has_bias: bool
+) -> tuple[Tensor, ...]:
     scoring, (q_factor, k_factor, *dropout) = _split(rest)
     saved = Saved(q, k, v, result, statistics)
     checked, drop = _checked((q, k, v, grad, result), scoring, dropout)
-    return forms.attention_backward(grad, saved, checked, (q_factor, k_factor), drop)
+    if has_bias and len(checked.batch_dims) != 2:
+        raise ValueError(f"kp::attention_backward.bias: batch_dims={checked.batch_dims} are invalid: must be B and H")
+    return forms.attention_backward(grad, saved, checked, (q_factor, k_factor), drop, has_bias)
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
@@ -75,6 +80,15 @@ def _attention_backward_fake(
     scoring, (_, _, *dropout) = _split(rest)
     _checked((q, k, v, grad, result), scoring, dropout)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _attention_backward_bias_fake(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    found = _attention_backward_fake(grad, q, k, v, result, statistics, *rest)
+    scoring, _ = _split(rest)
+    shape = Scoring(*scoring).batch_dims[1], q.shape[1], k.shape[2]
+    return *found, q.new_empty(shape, dtype=compute_dtype(q.dtype))
 
 
 def _split(arguments: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -133,10 +147,12 @@ def _checked_dropout(key: Tensor | None = None, rate: float = 0.0) -> Dropout | 
 for _device in ("CPU", "Functionalize"):
     _library.impl("attention", _attention, _device)
     _library.impl("attention_train", _attention_train, _device)
-    _library.impl("attention_backward", _attention_backward, _device)
+    _library.impl("attention_backward", partial(_attention_backward, has_bias=False), _device)
+    _library.impl("attention_backward.bias", partial(_attention_backward, has_bias=True), _device)
 torch.library.register_fake("kp::attention", _attention_fake, lib=_library)
 torch.library.register_fake("kp::attention_train", _attention_train_fake, lib=_library)
 torch.library.register_fake("kp::attention_backward", _attention_backward_fake, lib=_library)
+torch.library.register_fake("kp::attention_backward.bias", _attention_backward_bias_fake, lib=_library)
 
 
 @register_flop_formula([torch.ops.kp.attention, torch.ops.kp.attention_train])

@@ -11,6 +11,8 @@ from kp_dynamo.ops import attention as _attention  # noqa: F401  # registers the
 from kp_dynamo.ops.attention_scoring import Scoring
 from kp_dynamo.ops.dropout_mask import Dropout
 
+_BACKWARDS = torch.ops.kp.attention_backward.default, torch.ops.kp.attention_backward.bias
+
 
 @dataclass(frozen=True)
 class AttentionArgs:
@@ -36,7 +38,7 @@ class AttentionArgs:
     def of(cls, call: Any) -> AttentionArgs:
         """The arguments of a node, or of anything else with a `target` and `args`."""
         count = len(fields(Scoring))
-        if call.target is not torch.ops.kp.attention_backward.default:
+        if call.target not in _BACKWARDS:
             q, k, v, *rest = call.args
             return cls(q, k, v, Scoring(*rest[:count]), None, _dropout(*rest[count:]))
         grad, q, k, v, result, statistics, *rest = call.args

@@ -108,28 +108,46 @@ class Saved:
 
 
 def attention_backward(
-    grad: Tensor, saved: Saved, scoring: Scoring, factors: tuple[float, float], dropout: Dropout | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor,
+    saved: Saved,
+    scoring: Scoring,
+    factors: tuple[float, float],
+    dropout: Dropout | None = None,
+    has_bias: bool = False,
+) -> tuple[Tensor, ...]:
     """Gradients of q, k and v, in their shapes and dtypes, from the gradient of the result, [N, S, E].
 
     Those of shared keys and values are sums over the heads that share them. The gradient of q is multiplied by the
-    first of `factors`, the gradient of k by the second.
+    first of `factors`, the gradient of k by the second. With `has_bias`, a fourth result is the gradient of a bias
+    [H, S, T] among the masks, which all sequences read: their sum, in the dtype of the scores.
     """
     scaled, delta = _scaled_gradient(grad, saved, dropout)
-    rows: list[Tensor] = []
-    columns: list[tuple[Tensor, Tensor]] = []
+    parts: list[_Gradients] = []
     for first, end, keys in scoring.blocks(saved.q.shape[1], saved.k.shape[2]):
         block = _Block(
             scaled[:, first:end], delta[:, first:end], saved.statistics[0, :, first:end, None],
             saved.q[:, first:end], saved.k[:, :, :keys], saved.v[:, :keys],
         )  # fmt: skip
-        d_q, d_k, d_v = block.gradients(first, scoring, dropout)
-        rows.append(d_q)
-        columns.append((d_k, d_v))
-    d_k = _sum_of_parts([k for k, _ in columns], 2, saved.k.shape[2])
-    d_v = _sum_of_parts([v for _, v in columns], 1, saved.v.shape[1])
-    d_q = _joined(rows, 1) * factors[0]
-    return d_q.to(saved.q.dtype), (d_k * factors[1]).to(saved.k.dtype), d_v.to(saved.v.dtype)
+        parts.append(block.gradients(first, scoring, dropout))
+    d_k = _sum_of_parts([part.k for part in parts], 2, saved.k.shape[2])
+    d_v = _sum_of_parts([part.v for part in parts], 1, saved.v.shape[1])
+    d_q = _joined([part.q for part in parts], 1) * factors[0]
+    found = d_q.to(saved.q.dtype), (d_k * factors[1]).to(saved.k.dtype), d_v.to(saved.v.dtype)
+    if not has_bias:
+        return found
+    num_keys = saved.k.shape[2]
+    biases = [_bias_gradient(part.scores, scoring.batch_dims, part.q.shape[1], num_keys) for part in parts]
+    return *found, _joined(biases, 1)
+
+
+def _bias_gradient(d_scores: Tensor, batch_dims: Sequence[int], num_rows: int, num_keys: int) -> Tensor:
+    """[M, t, G * s] -> [H, s, T]: the sum over the batch, and zeros for keys that no query of the block reads."""
+    num_sequences, num_heads = batch_dims
+    keys = d_scores.shape[1]
+    wide = d_scores.to(compute_dtype(d_scores.dtype)).reshape(num_sequences, -1, keys, d_scores.shape[2])
+    total = wide.sum(0).reshape(-1, keys, d_scores.shape[2] // num_rows, num_rows)
+    total = total.permute(0, 2, 3, 1).reshape(num_heads, num_rows, keys)
+    return torch.nn.functional.pad(total, (0, num_keys - keys)) if keys < num_keys else total
 
 
 def _scaled_gradient(grad: Tensor, saved: Saved, dropout: Dropout | None) -> tuple[Tensor, Tensor]:
@@ -145,6 +163,16 @@ def _scaled_gradient(grad: Tensor, saved: Saved, dropout: Dropout | None) -> tup
 
 
 @dataclass(frozen=True)
+class _Gradients:
+    """The gradients of a block's q, k, v and scores [M, t, G * s]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scores: Tensor
+
+
+@dataclass(frozen=True)
 class _Block:
     """A block of queries with the keys that they read; `grad` and `delta` are divided by the rows' sums."""
 
@@ -155,8 +183,8 @@ class _Block:
     k: Tensor
     v: Tensor
 
-    def gradients(self, first: int, scoring: Scoring, dropout: Dropout | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v. Scores are [t, s], and a barrier materializes them: measured to be best."""
+    def gradients(self, first: int, scoring: Scoring, dropout: Dropout | None) -> _Gradients:
+        """The gradients. Scores are [t, s], and a barrier materializes them: measured to be best."""
         dtype = self.grad.dtype
         q, grad, delta, largest = (beside(self.v, x) for x in (self.q, self.grad, self.delta, self.largest))
         scores = held(scoring.scores(self.q, self.k, first).transpose(1, 2))
@@ -170,7 +198,7 @@ class _Block:
         d_s = weights.to(d_w.dtype) * (d_w - delta.transpose(1, 2))
         d_s = scoring.without_masked(d_s, first, self.q.shape[0] // self.k.shape[0]).to(dtype)
         d_q = matmul(d_s.transpose(1, 2), self.k.transpose(1, 2))
-        return by_head(self.q, d_q), matmul(d_s, q).transpose(1, 2), matmul(used, grad)
+        return _Gradients(by_head(self.q, d_q), matmul(d_s, q).transpose(1, 2), matmul(used, grad), d_s)
 
 
 def _sum_of_parts(parts: list[Tensor], dim: int, size: int) -> Tensor:

@@ -68,13 +68,16 @@ class RewriteAttention:
     6. dropout of the probabilities, as torch writes it: the operators get a key of four random numbers in place of
        the random numbers, and compute the mask from it in the forward and in the backward (`ops/dropout_mask.py`).
 
+    7. a learned bias that all sequences read, such as T5's relative positions: its gradient, [H, S, T], is a result of
+       the backward (`attention/learned_bias.py`).
+
     Refuses, with the reason
 
-    7. any other op between the softmax and its matmul;
-    8. scores or probabilities with another reader: returned attention weights, a soft cap, sinks;
-    9. a learned mask: its gradient has the size of the scores;
-    10. operands of several dtypes;
-    11. scores that are transposed, regrouped, repeated, rounded to a narrower dtype or upcast to float64 in between
+    8. any other op between the softmax and its matmul;
+    9. scores or probabilities with another reader: returned attention weights, a soft cap, sinks;
+    10. any other learned mask: its gradient has the size of the scores;
+    11. operands of several dtypes;
+    12. scores that are transposed, regrouped, repeated, rounded to a narrower dtype or upcast to float64 in between
         (`score_layout.py`): a softmax over queries, groups of heads in the rows of a matmul.
 
     Keys stay [N, D, T], as the matmul reads them, and shared ones [M, D, T]. A mask that is not evaluated is an operand
@@ -169,8 +172,13 @@ class _Rewriting:
         # The first matmul that reads the gradient; this may be d_w if d_v is not needed.
         first = min(n for n in (*replaced, *gradients.inside) if gradients.grad in n.all_input_nodes)
         with self.graph.inserting_before(first):
-            all_three = self.insert(kp.attention_backward.default, args.in_order, {}, like=first)
-            parts = [self._part(all_three, i) if node else None for i, node in enumerate(gradients.results)]
+            overloads = kp.attention_backward
+            target = overloads.default if gradients.bias is None else overloads.bias
+            made = self.insert(target, args.in_order, {}, like=first)
+            parts = [self._part(made, i) if node else None for i, node in enumerate(gradients.results)]
+            d_bias = None if gradients.bias is None else self._part(made, 3)
+        if gradients.bias is not None and d_bias is not None:
+            gradients.bias.put(d_bias, self.insert)
         sums = (None, None, None) if self.sharing is None else (None, self.sharing.d_k, self.sharing.d_v)
         for node, part, total in zip(gradients.results, parts, sums, strict=True):
             if total is not None and part is not None:

@@ -83,6 +83,34 @@ def test_shared_heads_are_as_repeated_ones(scoring, dropout):
     torch.testing.assert_close([d_q, *others], [as_repeated[0], *summed], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("num_shared", [4, 2])
+@pytest.mark.parametrize("dropout", [(), (KEY, 0.3)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_gradient_of_a_bias_is_autograd_s(is_causal, dropout, num_shared):
+    q, k, v, grad = operands(F64)
+    k, v = k[:num_shared], v[:num_shared]
+    bias = torch.randn(2, S, T, dtype=F64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    scoring = ([bias.detach()], [0.0], [2, 2], 0.5, is_causal, False, 3)
+    scores = q @ k.repeat_interleave(N // num_shared, 0) * 0.5 + bias.repeat(2, 1, 1)
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones(S, T, dtype=torch.bool).tril(), -torch.inf)
+    weights = scores.softmax(-1) * (Dropout(KEY, 0.3).kept(N, 0, S, T).to(F64) / 0.7 if dropout else 1.0)
+    (weights @ v.repeat_interleave(N // num_shared, 0)).backward(grad)
+    forward = kp.attention_train(q, k, v, *scoring, *dropout)
+    found = kp.attention_backward.bias(grad, q, k, v, *forward, *scoring, 0.5, 0.5, *dropout)
+    torch.testing.assert_close(found[3], bias.grad, rtol=1e-12, atol=1e-12)
+    others = kp.attention_backward(grad, q, k, v, *forward, *scoring, 0.5, 0.5, *dropout)
+    assert all(torch.equal(one, other) for one, other in zip(found, others, strict=False))
+
+
+def test_the_gradient_of_a_bias_needs_the_sizes_of_batch_and_heads():
+    q, k, v, grad = operands()
+    scoring = ([torch.zeros(S, T)], [0.0], [4], 0.5, False, False, 3)
+    forward = kp.attention_train(q, k, v, *scoring)
+    with pytest.raises(ValueError, match=re.escape("batch_dims=[4] are invalid: must be B and H")):
+        kp.attention_backward.bias(grad, q, k, v, *forward, *scoring, 0.5, 0.5)
+
+
 @pytest.mark.parametrize("scoring", [MASKED, CAUSAL])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_xla_agrees_with_the_cpu(scoring, dtype):

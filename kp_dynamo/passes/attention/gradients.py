@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.op_tables import SAME_ELEMENTS, VIEWS_AND_CASTS
+from kp_dynamo.passes.attention.learned_bias import BiasGradient, bias_gradient, reads_shape_alone
 from kp_dynamo.passes.attention.pattern import Attention
 from kp_dynamo.passes.attention.score_layout import layout_problem
 from kp_dynamo.passes.base import Refusal
@@ -37,6 +38,7 @@ class Gradients:
         d_k: The same for k, [N, D, T].
         d_v: The same for v.
         inside: The nodes between `grad` and these.
+        bias: How the gradient of the scores reaches a learned bias, or None.
     """
 
     grad: fx.Node
@@ -44,6 +46,7 @@ class Gradients:
     d_k: fx.Node | None
     d_v: fx.Node | None
     inside: frozenset[fx.Node]
+    bias: BiasGradient | None = None
 
     @property
     def results(self) -> tuple[fx.Node | None, ...]:
@@ -86,6 +89,7 @@ class _Search:
         self.found, self.backward = found, backward
         self.steps: _Steps | None = _Steps()
         self.inside: set[fx.Node] = set()
+        self.bias: BiasGradient | None = None
 
     def run(self) -> Gradients:
         v = self.found.second.args[1]
@@ -101,7 +105,7 @@ class _Search:
             raise _Differs("the backward reads two gradients of its result")
         self.inside |= {softmax_backward, d_w}
         d_q, d_k = self._score_matmuls(softmax_backward)
-        return Gradients(grad, d_q, d_k, d_v, frozenset(self.inside))  # type: ignore[arg-type]
+        return Gradients(grad, d_q, d_k, d_v, frozenset(self.inside), self.bias)  # type: ignore[arg-type]
 
     def _gradient_of_weights(self, node: Any) -> Any:
         """The gradient of the second matmul's operand, from that of the softmax's result."""
@@ -139,7 +143,7 @@ class _Search:
         """d_q and d_k, after the masks and factors that `node` goes through."""
         q, k = self.found.first.args
         while True:
-            users = list(node.users)
+            users = self._readers(node)
             matmuls = [u for u in users if u.target is aten.bmm.default]
             if matmuls and len(matmuls) == len(users):
                 d_q = next((u for u in matmuls if u.args[0] is node and _is_transposed(u.args[1], k)), None)
@@ -152,6 +156,26 @@ class _Search:
                 raise _Differs(f"{names} also read the gradient of its scores: a learned mask?")
             node = self._step(node, users[0])
 
+    def _readers(self, node: fx.Node) -> list[fx.Node]:
+        """What reads the values of a gradient of scores, without a learned bias."""
+        readers = []
+        for user in node.users:
+            if reads_shape_alone(user, node):
+                self.inside.add(user)
+            elif (bias := self._bias_at(node, user)) is not None:
+                self.bias = bias
+            else:
+                readers.append(user)
+        return readers
+
+    def _bias_at(self, node: fx.Node, user: fx.Node) -> BiasGradient | None:
+        """The gradient of a learned bias, if `user` computes it: only after all masks, and before any factor."""
+        assert self.steps is not None, "scores have a gradient"
+        num_masks = sum(mask.fill is not None for mask in self.found.masks)
+        if self.bias is not None or self.steps.scale != 1 or len(self.steps.masks) != num_masks:
+            return None
+        return bias_gradient(node, user, self.found.batch_dims)
+
     def _step(self, node: fx.Node, user: fx.Node) -> fx.Node:
         assert self.steps is not None, "scores have a gradient"
         factor = factor_of(user) if user.args[0] is node else None
@@ -160,7 +184,7 @@ class _Search:
             self.steps.scale *= factor
         elif choice is not None:
             self.steps.masks.append(choice)
-        elif user.target not in VIEWS_AND_CASTS:
+        elif user.target not in (*VIEWS_AND_CASTS, aten.copy.default):
             raise _Differs(f"the gradient of its scores passes through {user.target}")
         else:
             self._check_layout(user, node)
@@ -229,7 +253,9 @@ def _problem(found: Attention, gradients: Gradients, steps: _Steps | None) -> st
     )
     if not is_alike:
         return "the gradient of its scores has other masks or another scale than the scores"
-    known = found.inside | gradients.inside | {found.second, *(r for r in gradients.results if r is not None)}
+    known = {*found.inside, *gradients.inside, found.second, *(r for r in gradients.results if r is not None)}
+    if gradients.bias is not None:
+        known.add(gradients.bias.reader)
     for node in sorted(found.inside | gradients.inside):
         for user in node.users:
             if user not in known:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.nodes import fake_of, tensor_of
 from kp_dynamo.graph.op_tables import DIVISIONS, MULTIPLICATIONS, RESHAPES, VIEWS_AND_CASTS
 from kp_dynamo.passes.constants.values import constant_of, factor_of
 
@@ -84,7 +85,7 @@ class ScoreChain:
         elif self.scale != 1:
             self.problem = self.problem or f"{node.name} masks the scores before they are scaled"
         self._note_batch_dims(node)
-        self.masks.append(mask)
+        self.masks += [mask] if mask.fill is not None else [Mask(part) for part in _parts(mask.node)]
         return scores
 
     def _note_batch_dims(self, node: fx.Node) -> None:
@@ -92,6 +93,16 @@ class ScoreChain:
         if batch_dims is None or (self.batch_dims and self.batch_dims != batch_dims):
             self.problem = self.problem or f"the shape of {node.name} is symbolic, or differs from that of another mask"
         self.batch_dims = batch_dims or ()
+
+
+def _parts(mask: fx.Node) -> list[fx.Node]:
+    """The terms of a mask that is added, if their sum is larger than each: a bias of heads and a mask of sequences."""
+    terms = [x for x in mask.args if isinstance(x, fx.Node)]
+    if mask.target is not aten.add.Tensor or mask.kwargs or len(terms) != 2:
+        return [mask]
+    size, *sizes = (math.prod(fake_of(x).shape) for x in (mask, *terms))
+    is_larger = all(isinstance(other, int) and other < size for other in sizes)
+    return [part for term in reversed(terms) for part in _parts(term)] if is_larger else [mask]
 
 
 def _masked(node: fx.Node, forward: set[fx.Node]) -> tuple[fx.Node, Mask] | None:

@@ -44,7 +44,11 @@ def _attention(call: Call) -> Any:
     return Padded(result[0], dims), Padded(result[1], ((2,), *q.dims[:2]))
 
 
-@rule(kp.attention_backward.default, layouts={**_OPERANDS, "grad": "nse", "result": "nse", "statistics": "zns"})
+@rule(
+    kp.attention_backward.default,
+    kp.attention_backward.bias,
+    layouts={**_OPERANDS, "grad": "nse", "result": "nse", "statistics": "zns"},
+)
 def _attention_backward(call: Call) -> tuple[Padded, ...]:
     """Gradients of keys and values sum over queries, and that of queries over keys, so every tail is cleared."""
     args = AttentionArgs.of(call)
@@ -54,7 +58,11 @@ def _attention_backward(call: Call) -> tuple[Padded, ...]:
     operands = *map(call.masks.cleared, cleared), call.masks.cleared(statistics, 1)
     scoring = replace(scoring, masks=[call.masks.cleared(m) for m in scoring.masks])
     results = call.run(*operands, *scoring.in_order, *args.last)
-    return tuple(Padded(r, x.dims) for r, x in zip(results, (args.q, args.k, args.v), strict=True))
+    dims = [x.dims for x in (args.q, args.k, args.v)]
+    if call.target is kp.attention_backward.bias:
+        heads = plain(scoring.batch_dims)[1]
+        dims.append((heads, args.q.dims[1], args.k.dims[2]))
+    return tuple(Padded(result, of) for result, of in zip(results, dims, strict=True))
 
 
 def _padded_scoring(call: Call, args: AttentionArgs) -> Any:
