@@ -144,8 +144,8 @@ def _bias_gradient(d_scores: Tensor, batch_dims: Sequence[int], num_rows: int, n
     """[M, t, G * s] -> [H, s, T]: the sum over the batch, and zeros for keys that no query of the block reads."""
     num_sequences, num_heads = batch_dims
     keys = d_scores.shape[1]
-    wide = d_scores.to(compute_dtype(d_scores.dtype)).reshape(num_sequences, -1, keys, d_scores.shape[2])
-    total = wide.sum(0).reshape(-1, keys, d_scores.shape[2] // num_rows, num_rows)
+    of_sequences = d_scores.reshape(num_sequences, -1, keys, d_scores.shape[2])
+    total = of_sequences.sum(0).reshape(-1, keys, d_scores.shape[2] // num_rows, num_rows)
     total = total.permute(0, 2, 3, 1).reshape(num_heads, num_rows, keys)
     return torch.nn.functional.pad(total, (0, num_keys - keys)) if keys < num_keys else total
 
@@ -164,7 +164,7 @@ def _scaled_gradient(grad: Tensor, saved: Saved, dropout: Dropout | None) -> tup
 
 @dataclass(frozen=True)
 class _Gradients:
-    """The gradients of a block's q, k, v and scores [M, t, G * s]."""
+    """The gradients of a block's q, k, v and scores, those [M, t, G * s] and not rounded."""
 
     q: Tensor
     k: Tensor
@@ -196,9 +196,10 @@ class _Block:
             kept = kept.transpose(1, 2)
             d_w, used = torch.where(kept, d_w, 0.0), torch.where(kept, weights, 0.0)
         d_s = weights.to(d_w.dtype) * (d_w - delta.transpose(1, 2))
-        d_s = scoring.without_masked(d_s, first, self.q.shape[0] // self.k.shape[0]).to(dtype)
+        exact = scoring.without_masked(d_s, first, self.q.shape[0] // self.k.shape[0])
+        d_s = exact.to(dtype)
         d_q = matmul(d_s.transpose(1, 2), self.k.transpose(1, 2))
-        return _Gradients(by_head(self.q, d_q), matmul(d_s, q).transpose(1, 2), matmul(used, grad), d_s)
+        return _Gradients(by_head(self.q, d_q), matmul(d_s, q).transpose(1, 2), matmul(used, grad), exact)
 
 
 def _sum_of_parts(parts: list[Tensor], dim: int, size: int) -> Tensor:

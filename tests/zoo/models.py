@@ -159,7 +159,8 @@ ZOO = (
     ZooModel("bert", partial(_encoder, "Bert"), partial(_tokens, mask=True)),
     ZooModel("roberta", partial(_encoder, "Roberta"), partial(_tokens, mask=True)),
     ZooModel("deberta", _deberta, partial(_tokens, mask=True)),
-    ZooModel("t5", _t5, _t5_inputs),
+    # Scores without a scale, and ReLUs: of one seed the gradients' error over autocast's is 0.65 to 1.24, of six 0.91.
+    ZooModel("t5", _t5, _t5_inputs, num_seeds=6),
     # It gives four numbers: of one seed their error over autocast's is 0.56 to 3.1 at balanced, of ten 0.93.
     ZooModel("vit", _vit, partial(_pixels, 32), num_seeds=10),
     # Of one seed, the gradients' error over autocast's is 0.87 to 1.13 at aggressive, 0.85 to 1.03 at balanced.
