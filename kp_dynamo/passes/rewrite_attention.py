@@ -155,7 +155,13 @@ class _Rewriting:
     def _share(self, gradients: Gradients | None) -> None:
         """Take keys and values that several heads share without their repetition."""
         d_k, d_v = (None, None) if gradients is None else (gradients.d_k, gradients.d_v)
-        self.sharing = sharing_of(self.k, self.v, d_k, d_v)
+        sharing = sharing_of(self.k, self.v, d_k, d_v)
+        if sharing is not None and gradients is not None and gradients.bias is not None:
+            # The gradient of a bias is summed over the batch: heads of several sequences may not be put together.
+            num_heads = self.found.batch_dims[1]
+            if not isinstance(num_heads, int) or num_heads % sharing.k.count:
+                sharing = None
+        self.sharing = sharing
         if self.sharing is not None:
             with self.graph.inserting_before(self.found.second):
                 self.k, self.v = self.sharing.k.once(self.insert), self.sharing.v.once(self.insert)

@@ -196,6 +196,7 @@ LEARNED: dict[str, tuple[Callable, tuple[int, ...]]] = {
     "in place": (in_place, (1, 4, 6, 6)),
     "twice": (twice, (1, 4, 6, 6)),
     "shared heads": (lambda q, k, v, b: SHARED["repeat_kv"](q, k, v, b.expand(2, 4, 6, 6)), (1, 4, 6, 6)),
+    "keys of all sequences": (lambda q, k, v, b: (q[:, :1] @ k[:1, :1].mT + b).softmax(-1) @ v[:1, :1], (6, 6)),
 }
 
 
