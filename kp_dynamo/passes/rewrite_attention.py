@@ -24,13 +24,10 @@ from kp_dynamo.passes.attention.pattern import Attention, attention_at
 from kp_dynamo.passes.attention.score_chain import Mask
 from kp_dynamo.passes.attention.shared_heads import Sharing, sharing_of
 from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
-from kp_dynamo.passes.constants.values import Constant, factor_of
+from kp_dynamo.passes.constants.values import MAX_FACTOR, Constant, factor_of
 
 aten, kp = torch.ops.aten, torch.ops.kp
 
-# XLA recomputes scores where it subtracts their maximum, and rounds them differently: at a scale of 1e9 by hundreds,
-# whose exponential is infinite. A factor of queries or keys rounds once.
-_MAX_FACTOR = 1e3
 # A training step of a Llama of 2 layers, S 512, whose heads share keys in pairs takes 3.56 ms modelled with all queries
 # in a block, 3.35 in two blocks. Many small blocks make long programs.
 _LEAST_BLOCK = 128
@@ -64,7 +61,8 @@ class RewriteAttention:
        its rows may have no key left.
 
     5. keys and values that several heads share (`repeat_kv`, `enable_gqa=True`): they are not repeated, if their
-       gradients are summed over these heads and not read otherwise (`attention/shared_heads.py`);
+       gradients are summed over these heads and not read otherwise, and if heads of several sequences do not share them
+       beside a learned bias (`attention/shared_heads.py`);
     6. dropout of the probabilities, as torch writes it: the operators get a key of four random numbers in place of
        the random numbers, and compute the mask from it in the forward and in the backward (`ops/dropout_mask.py`).
 
@@ -78,7 +76,8 @@ class RewriteAttention:
     10. any other learned mask: its gradient has the size of the scores;
     11. operands of several dtypes;
     12. scores that are transposed, regrouped, repeated, rounded to a narrower dtype or upcast to float64 in between
-        (`score_layout.py`): a softmax over queries, groups of heads in the rows of a matmul.
+        (`score_layout.py`): a softmax over queries, groups of heads in the rows of a matmul;
+    13. scores times more than 1e3 (`constants/values.py`).
 
     Keys stay [N, D, T], as the matmul reads them, and shared ones [M, D, T]. A mask that is not evaluated is an operand
     of both operators, and may be saved at its own size. docs/measurements.md has the measured effect.
@@ -156,15 +155,16 @@ class _Rewriting:
         """Take keys and values that several heads share without their repetition."""
         d_k, d_v = (None, None) if gradients is None else (gradients.d_k, gradients.d_v)
         sharing = sharing_of(self.k, self.v, d_k, d_v)
-        if sharing is not None and gradients is not None and gradients.bias is not None:
-            # The gradient of a bias is summed over the batch: heads of several sequences may not be put together.
-            num_heads = self.found.batch_dims[1]
-            if not isinstance(num_heads, int) or num_heads % sharing.k.count:
-                sharing = None
+        if sharing is None or (gradients is not None and gradients.bias is not None and self._mixes_batch(sharing)):
+            return
         self.sharing = sharing
-        if self.sharing is not None:
-            with self.graph.inserting_before(self.found.second):
-                self.k, self.v = self.sharing.k.once(self.insert), self.sharing.v.once(self.insert)
+        with self.graph.inserting_before(self.found.second):
+            self.k, self.v = sharing.k.once(self.insert), sharing.v.once(self.insert)
+
+    def _mixes_batch(self, sharing: Sharing) -> bool:
+        """Whether heads of several sequences share keys: the sum over the batch, of a bias, could not separate them."""
+        num_heads = self.found.batch_dims[1]
+        return not isinstance(num_heads, int) or num_heads % sharing.k.count != 0
 
     def _erase_random(self, random: fx.Node) -> None:
         """Erase the random numbers of the replaced dropout, which count as a side effect, and their shape's source."""
@@ -203,7 +203,7 @@ class _Rewriting:
             views.append(scaled)
             scaled = scaled.args[0]
         factor = factor_of(scaled)
-        if factor is None or abs(factor) > _MAX_FACTOR or not _has_same_strides(scaled, scaled.args[0]):
+        if factor is None or abs(factor) > MAX_FACTOR or not _has_same_strides(scaled, scaled.args[0]):
             return node, 1.0
         made = scaled.args[0]
         for view in reversed(views):

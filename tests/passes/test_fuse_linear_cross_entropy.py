@@ -201,6 +201,14 @@ REFUSED = {
         lambda x, w, b, t: F.cross_entropy(-3 * torch.tanh(F.linear(x, w)), t),
         "have two soft caps or a negative one",
     ),
+    "a large factor": (
+        lambda x, w, b, t: F.cross_entropy(F.linear(x, w) * -1e8, t),
+        "the logits are multiplied by more than 1000",
+    ),
+    "a large cap": (
+        lambda x, w, b, t: F.cross_entropy(torch.tanh(F.linear(x, w)) * 1e8, t),
+        "the logits are multiplied by more than 1000",
+    ),
     "a gradient that a hook scales": (lambda x, w, b, t: _hooked(F.linear(x, w), t), "is not that of their scaling"),
     "a residual": (
         lambda x, w, b, t: F.cross_entropy(torch.addmm(x @ w.t() * 0.5, x, w.t()), t),

@@ -534,6 +534,7 @@ def test_dropout_draws_a_key(case, block):
         (by_hand(lambda s: (s + 1.5) * 2), "its scores pass through aten.add.Tensor"),
         (by_hand(lambda s: (s + torch.ones(6, 6).cumsum(0)) * 2), "masks the scores before they are scaled"),
         (sinks, "its probabilities pass through aten.slice.Tensor"),
+        (by_hand(lambda s: s / 1e-9), "its scores are multiplied by 1e+09. Allowed: at most 1000"),
     ],
 )
 def test_what_is_refused(fn, reason):

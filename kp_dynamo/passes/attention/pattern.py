@@ -16,6 +16,7 @@ from kp_dynamo.passes.attention.score_chain import Mask, ScoreChain
 from kp_dynamo.passes.attention.score_layout import layout_problem
 from kp_dynamo.passes.attention.value_chain import value_chain
 from kp_dynamo.passes.base import Refusal
+from kp_dynamo.passes.constants.values import MAX_FACTOR
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def _problem(found: Attention, forward: set[fx.Node]) -> str | None:
     dtypes = {tensor_of(x).dtype for x in operands}  # type: ignore[union-attr]
     if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
         return "its matmuls do not share one floating-point dtype"
+    if abs(found.scale) > MAX_FACTOR:
+        return f"its scores are multiplied by {found.scale:g}. Allowed: at most {MAX_FACTOR:g}"
     if any(isinstance(size, int) and size == 0 for size in scores.shape):
         return "it has no scores: a size is 0"
     return _other_reader(found, forward)

@@ -22,6 +22,13 @@ aten = torch.ops.aten
 
 Number = bool | int | float | complex
 
+MAX_FACTOR = 1e3
+"""The largest factor of scores or logits that a fused operator applies itself.
+
+XLA computes them again where it subtracts their maximum, and rounds them differently: scores of 1e10 by hundreds, whose
+exponential is infinite. A factor that stays an operator of the graph, or is one of queries or keys, rounds once.
+"""
+
 # Creation ops that fill a tensor, and the position of the fill value among their arguments.
 _POSITIONS: dict[Any, int] = {
     aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0,

@@ -18,7 +18,7 @@ from kp_dynamo.graph.nodes import fake_of, tensor_of
 from kp_dynamo.graph.op_tables import DIVISIONS, MULTIPLICATIONS, RESHAPES
 from kp_dynamo.ops.linear_act import fits
 from kp_dynamo.passes.base import Refusal
-from kp_dynamo.passes.constants.values import factor_of
+from kp_dynamo.passes.constants.values import MAX_FACTOR, factor_of
 from kp_dynamo.passes.linear.pattern import LINEAR_MATMULS
 
 aten = torch.ops.aten
@@ -130,6 +130,8 @@ def head_at(loss: fx.Node) -> Head | Refusal | None:
     scaling = Scaling.of(chain, aten.tanh.default)
     if scaling is None or (scaling.has_tanh and scaling.after <= 0):
         return Refusal(chain[0], "the logits are multiplied by a tensor, or have two soft caps or a negative one")
+    if max(abs(scaling.before), abs(scaling.after)) > MAX_FACTOR:
+        return Refusal(chain[0], f"the logits are multiplied by more than {MAX_FACTOR:g}")
     if problem := _problem(head):
         return Refusal(chain[0], problem)
     return _with_gradients(replace(head, scaling=scaling))
