@@ -7,6 +7,7 @@ that it updates, so it moves the update alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 from kp_dynamo.aot.hlo import Instruction, Module, Shape
 
@@ -45,7 +46,7 @@ class Traffic:
     def _written(self, op: Instruction) -> int:
         if op.opcode == "fusion":
             inner = Traffic(self.module, op.called("calls"))
-            return sum(inner._written(result) for result in inner._results()) or op.shape.num_bytes
+            return sum(inner._written(result) for result in inner._results) or op.shape.num_bytes
         return self._shape(op.operands[1]).num_bytes if op.opcode == _UPDATE else op.shape.num_bytes
 
     def _read_of_parameter(self, number: int) -> int:
@@ -57,11 +58,12 @@ class Traffic:
             for position in (n for n, name in enumerate(reader.operands) if name == value.name):
                 if reader.opcode == "bitcast":
                     yield from self._readings(reader)
-                elif reader.opcode == _UPDATE and reader not in self._results():
+                elif reader.opcode == _UPDATE and reader not in self._results:
                     yield value.shape.num_bytes  # it makes a value of its own, of which this is a part
                 else:
                     yield self._read(reader, position)
 
+    @cached_property
     def _results(self) -> list[Instruction]:
         """What the root consists of."""
         return [part for op in self.body if op.is_root for part in self._parts(op)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from torch._subclasses.fake_tensor import extract_tensor_metadata
 from torch.utils import _pytree as pytree
 
 _PER_NODE_META = ("val", "tensor_meta", "original_aten", "from_node", "added_by_cast_bf16", "one_pass")
+
+Insert = Callable[..., fx.Node]
+"""`insert_call` with a graph."""
 
 
 def insert_call(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kp_dynamo.ops.attention_scoring import Scoring, beside, by_head, matmul
+from kp_dynamo.ops.attention_scoring import Scoring, matmul, with_heads_of
 from kp_dynamo.ops.compute_dtype import compute_dtype
 from kp_dynamo.ops.dropout_mask import Dropout
 from kp_dynamo.ops.optimization_barrier import held
@@ -39,7 +39,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dropout: Dropou
     parts = []
     for first, end, keys in scoring.blocks(q.shape[1], k.shape[2]):
         scores = scoring.scores(q[:, first:end], k[:, :, :keys], first)
-        parts.append(by_head(q, matmul(scores.softmax(-1).to(v.dtype), v[:, :keys])))
+        parts.append(with_heads_of(q, matmul(scores.softmax(-1).to(v.dtype), v[:, :keys])))
     return _joined(parts, 1).to(v.dtype)
 
 
@@ -70,11 +70,11 @@ def _with_statistics(
     if dropout is None:
         result, sums = _weighted(weights, v)
     else:
-        kept = beside(v, dropout.kept(q.shape[0], first, q.shape[1], v.shape[1]))
+        kept = with_heads_of(v, dropout.kept(q.shape[0], first, q.shape[1], v.shape[1]))
         result, sums = _weighted_of_kept(weights, v, kept, dropout.rate)
     if scoring.zero_rows:
         sums = torch.where(sums == 0, torch.inf, sums)  # no keys: 0 / inf, in the gradients as well
-    return by_head(q, result / sums), by_head(q, largest), by_head(q, sums)
+    return with_heads_of(q, result / sums), with_heads_of(q, largest), with_heads_of(q, sums)
 
 
 def _weighted(weights: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,20 +186,20 @@ class _Block:
     def gradients(self, first: int, scoring: Scoring, dropout: Dropout | None) -> _Gradients:
         """The gradients. Scores are [t, s], and a barrier materializes them: measured to be best."""
         dtype = self.grad.dtype
-        q, grad, delta, largest = (beside(self.v, x) for x in (self.q, self.grad, self.delta, self.largest))
+        q, grad, delta, largest = (with_heads_of(self.v, x) for x in (self.q, self.grad, self.delta, self.largest))
         scores = held(scoring.scores(self.q, self.k, first).transpose(1, 2))
         weights = torch.exp(scores - largest.transpose(1, 2)).to(dtype)
         d_w = matmul(self.v, grad.transpose(1, 2))
         used = weights
         if dropout is not None:
-            kept = beside(self.v, dropout.kept(self.q.shape[0], first, self.q.shape[1], self.v.shape[1]))
+            kept = with_heads_of(self.v, dropout.kept(self.q.shape[0], first, self.q.shape[1], self.v.shape[1]))
             kept = kept.transpose(1, 2)
             d_w, used = torch.where(kept, d_w, 0.0), torch.where(kept, weights, 0.0)
         d_s = weights.to(d_w.dtype) * (d_w - delta.transpose(1, 2))
         exact = scoring.without_masked(d_s, first, self.q.shape[0] // self.k.shape[0])
         d_s = exact.to(dtype)
         d_q = matmul(d_s.transpose(1, 2), self.k.transpose(1, 2))
-        return _Gradients(by_head(self.q, d_q), matmul(d_s, q).transpose(1, 2), matmul(used, grad), exact)
+        return _Gradients(with_heads_of(self.q, d_q), matmul(d_s, q).transpose(1, 2), matmul(used, grad), exact)
 
 
 def _sum_of_parts(parts: list[Tensor], dim: int, size: int) -> Tensor:

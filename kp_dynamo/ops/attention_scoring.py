@@ -53,7 +53,7 @@ class Scoring:
     def scores(self, q: Tensor, k: Tensor, first: int) -> Tensor:
         """[N, s, D], [M, D, t] -> [M, G * s, t]: scores of the queries from `first` on with the first t keys."""
         sizes = q.shape[0] // k.shape[0], q.shape[1], k.shape[2]
-        scores = _scaled_matmul(beside(k, q), k, self.scale)
+        scores = _scaled_matmul(with_heads_of(k, q), k, self.scale)
         for mask, fill in zip(self.masks, self.fills, strict=True):
             part = self._flat(mask, first, sizes)
             scores = torch.where(part, scores, fill) if mask.dtype == torch.bool else scores + part.to(scores.dtype)
@@ -84,14 +84,9 @@ class Scoring:
         return mask.expand(*self.batch_dims, rows, columns).reshape(-1, num_sharing * rows, columns)
 
 
-def beside(keys: Tensor, x: Tensor) -> Tensor:
-    """[N, s, d] -> [M, G * s, d]: the rows of heads that share keys or values [M, ...] are put together."""
-    return x if x.shape[0] == keys.shape[0] else x.reshape(keys.shape[0], -1, x.shape[2])
-
-
-def by_head(heads: Tensor, x: Tensor) -> Tensor:
-    """[M, G * s, d] -> [N, s, d]: the inverse of `beside`, for `heads` [N, ...]."""
-    return x if x.shape[0] == heads.shape[0] else x.reshape(heads.shape[0], -1, x.shape[2])
+def with_heads_of(like: Tensor, x: Tensor) -> Tensor:
+    """The rows of `x` for as many heads as `like` has: [N, s, d] -> [M, G * s, d], or back. Neighbours share keys."""
+    return x if x.shape[0] == like.shape[0] else x.reshape(like.shape[0], -1, x.shape[2])
 
 
 def _repeated(rows: Tensor, count: int) -> Tensor:

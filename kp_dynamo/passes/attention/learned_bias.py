@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from kp_dynamo.graph.editing import cast_to, erase_unused
+from kp_dynamo.graph.editing import Insert, cast_to, erase_unused
 from kp_dynamo.graph.nodes import fake_of
 from kp_dynamo.passes.attention.score_layout import are_equal
-from kp_dynamo.passes.attention.shared_heads import Insert
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from kp_dynamo.graph.editing import erase_unused
+from kp_dynamo.graph.editing import Insert, erase_unused
 from kp_dynamo.graph.nodes import fake_of
 from kp_dynamo.graph.op_tables import PERMUTATIONS, RESHAPES, SAME_ELEMENTS
 from kp_dynamo.passes.attention.score_layout import are_equal
@@ -24,7 +24,6 @@ from kp_dynamo.passes.constants.values import factor_of
 
 aten = torch.ops.aten
 
-Insert = Callable[..., fx.Node]
 # A node, and the dimension of its result in which equal heads are neighbours.
 Step = tuple[fx.Node, int]
 
@@ -171,7 +170,7 @@ def _dim_after(node: fx.Node, dim: int, count: int) -> int | None:
 
 
 def _can_resize(node: fx.Node, dim: int) -> bool:
-    """Whether `_sizes` is known: a size that is computed becomes -1, of which there can be one."""
+    """Whether the reshape can be written again: a symbolic size becomes -1, and a reshape takes only one -1."""
     others = [size for place, size in enumerate(node.args[1:2][0]) if place != dim] if node.target in RESHAPES else []  # type: ignore[arg-type]
     return isinstance(fake_of(node).shape[dim], int) or -1 not in others
 
