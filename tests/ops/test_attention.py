@@ -63,7 +63,8 @@ def test_dropout_is_that_of_the_probabilities(scoring):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-OF_ROWS = ([torch.rand(S, T) > 0.3, torch.rand(2, 2, S, T)], [-9.0, 0.0], [2, 2], 0.3, False, False, 512)
+BIAS = torch.linspace(-2, 2, 2 * 2 * S * T).view(2, 2, S, T)
+OF_ROWS = ([BIAS[0, 0].sin() > -0.5, BIAS.cos()], [-9.0, 0.0], [2, 2], 0.3, False, False, 512)
 
 
 @pytest.mark.parametrize("dropout", [(), (KEY, 0.3)])
