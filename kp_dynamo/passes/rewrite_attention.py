@@ -135,8 +135,8 @@ class _Rewriting:
         found = self.found
         self._share(gradients)
         with self.graph.inserting_before(found.second):
-            q, q_factor = self._unscaled(found.first.args[0])
-            k, k_factor = self._unscaled(self.k)
+            q, q_factor = self._unscaled(found.first.args[0], found.scale)
+            k, k_factor = self._unscaled(self.k, found.scale * q_factor)
             scale = _rounded(found.scale * q_factor * k_factor)
             args = AttentionArgs(q, k, self.v, self._scoring(scale), dropout=self._dropout())
             target = kp.attention.default if gradients is None else kp.attention_train.default
@@ -196,14 +196,14 @@ class _Rewriting:
     def _part(self, node: fx.Node, index: int) -> fx.Node:
         return self.insert(operator.getitem, (node, index), {}, like=node)
 
-    def _unscaled(self, node: Any) -> tuple[fx.Node, float]:
-        """An operand without its scale, in its shape, and the scale."""
+    def _unscaled(self, node: Any, scale: float) -> tuple[fx.Node, float]:
+        """An operand without its factor, in its shape, and the factor, which must not make `scale` too large."""
         views, scaled = [], node
         while scaled.target in VIEWS:
             views.append(scaled)
             scaled = scaled.args[0]
         factor = factor_of(scaled)
-        if factor is None or abs(factor) > MAX_FACTOR or not _has_same_strides(scaled, scaled.args[0]):
+        if factor is None or abs(scale * factor) > MAX_FACTOR or not _has_same_strides(scaled, scaled.args[0]):
             return node, 1.0
         made = scaled.args[0]
         for view in reversed(views):

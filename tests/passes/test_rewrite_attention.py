@@ -546,6 +546,17 @@ def test_what_is_refused(fn, reason):
     assert graph_text(gm) == text
 
 
+def test_factors_of_queries_and_keys_that_make_a_large_one_are_not_all_taken():
+    inputs = [x.float().detach() for x in qkv()]
+    gm = traced(trace_inference, lambda q, k, v: by_hand(lambda s: s * 900.0)(q * 800.0, k * 700.0, v), *inputs)
+    assert rewritten(gm).rewritten == 1
+    call = next(n for n in gm.graph.nodes if n.target in OURS)
+    assert max(abs(a) for a in call.args if isinstance(a, float)) <= 1000
+    torch.testing.assert_close(
+        gm(*inputs)[0], by_hand(lambda s: s * 900.0)(inputs[0] * 800.0, inputs[1] * 700.0, inputs[2])
+    )
+
+
 @pytest.mark.parametrize("sizes", [{"s": 0}, {"t": 0}, {"b": 0}])
 def test_empty_attention_is_left_alone(sizes):
     gm = traced(trace_inference, sdpa(), *(x.detach() for x in qkv(**sizes)))
