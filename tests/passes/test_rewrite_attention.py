@@ -216,6 +216,37 @@ def test_the_gradient_of_a_bias_is_its_sum_over_the_batch(name):
         torch.testing.assert_close(gm_of_block(inputs, [tangent]), before, rtol=1e-12, atol=1e-12)
 
 
+def shared_by_layers(q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> Tensor:
+    """Two layers of T5, with one sequence."""
+    return in_place(in_place(q, k, v, b), k, v, b)
+
+
+ONE_SEQUENCE: dict[str, Callable] = {
+    "a bias": by_hand(lambda s, b: s * 0.5 + b),
+    "masked after": by_hand(lambda s, b: (s + b).masked_fill(~seen_keys()[1:], -9.0)),
+    "in place": in_place,
+    "computed": by_hand(lambda s, b: s + b.transpose(1, 2).sin().transpose(1, 2)),
+    "read twice": by_hand(lambda s, b: s + b.expand(1, 4, 6, 6) + b.sum() * 0),
+    "layers": shared_by_layers,
+}
+
+
+@pytest.mark.parametrize("name", ONE_SEQUENCE)
+def test_the_gradient_of_a_bias_of_one_sequence_is_that_of_its_scores(name):
+    fn = ONE_SEQUENCE[name]
+    bias = torch.randn(1, 4, 6, 6, dtype=F64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    operands = [*qkv(b=1, h=4), bias]
+    gm = traced(trace_joint, fn, *operands)
+    inputs = [t.detach() for t in operands]
+    tangent = torch.randn(fn(*inputs).shape, dtype=F64, generator=torch.Generator().manual_seed(2))
+    before = gm(inputs, [tangent])
+    for block in (2, 512):
+        gm_of_block = copy.deepcopy(gm)
+        report = rewritten(gm_of_block, block)
+        assert (report.rewritten, report.refused) == (2 if name == "layers" else 1, ())
+        torch.testing.assert_close(gm_of_block(inputs, [tangent]), before, rtol=1e-12, atol=1e-12)
+
+
 NOT_LEARNED: dict[str, tuple[Callable, tuple[int, ...], str]] = {
     "of each sequence, by SDPA": (sdpa(), (2, 4, 6, 6), "a learned mask"),
     "of each sequence": (by_hand(lambda s, b: s + b), (2, 4, 6, 6), "a learned mask"),

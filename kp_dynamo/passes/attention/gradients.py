@@ -16,7 +16,13 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.op_tables import SAME_ELEMENTS, VIEWS_AND_CASTS
-from kp_dynamo.passes.attention.learned_bias import BiasGradient, bias_gradient, reads_shape_alone
+from kp_dynamo.passes.attention.learned_bias import (
+    BiasGradient,
+    OneSequence,
+    bias_gradient,
+    of_one_sequence,
+    reads_shape_alone,
+)
 from kp_dynamo.passes.attention.pattern import Attention
 from kp_dynamo.passes.attention.score_layout import layout_problem
 from kp_dynamo.passes.base import Refusal
@@ -46,7 +52,7 @@ class Gradients:
     d_k: fx.Node | None
     d_v: fx.Node | None
     inside: frozenset[fx.Node]
-    bias: BiasGradient | None = None
+    bias: BiasGradient | OneSequence | None = None
 
     @property
     def results(self) -> tuple[fx.Node | None, ...]:
@@ -89,7 +95,7 @@ class _Search:
         self.found, self.backward = found, backward
         self.steps: _Steps | None = _Steps()
         self.inside: set[fx.Node] = set()
-        self.bias: BiasGradient | None = None
+        self.bias: BiasGradient | OneSequence | None = None
 
     def run(self) -> Gradients:
         v = self.found.second.args[1]
@@ -166,15 +172,28 @@ class _Search:
                 self.bias = bias
             else:
                 readers.append(user)
-        return readers
+        others = tuple(reader for reader in readers if not self._leads_to_matmuls(reader))
+        if others and len(others) < len(readers) and self._may_have_bias():
+            self.bias = of_one_sequence(node, others, self.found.batch_dims)
+        return readers if self.bias is None else [reader for reader in readers if reader not in self.bias.readers]
 
     def _bias_at(self, node: fx.Node, user: fx.Node) -> BiasGradient | None:
-        """The gradient of a learned bias, if `user` computes it: only after all masks, and before any factor."""
+        """The gradient of a learned bias, if `user` sums it."""
+        return bias_gradient(node, user, self.found.batch_dims) if self._may_have_bias() else None
+
+    def _may_have_bias(self) -> bool:
+        """Whether the gradient of a learned bias can start here: only after all masks, and before any factor."""
         assert self.steps is not None, "scores have a gradient"
         num_masks = sum(mask.fill is not None for mask in self.found.masks)
-        if self.bias is not None or self.steps.scale != 1 or len(self.steps.masks) != num_masks:
-            return None
-        return bias_gradient(node, user, self.found.batch_dims)
+        return self.bias is None and self.steps.scale == 1 and len(self.steps.masks) == num_masks
+
+    def _leads_to_matmuls(self, node: fx.Node) -> bool:
+        """Whether a gradient of scores, at a reader of another one, goes on to a matmul with queries or keys."""
+        if node.target is aten.bmm.default:
+            q, k = self.found.first.args
+            return _is_transposed(node.args[1], k) or _is_transposed(node.args[0], q)
+        goes_on = node.target in (*VIEWS_AND_CASTS, aten.copy.default, aten.where.self, aten.masked_fill.Scalar)
+        return (goes_on or factor_of(node) is not None) and any(map(self._leads_to_matmuls, node.users))
 
     def _step(self, node: fx.Node, user: fx.Node) -> fx.Node:
         assert self.steps is not None, "scores have a gradient"
@@ -255,7 +274,7 @@ def _problem(found: Attention, gradients: Gradients, steps: _Steps | None) -> st
         return "the gradient of its scores has other masks or another scale than the scores"
     known = {*found.inside, *gradients.inside, found.second, *(r for r in gradients.results if r is not None)}
     if gradients.bias is not None:
-        known.add(gradients.bias.reader)
+        known |= set(gradients.bias.readers)
     for node in sorted(found.inside | gradients.inside):
         for user in node.users:
             if user not in known:

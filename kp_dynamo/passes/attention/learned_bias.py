@@ -1,7 +1,8 @@
 """The gradient of a bias that is added to the scores of every sequence: T5's relative positions.
 
 Autograd sums the gradients of the scores [B, H, S, T] over the batch, for the attentions of several layers together if
-they read one sum of the bias and a mask. The operator returns the sum of each attention, [H, S, T].
+they read one sum of the bias and a mask. The operator returns the sum of each attention, [H, S, T]. With one sequence
+there is no sum: the gradient of the scores is read as it is.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class BiasGradient:
     total: fx.Node
 
     @property
-    def reader(self) -> fx.Node:
+    def readers(self) -> tuple[fx.Node, ...]:
         """The node that reads `d_scores`."""
-        return (*self.adds, self.total)[0]
+        return (*self.adds, self.total)[:1]
 
     def put(self, gradient: fx.Node, insert: Insert) -> None:
         """Take `gradient` [H, S, T] for this attention's part of the sum."""
@@ -60,6 +61,28 @@ class BiasGradient:
             both = insert(aten.add.Tensor, (total, part), {}, like=total)
         total.replace_all_uses_with(both, delete_user_cb=lambda user: user is not both)
         erase_unused(first)
+
+
+@dataclass(frozen=True)
+class OneSequence:
+    """The gradient of scores [1, H, S, T] as that of a bias, and the nodes that read it as such."""
+
+    d_scores: fx.Node
+    readers: tuple[fx.Node, ...]
+
+    def put(self, gradient: fx.Node, insert: Insert) -> None:
+        """Take `gradient` [H, S, T] for that of the scores."""
+        with gradient.graph.inserting_after(gradient):
+            whole = insert(aten.unsqueeze.default, (gradient, 0), {}, like=self.d_scores)
+        with gradient.graph.inserting_after(whole):
+            whole = cast_to(whole, fake_of(self.d_scores).dtype, like=self.d_scores)
+        self.d_scores.replace_all_uses_with(whole, delete_user_cb=lambda user: user in self.readers)
+
+
+def of_one_sequence(d_scores: fx.Node, readers: tuple[fx.Node, ...], batch_dims: tuple[Any, ...]) -> OneSequence | None:
+    """The gradient of a bias, if the scores are those of one sequence."""
+    is_one = len(batch_dims) == 2 and batch_dims[0] == 1 and fake_of(d_scores).dim() == 4
+    return OneSequence(d_scores, readers) if is_one and fake_of(d_scores).is_contiguous() else None
 
 
 def bias_gradient(d_scores: fx.Node, reader: fx.Node, batch_dims: tuple[Any, ...]) -> BiasGradient | None:
