@@ -20,6 +20,7 @@ from kp_dynamo.passes.precision.matmul_rules import ONE_PASS, has_float32_matmul
 aten, kp = torch.ops.aten, torch.ops.kp
 
 _OURS = (kp.contract.default, *LINEAR_ACTS)
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 _FOLDED = (aten.mm.default, aten.addmm.default, *_OURS)
 
 
@@ -43,7 +44,11 @@ class FoldCasts:
     Fires on mm, addmm, kp::linear_act and kp::contract whose operands are casts and views of float32 graph inputs; one
     operand may be the float32 result of an ungated kp::linear_act. Results keep their dtypes. Casts after a norm or
     another matmul stay: removing the cast of only one operand makes a GPT slower (0.681 -> 0.702), removing that of a
-    gated activation a T5 (2.066 -> 2.118), and removing both casts of a convolution too (0.196 -> 0.269).
+    gated activation a T5 (2.066 -> 2.118), and removing both casts of a 3 x 3 convolution too (0.196 -> 0.269).
+
+    Fires also on convolutions with a kernel of 1 x 1, forward and backward, if any operand is cast: a v5e takes 386,016
+    cycles to cast a weight [2048, 1024, 1, 1]. Without these casts a training step of a ResNet-50 takes 8.56 instead of
+    12.16 cycles ms and 3.75 instead of 3.82 modelled ms.
 
     Leaves the user's casts alone, and any graph with another float32 matmul: that matmul may need a higher precision,
     and the precision applies to the whole program.
@@ -55,9 +60,18 @@ class FoldCasts:
         if has_float32_matmul(gm.graph):
             return PassReport(self.name, 0)
         found = [n for n in calls(gm.graph, *_FOLDED) if _is_foldable(_operands(n))]
+        found += [
+            n for n in calls(gm.graph, *_CONVOLUTIONS) if _is_pointwise(n) and any(map(_cast_source, _operands(n)))
+        ]
         for matmul in found:
             _fold(matmul)
         return PassReport(self.name, len(found))
+
+
+def _is_pointwise(convolution: fx.Node) -> bool:
+    """Whether its kernel is 1 x 1."""
+    weight: Any = convolution.args[1 if convolution.target is aten.convolution.default else 2]
+    return all(size == 1 for size in weight.meta["val"].shape[2:])
 
 
 def _operands(matmul: fx.Node) -> list[Any]:
@@ -90,8 +104,8 @@ def _fold(matmul: fx.Node) -> None:
     graph, args, kwargs = matmul.graph, list(matmul.args), dict(matmul.kwargs)
     with graph.inserting_before(matmul):
         for position in MATMULS[matmul.target]:
-            args[position] = _uncast(args[position], like=matmul)
-        bias = BIASES.get(matmul.target, 2 if matmul.target in _OURS else None)
+            args[position] = cast_to(_uncast(args[position], like=matmul), torch.float32, like=matmul)
+        bias = BIASES.get(matmul.target, 2 if matmul.target in (*_OURS, aten.convolution.default) else None)
         if bias is not None and args[bias] is not None:
             args[bias] = _wide(args[bias], like=matmul)
         if matmul.target in _OURS:

@@ -378,7 +378,7 @@ def test_a_convolution_is_kept_with_its_backward_and_a_follower_by_its_name():
 
     arguments = leaf(1, 2, 5), leaf(4, 2, 3)
     assert refusals(trace_joint(fn, *arguments), "all", ("conv1d",)) == ["kept in float32 by 'conv1d'"] * 2
-    report = CastBf16("all", ("relu",))(trace_inference(fn, *arguments))
+    report = CastBf16("all", ("relu",))(trace_joint(fn, *arguments))
     assert report.refused == (("relu", "kept in float32 by 'relu'"),)
 
 
@@ -601,3 +601,11 @@ def test_a_convolution_with_a_bias_keeps_its_result():
     dtypes = [operand.meta["val"].dtype for operand in convolution.all_input_nodes]
     assert (dtypes, convolution.meta["val"].dtype) == ([torch.float32] * 3, torch.float32)
     assert sum(is_upcast(n) for n in gm.graph.nodes) == 2
+
+
+@pytest.mark.parametrize(("trace", "dtype"), [(trace_inference, torch.float32), (trace_joint, torch.bfloat16)])
+def test_a_convolution_keeps_its_result_where_nothing_is_saved(trace, dtype):
+    gm = trace(lambda x, w: F.conv1d(x, w).tanh(), leaf(1, 2, 8), leaf(4, 2, 3))
+    CastBf16("matmul")(gm)
+    convolution = next(n for n in gm.graph.nodes if n.target is aten.convolution.default)
+    assert convolution.meta["val"].dtype == dtype

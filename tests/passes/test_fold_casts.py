@@ -7,6 +7,7 @@ from expecttest import assert_expected_inline
 from torch import Tensor, fx
 
 from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.graph.nodes import calls
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_casts import FoldCasts
@@ -15,6 +16,8 @@ from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.pipeline import build_pipeline, required_precision
 from tests.graphs import applied, graph_text, trace_inference, trace_joint
 
+aten = torch.ops.aten
+CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 U = 2**-8
 
 
@@ -149,11 +152,26 @@ def test_a_graph_with_float32_products_stays(fn, keep):
     assert graph_text(gm) == text
 
 
+def pointwise(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """[2, 4, 3, 3]: a convolution of 1 x 1 between others."""
+    return F.conv2d(F.conv2d(F.conv2d(x, w, padding=1).tanh(), v).tanh(), w, padding=1)
+
+
+@pytest.mark.parametrize("trace", [trace_inference, trace_joint])
+def test_a_convolution_of_one_by_one_reads_no_casts(trace):
+    inputs = tensors((2, 4, 3, 3), (4, 4, 3, 3), (4, 4, 1, 1))
+    gm = cast(trace(pointwise, *inputs))
+    assert folded(gm).rewritten == (2 if trace is trace_joint else 1)
+    weights = [n.args[1 if n.target is aten.convolution.default else 2] for n in calls(gm.graph, *CONVOLUTIONS)]
+    assert len(weights) == (6 if trace is trace_joint else 3)
+    assert [w.op == "placeholder" for w in weights] == [w.meta["val"].shape[-1] == 1 for w in weights]
+
+
 @pytest.mark.parametrize(
     "fn",
     [
         lambda x, w: x.exp() @ w.t(),  # one argument alone
-        lambda x, w: F.conv1d(x[None], w[:, :, None][:, :4]),
+        lambda x, w: F.conv1d(x[None], w[:, None].expand(4, 4, 6)[:, :, :3]),
         lambda x, w: x.bfloat16() @ w.t().bfloat16(),
         lambda x, w: x.bfloat16().float() @ w.t().bfloat16().float(),
     ],
