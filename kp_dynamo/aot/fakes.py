@@ -8,9 +8,27 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from kp_dynamo.exceptions import TPUModelPreparationError
+
+
+class _FakeMode(FakeTensorMode):
+    """Draws single random numbers that Python code asks for outside of a graph: LayerDrop branches on one a layer."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch 2.9 has no types for it
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made: Any = super().__torch_dispatch__(func, types, args, kwargs or {})
+        is_drawn = isinstance(made, FakeTensor) and torch.Tag.nondeterministic_seeded in func.tags
+        if is_drawn and made.numel() == 1 and TracingContext.try_get() is None and not _has_tensors((args, kwargs)):
+            with unset_fake_temporarily():
+                made.constant = func(*args, **{**(kwargs or {}), "device": "cpu"})
+        return made
+
+
+def _has_tensors(arguments: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in torch.utils._pytree.tree_leaves(arguments))
 
 
 class Fakes:
@@ -20,7 +38,7 @@ class Fakes:
     """
 
     def __init__(self) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode = _FakeMode(allow_non_fake_inputs=True)
         self._made: dict[int, torch.Tensor] = {}
         self._alive: list[torch.Tensor] = []  # an id may be reused after its tensor is freed
 

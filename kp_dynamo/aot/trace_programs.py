@@ -65,7 +65,7 @@ def graph_texts(
 def _step_on_fakes(model: Callable[..., Any], args: tuple[Any, ...], backend: Any, train: bool) -> None:
     fakes = Fakes()
     fake_model, fake_args = fakes.model(uncompiled(model)), fakes.arguments(args)
-    with fakes.mode:
+    with torch.random.fork_rng(devices=[]), fakes.mode:  # numbers that Python code branches on are drawn
         results = _call(_in_mode(fake_model, train), fake_args, backend)
         if train:
             run_backward(results)
@@ -115,7 +115,8 @@ def _refusal(cause: BaseException) -> XLACompilationError:
     return XLACompilationError(
         f"the model cannot be traced ahead of time: {type(cause).__name__}: {reason[0]} "
         "Allowed: models whose shapes and Python branches do not depend on values of tensors (.item(), nonzero, "
-        "if x.sum() > 0). Try: compile the part without them, or pass the value as a number."
+        "if x.sum() > 0), except single random numbers. Try: compile the part without them, or pass the value as a "
+        "number."
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kp_dynamo.compat import xla
@@ -23,6 +24,7 @@ from kp_dynamo.lowering.checks import check_donation, check_layouts, check_opera
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.cut import SplitGraphInterpreter, is_xla_piece, spec_of_pieces, split_around
 from kp_dynamo.lowering.flash_calls import CustomCalls
+from kp_dynamo.lowering.known_results import known_number
 from kp_dynamo.lowering.program import settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
 from kp_dynamo.lowering.step_memory import StepMemory
@@ -227,4 +229,7 @@ def _fake_like(node: Any) -> Any:
     value = node.meta["val"] if isinstance(node, fx.Node) else node
     if not isinstance(value, torch.Tensor):
         return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    fake: Any = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    if isinstance(node, fx.Node) and isinstance(fake, FakeTensor):
+        fake.constant = known_number(node)
+    return fake

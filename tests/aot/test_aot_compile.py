@@ -298,3 +298,37 @@ def test_openxla_programs_of_earlier_go_on_while_others_are_watched():
     double(x)
     with watch_programs(lambda program: None):
         assert torch.equal(double(x).cpu(), torch.full((3,), 2.0))
+
+
+class LayerDrop(nn.Module):
+    """Layers that are left out at random in training, as in Whisper and BART."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.layers, self.rate = nn.ModuleList(Block() for _ in range(3)), rate
+
+    def forward(self, x):
+        x = x.sin()
+        for layer in self.layers:
+            if not self.training or torch.rand([]) >= self.rate:
+                x = layer(x)
+        return x
+
+
+# Dynamo looks at `.grad` of what a graph break hands on.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize(("rate", "runs"), [(0.0, 3), (1.0, 0)])
+def test_layers_that_are_dropped_at_random(rate, runs):
+    model = nn.Sequential(LayerDrop(rate), Block())
+    state = torch.get_rng_state()
+    report = kp_dynamo.aot_compile(model, (torch.ones(4, 256, requires_grad=True),), train=True)
+    assert report.model_flops == (runs + 1) * 3 * 2 * 4 * 256 * 256
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_branch_on_a_random_number_of_a_graph():
+    def noisy(x):
+        factor = torch.rand([]) + 1
+        return x.sin() * factor if factor < 3 else x.nonzero()
+
+    assert [p.name for p in kp_dynamo.aot_compile(noisy, (torch.ones(4),)).programs] == ["1.inference", "2.inference"]
