@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import hint_int
 
 from kp_dynamo.graph.editing import FakeRuns, cast_to, erase_unused, insert_call
 from kp_dynamo.graph.nodes import calls, forward_nodes, tensor_of
@@ -31,6 +32,9 @@ aten, kp = torch.ops.aten, torch.ops.kp
 # A training step of a Llama of 2 layers, S 512, whose heads share keys in pairs takes 3.56 ms modelled with all queries
 # in a block, 3.35 in two blocks. Many small blocks make long programs.
 _LEAST_BLOCK = 128
+# Half of the vector memory of a v5e. A block of Stable Diffusion's UNet, whose blocks of 512 queries have scores of
+# 128 MiB, takes 9.19 ms modelled with these and 3.70 with half of the queries in a block.
+_MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ class RewriteAttention:
 
     Attributes:
         block: Queries that are computed at a time, or rows of queries if heads share keys, but at least 128 queries.
-            Causal attention skips the keys after them.
+            Causal attention skips the keys after them. It is halved while a block's scores, and masks repeated for all
+            heads, take more than 64 MiB.
     """
 
     block: int = 512
@@ -119,6 +124,12 @@ def _match(softmax: fx.Node, forward: set[fx.Node], backward: set[fx.Node]) -> _
         return found
     gradients = gradients_of(found, backward)
     return gradients if isinstance(gradients, Refusal) else _Match(found, gradients)
+
+
+def _is_repeated(mask: fx.Node) -> bool:
+    """Whether XLA repeats a mask of queries and keys for every head: it has a batch, so its heads are no whole axis."""
+    shape = tensor_of(mask).shape  # type: ignore[union-attr]
+    return len(shape) > 2 and shape[-2] != 1 and any(size != 1 for size in shape[:-2])
 
 
 class _Rewriting:
@@ -221,7 +232,16 @@ class _Rewriting:
     def _block(self) -> int:
         """Queries that are computed at a time: of heads that share keys, the rows are computed together."""
         count = 1 if self.sharing is None else self.sharing.k.count
-        return min(self.block, max(self.block // count, _LEAST_BLOCK))
+        fitting = self.block
+        while fitting > _LEAST_BLOCK and fitting * self._bytes_of_a_query() > _MOST_BYTES:
+            fitting //= 2
+        return min(self.block, max(min(self.block // count, fitting), _LEAST_BLOCK))
+
+    def _bytes_of_a_query(self) -> int:
+        """Bytes of the scores of one query in all heads, in float32, and of the masks that are repeated beside them."""
+        *others, _, num_keys = tensor_of(self.found.softmax).shape  # type: ignore[union-attr]
+        size = 4 * math.prod(hint_int(size, fallback=1) for size in (*others, num_keys))
+        return size * (1 + sum(_is_repeated(mask.node) for mask in self.found.masks))
 
     def _dropout(self) -> Dropout | None:
         """The dropout with a key drawn where the random numbers were, one number for each probability."""

@@ -216,6 +216,33 @@ def test_the_gradient_of_a_bias_is_its_sum_over_the_batch(name):
         torch.testing.assert_close(gm_of_block(inputs, [tangent]), before, rtol=1e-12, atol=1e-12)
 
 
+BLOCKS: dict[str, tuple[int, tuple[int, ...] | None]] = {
+    "scores of 64 MiB": (512, None),
+    "a mask of keys": (512, (2, 1, 1, 512)),
+    "a mask of all heads": (512, (512, 512)),
+    "a mask of sequences": (256, (2, 1, 512, 512)),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_and_its_repeated_masks_fit_the_vector_memory(name):
+    block, size = BLOCKS[name]
+    with torch.device("meta"):
+        inputs = [torch.empty(2, 32, 512, 2) for _ in range(3)] + ([] if size is None else [torch.empty(size)])
+    gm = traced(trace_inference, by_hand(lambda s, *masks: sum(masks, s)), *inputs)
+    assert rewritten(gm).rewritten == 1
+    assert [n.args[9] for n in gm.graph.nodes if n.target in OURS] == [block]
+
+
+@pytest.mark.parametrize(("keys", "block"), [(1024, 512), (2048, 256), (8192, 128)])
+def test_longer_scores_make_smaller_blocks(keys, block):
+    with torch.device("meta"):
+        inputs = [torch.empty(2, 16, n, 2) for n in (512, keys, keys)]
+    gm = traced(trace_inference, by_hand(lambda s: s), *inputs)
+    assert rewritten(gm).rewritten == 1
+    assert [n.args[9] for n in gm.graph.nodes if n.target in OURS] == [block]
+
+
 def shared_by_layers(q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> Tensor:
     """Two layers of T5, with one sequence."""
     return in_place(in_place(q, k, v, b), k, v, b)
