@@ -19,6 +19,7 @@ from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.passes.recompute_to_budget import RecomputeToBudget
 from kp_dynamo.passes.recompute_to_share import RecomputeToShare
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
+from kp_dynamo.passes.rewrite_patch_convolution import RewritePatchConvolution
 
 PASSES: tuple[type[GraphPass], ...] = (
     FoldConstants,  # constant tensors become numbers
@@ -26,6 +27,7 @@ PASSES: tuple[type[GraphPass], ...] = (
     MaskPadding,  # ops that mix along a padded dimension see no padding
     FuseLinearCrossEntropy,  # a matmul and the cross entropy of its logits become one kp::linear_cross_entropy
     FuseLinearActivation,  # a matmul and its activation become one kp::linear_act
+    RewritePatchConvolution,  # a convolution of patches becomes a matmul
     CastBf16,  # matmuls run in bfloat16, sensitive ops in float32
     FoldViews,  # a matmul between views becomes one kp::contract
     FoldCasts,  # the matrix unit rounds the arguments of a program itself

@@ -29,6 +29,7 @@ from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.passes.recompute_to_budget import RecomputeToBudget
 from kp_dynamo.passes.recompute_to_share import RecomputeToShare
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
+from kp_dynamo.passes.rewrite_patch_convolution import RewritePatchConvolution
 
 Pipeline = tuple[GraphPass, ...]
 
@@ -62,6 +63,8 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), share
         *([FuseLinearCrossEntropy()] if options.fuse else []),
         # Before the casts: it matches a matmul followed by its activation.
         *([FuseLinearActivation()] if options.fuse else []),
+        # Before the casts, which treat it as a matmul; after the masks, which know convolutions.
+        *([RewritePatchConvolution()] if options.fuse else []),
         *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),
         # After the casts, which are placed before the views of a value; before the passes that tag views.
         *([FoldViews(weight_first=options.chip.name in _WEIGHT_FIRST)] if options.fuse else []),
