@@ -19,7 +19,7 @@ HUNT_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo aot aot-v7 test test-all test-compat check format bench bench-v5e bench-chips bench-checkpoint measurements zoo hunt wheel clean
+.PHONY: help setup demo aot aot-v7 test test-all test-compat check format bench bench-v5e bench-units bench-chips bench-checkpoint measurements zoo hunt wheel clean
 
 help:
 	@echo "make demo              train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
@@ -31,7 +31,8 @@ help:
 	@echo "make check             ruff (lint and format) and mypy"
 	@echo "make format            fix what ruff can fix"
 	@echo "make bench             speed and memory, compared with stock openxla and eager (an hour)"
-	@echo "make bench-v5e         the models by a v5e's compiler, compared with stock openxla"
+	@echo "make bench-v5e         models of transformers, timm and diffusers by a v5e's compiler, compared with openxla"
+	@echo "make bench-units       our own small models by a v5e's compiler, at each level"
 	@echo "make bench-chips       the gain of the attention passes, by the compilers of v5e, v5p and v6e"
 	@echo "make bench-checkpoint  the memory of a training step by checkpoint mode, by a v5e's compiler"
 	@echo "make measurements      write the tables of README.md and docs/measurements.md from bench/results/*.json"
@@ -98,6 +99,9 @@ bench: $(READY)
 
 bench-v5e: $(READY)
 	$(BIN)/python -m bench.v5e
+
+bench-units: $(READY)
+	$(BIN)/python -m bench.units
 
 bench-chips: $(READY)
 	$(BIN)/python -m bench.chips

@@ -1,7 +1,7 @@
 """`python -m bench.blocks`: what compiling equal layers once costs and saves, by the compiler of a v5e.
 
 transformers' Llama of width 1024 with its loss, B 4, S 512, a training step at level balanced. No time here is measured
-on a chip, see `bench.v5e`. A row is a number of layers, with the option `blocks`.
+on a chip, see `bench.compared`. A row is a number of layers, with the option `blocks`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m bench.chips`: the gain of rewriting attention and folding views, by the compiler of each chip.
 
-No time here is measured on a chip, see `bench.v5e`. Level balanced, B x S = 2048. A row is a case on a chip: without
-both passes, with `rewrite_attention`, and with both.
+No time here is measured on a chip, see `bench.compared`. Level balanced, B x S = 2048. A row is a case on a chip:
+without both passes, with `rewrite_attention`, and with both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import kp_dynamo
 from bench import report
-from bench.v5e_workloads import workload
+from bench.unit_workloads import workload
 from kp_dynamo.exceptions import XLACompilationError
 
 CHIPS = ("v5e", "v5p", "v6e")

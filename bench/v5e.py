@@ -1,157 +1,85 @@
-"""`make bench-v5e`: the models compiled by a v5e's compiler, at each level and through stock openxla.
+"""`make bench-v5e`: models as users have them by a v5e's compiler, at level balanced and through stock openxla.
 
-No time here is measured on a chip: cycles are the compiler's; modelled milliseconds use the cycles of matmul fusions
-and the bytes of everything else (docs/aot.md). A figure and its ratio come from the same run.
+No time here is measured on a chip, see `bench.compared`. `bench.units` has our own small models at each level.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator
+from statistics import geometric_mean
 from typing import Any
 
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
-import kp_dynamo
 from bench import report
-from bench.v5e_workloads import CAUSAL, MODELS, WITH_LENGTHS, workload
-from kp_dynamo.exceptions import XLACompilationError
+from bench.compared import OPENXLA, figures, with_ratios
+from bench.v5e_workloads import BY_NAME, CASES, Case
 
-LENGTHS = (512, 2048)
-OPENXLA = "openxla"
-LEVELS = ("conservative", "balanced", "aggressive")
-PALLAS = "balanced + Pallas"
-"""For models whose attention the kernel supports; its cycles exclude the kernel, which has a roofline instead."""
-OPTIONS: dict[str, dict[str, Any]] = {
-    **{level: {"level": level} for level in LEVELS},
-    PALLAS: {"level": "balanced", "extra_passes": [kp_dynamo.FlashAttention()]},
-}
-COMPARED = ("cycles ms", "modelled ms", "peak MiB")
-FIGURES = (
-    *COMPARED, "over the floors", "GB touched", "TPU compile s", "our s", "unknown", "programs",
-)  # fmt: skip
+LEVEL = "balanced"
+VARIANTS = (OPENXLA, LEVEL)
+LIMITS = {"train": 0.55, "infer": 0.65}
+"""Of the geometric means of modelled time over openxla's."""
+LARGEST_RATIO, LARGEST_PEAK_RATIO, NEAR_BOUND = 0.90, 0.95, 1.15
+TITLE = "Models of transformers, timm and diffusers by a v5e's compiler (estimates; no chip ran this)"
 
 
-def cases(models: list[str], lengths: tuple[int, ...] = LENGTHS) -> Iterator[tuple[str, int, bool]]:
-    """(model, length, whether it trains); models without a length appear once."""
-    for length in lengths:
-        for model in models:
-            if length == lengths[0] or model in WITH_LENGTHS:
-                yield model, length, False
-                yield model, length, True
-
-
-def variants(model: str) -> tuple[str, ...]:
-    """What a model is compiled through, openxla first."""
-    return (OPENXLA, *LEVELS, *([PALLAS] if model in CAUSAL else []))
-
-
-def measure(model: str, length: int, train: bool, variant: str) -> dict[str, Any]:
-    """One row: a model through a level or through openxla."""
-    made = workload(model, length)
-    how: dict[str, Any] = {"backend": OPENXLA} if variant == OPENXLA else {"options": OPTIONS[variant]}
-    row = {"model": model, "S": length, "mode": "train" if train else "infer", "variant": variant}
-    try:
-        found = kp_dynamo.aot_compile(made.model, made.inputs, target="v5e", train=train, **how)
-    except XLACompilationError as error:  # libtpu's own failures are a result as well
-        return {**row, **dict.fromkeys(FIGURES), "failed": str(error).splitlines()[0][:200]}
-    if variant == PALLAS:
-        row["roofline of calls ms"] = found.custom_call_ms
-    return {
-        **row,
-        "cycles ms": found.estimated_ms,
-        "modelled ms": found.modelled_ms,
-        "over the floors": found.over_floor,
-        "peak MiB": found.peak_bytes / 2**20,
-        "GB touched": found.bytes / 1e9,
-        "TPU compile s": found.tpu_compile_s,
-        "our s": sum(found.seconds[stage] for stage in ("dynamo", "aot", "passes", "trace")),
-        "unknown": len(found.unknown),
-        "programs": len(found.programs),
-    }
-
-
-def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of one case, openxla's first, with their ratios to it."""
-    return [{**row, **{f"{name} ratio": _ratio(row[name], rows[0][name]) for name in COMPARED}} for row in rows]
-
-
-def _ratio(figure: float | None, base: float | None) -> float | None:
-    return None if figure is None or base is None else figure / base
-
-
-def picture(rows: list[dict[str, Any]]) -> None:
-    """Modelled time of each level over openxla's, by case, as bench/results/v5e.png."""
-    names = list(dict.fromkeys(_title(r) for r in rows if r["variant"] != OPENXLA))
-    figure = Figure(figsize=(9, 1 + 0.35 * len(names)), layout="constrained")
-    axes = figure.add_subplot()
-    for offset, (level, color) in enumerate(zip(LEVELS, ("#9bb7d4", "#3366aa", "#dd8833"), strict=True)):
-        ratios = {_title(r): r["modelled ms ratio"] or 0 for r in rows if r["variant"] == level}
-        places = [names.index(name) + 0.27 * (offset - 1) for name in ratios]
-        axes.barh(places, list(ratios.values()), height=0.25, label=level, color=color)
-    axes.axvline(1, color="#444444", label="stock openxla")
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set(xlabel="modelled time over stock openxla's, on a v5e (lower is faster)")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
-    report.RESULTS.mkdir(exist_ok=True)
-    figure.savefig(report.RESULTS / "v5e.png", dpi=120)
-
-
-def _title(row: dict[str, Any]) -> str:
-    return f"{row['model']} {row['mode']} S{row['S']}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.v5e", description=__doc__)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of: {', '.join(MODELS)}; all by default")
-    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), metavar="S")
-    parser.add_argument(
-        "--keep",
-        nargs="+",
-        default=[],
-        choices=(OPENXLA, *LEVELS, PALLAS),
-        help="take these rows from the last time, if there",
-    )
-    args = parser.parse_args()
-    unknown = sorted(set(args.models) - set(MODELS))
-    if unknown:
-        parser.error(f"{unknown[0]!r} is not a model. Allowed: {', '.join(MODELS)}")
-    rows: list[dict[str, Any]] = []
-    for model, length, train in tqdm(list(cases(args.models or list(MODELS), tuple(args.lengths))), unit="case"):
-        kept = {variant: _kept(model, length, train, variant) for variant in args.keep}
-        found = [kept.get(variant) or measure(model, length, train, variant) for variant in variants(model)]
-        rows += with_ratios(found)
-        _keep(rows)
-    print(f"\n{TITLE}\n\n{report.table(rows)}\n")
-
-
-TITLE = "What a v5e's compiler makes of one block (gpt4: four) and head of width 1024 (estimates; no chip ran this)"
+def measure(case: Case, mode: str, variant: str) -> dict[str, Any]:
+    """One row: a model through kp_tpu or through openxla."""
+    train = mode == "train"
+    found = figures(case.workload(train), train, variant, {"level": LEVEL, **dict(case.options)})
+    return {"model": case.name, "mode": mode, "variant": variant, **found}
 
 
 def _keep(rows: list[dict[str, Any]]) -> None:
     """Write the rows, and keep the existing rows of other cases: a run takes long and may cover only some models."""
-    file = report.RESULTS / "v5e.json"
     done = {_case(row) for row in rows}
-    together = [row for row in report.last_rows("v5e") if _case(row) not in done] + rows
-    together.sort(key=lambda row: (row["S"], list(MODELS).index(row["model"]), row["mode"]))
-    report.RESULTS.mkdir(exist_ok=True)
-    content = {"name": "v5e", "title": TITLE, "rows": together, "environment": report.environment()}
-    file.write_text(json.dumps(content, indent=1) + "\n")
-    picture(together)
+    together = [row for row in report.last_rows("v5e") if _case(row) not in done and row["model"] in BY_NAME] + rows
+    together.sort(key=lambda row: (list(BY_NAME).index(row["model"]), row["mode"]))
+    report.write(report.Report("v5e", TITLE, together, targets(together)))
 
 
-def _kept(model: str, length: int, train: bool, variant: str) -> dict[str, Any] | None:
+def targets(rows: list[dict[str, Any]]) -> tuple[report.Target, ...]:
+    """The means of both modes, and the worst rows; the ratio of a row near its lower bound is not judged."""
+    ours = [row for row in rows if row["variant"] == LEVEL and row["modelled ms ratio"] is not None]
+    by_mode = {mode: [row["modelled ms ratio"] for row in ours if row["mode"] == mode] for mode in LIMITS}
+    far = [row["modelled ms ratio"] for row in ours if row["over the floors"] > NEAR_BOUND]
+    peaks = [row["peak MiB ratio"] for row in ours]
+    figures_and_limits = (
+        *((f"{mode}: geometric mean of modelled time", geometric_mean, by_mode[mode], LIMITS[mode]) for mode in LIMITS),
+        (f"modelled time, of rows over {NEAR_BOUND} times their bound", max, far, LARGEST_RATIO),
+        ("peak", max, peaks, LARGEST_PEAK_RATIO),
+    )
+    return tuple(report.Target(name, of(found), limit) for name, of, found, limit in figures_and_limits if found)
+
+
+def _kept(case: Case, mode: str, variant: str) -> dict[str, Any] | None:
     """A row as it was measured before, or None."""
-    case = (model, length, "train" if train else "infer")
-    return next((r for r in report.last_rows("v5e") if _case(r) == case and r["variant"] == variant), None)
+    rows = report.last_rows("v5e")
+    return next((r for r in rows if _case(r) == (case.name, mode) and r["variant"] == variant), None)
 
 
-def _case(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["model"], row["S"], row["mode"]
+def _case(row: dict[str, Any]) -> tuple[str, str]:
+    return row["model"], row["mode"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.v5e", description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of: {'; '.join(BY_NAME)}. Default: all")
+    parser.add_argument("--modes", nargs="+", choices=("infer", "train"), default=["infer", "train"])
+    parser.add_argument(
+        "--keep", nargs="+", default=[], choices=VARIANTS, help="take these rows from the last time, if there"
+    )
+    args = parser.parse_args()
+    unknown = sorted(set(args.models) - set(BY_NAME))
+    if unknown:
+        parser.error(f"{unknown[0]!r} is not a model. Allowed: {', '.join(BY_NAME)}")
+    chosen = [case for case in CASES if not args.models or case.name in args.models]
+    rows: list[dict[str, Any]] = []
+    for case, mode in tqdm([(c, mode) for c in chosen for mode in c.modes if mode in args.modes], unit="case"):
+        kept = {variant: _kept(case, mode, variant) for variant in args.keep}
+        rows += with_ratios([kept.get(variant) or measure(case, mode, variant) for variant in VARIANTS])
+        _keep(rows)
+    print(f"\n{TITLE}\n\n{report.table(rows)}\n")
 
 
 if __name__ == "__main__":

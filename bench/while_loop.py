@@ -1,8 +1,8 @@
 """`python -m bench.while_loop`: equal layers as one program, as a program that runs for each layer, as a While loop.
 
-Inference in bfloat16 by a v5e's compiler, see `bench.v5e`: no chip ran this. The loop calls the program of the layer
-that `blocks="on"` makes, with slices of weights (and caches) [N, ...]. A PyTorch model has N separate tensors, so the
-last variant stacks them in the program.
+Inference in bfloat16 by a v5e's compiler, see `bench.compared`: no chip ran this. The loop calls the program of the
+layer that `blocks="on"` makes, with slices of weights (and caches) [N, ...]. A PyTorch model has N separate tensors, so
+the last variant stacks them in the program.
 """
 
 from __future__ import annotations

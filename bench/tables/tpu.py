@@ -45,7 +45,7 @@ GOALS = (
 
 def levels() -> str:
     """A line a case: openxla's times, each level's as ratios to them, and the peak at balanced as a ratio."""
-    results = load("v5e")
+    results = load("units")
     names = ("conservative", "balanced", "aggressive")
 
     def line(base: Row) -> list[str]:
@@ -63,14 +63,14 @@ def levels() -> str:
 
 
 def goals() -> str:
-    results = load("v5e")
+    results = load("units")
     header = ["over openxla", *(cell for level in GOALS[0].limits for cell in (level, "at most"))]
     return markdown(header, (goal.line(results) for goal in GOALS))
 
 
 def pallas() -> str:
     """A line a case: balanced, and balanced with the kernel, whose calls have a roofline and no cycles."""
-    results = load("v5e")
+    results = load("units")
 
     def line(row: Row) -> list[str]:
         base = results.row(**{name: row[name] for name in ("model", "S", "mode")}, variant="balanced")

@@ -10,7 +10,7 @@ import torch
 import torch_xla
 from torch import nn
 
-from bench.v5e_workloads import workload
+from bench.unit_workloads import workload
 from kp_dynamo import aot_compile
 from kp_dynamo.compat.known_limits import KNOWN_LIMITS
 from kp_dynamo.exceptions import XLACompilationError
