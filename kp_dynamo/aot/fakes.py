@@ -12,6 +12,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from kp_dynamo.exceptions import TPUModelPreparationError
+from kp_dynamo.lowering.known_results import set_known
 
 
 class _FakeMode(FakeTensorMode):
@@ -23,7 +24,8 @@ class _FakeMode(FakeTensorMode):
         is_drawn = isinstance(made, FakeTensor) and torch.Tag.nondeterministic_seeded in func.tags
         if is_drawn and made.numel() == 1 and TracingContext.try_get() is None and not _has_tensors((args, kwargs)):
             with unset_fake_temporarily():
-                made.constant = func(*args, **{**(kwargs or {}), "device": "cpu"})
+                drawn = func(*args, **{**(kwargs or {}), "device": "cpu"})
+            set_known(made, drawn)
         return made
 
 

@@ -24,7 +24,7 @@ from kp_dynamo.lowering.checks import check_donation, check_layouts, check_opera
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.cut import SplitGraphInterpreter, is_xla_piece, spec_of_pieces, split_around
 from kp_dynamo.lowering.flash_calls import CustomCalls
-from kp_dynamo.lowering.known_results import known_number
+from kp_dynamo.lowering.known_results import known_number, set_known
 from kp_dynamo.lowering.program import settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
 from kp_dynamo.lowering.step_memory import StepMemory
@@ -229,7 +229,8 @@ def _fake_like(node: Any) -> Any:
     value = node.meta["val"] if isinstance(node, fx.Node) else node
     if not isinstance(value, torch.Tensor):
         return value
-    fake: Any = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-    if isinstance(node, fx.Node) and isinstance(fake, FakeTensor):
-        fake.constant = known_number(node)
+    fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    known = known_number(node) if isinstance(node, fx.Node) else None
+    if known is not None and isinstance(fake, FakeTensor):
+        set_known(fake, known)
     return fake

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kp_dynamo.graph.nodes import tensor_of
@@ -34,6 +35,13 @@ def known_number(result: fx.Node) -> torch.Tensor | None:
             values[node] = node.target(*args, **kwargs)  # type: ignore[operator]  # a function
     found: torch.Tensor = values[result]
     return found
+
+
+def set_known(fake: FakeTensor, value: torch.Tensor) -> None:
+    """Let Python code read the value of a fake tensor, until something unknown is written to it."""
+    fake.constant = value
+    # torch 2.9: a write to a fake tensor forgets the constants that are registered for its memory.
+    fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
 
 
 def _needed(result: fx.Node) -> set[fx.Node]:

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 import torch_xla
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import kp_dynamo
+from kp_dynamo.aot.fakes import Fakes
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.compat import xla
@@ -332,3 +334,15 @@ def test_a_branch_on_a_random_number_of_a_graph():
         return x.sin() * factor if factor < 3 else x.nonzero()
 
     assert [p.name for p in kp_dynamo.aot_compile(noisy, (torch.ones(4),)).programs] == ["1.inference", "2.inference"]
+
+
+@pytest.mark.parametrize("through_a_view", [False, True])
+def test_a_random_number_that_an_input_changes_is_unknown(through_a_view):
+    """The branch would be that of the number before the write."""
+    mode = Fakes().mode
+    with mode:
+        drawn, unknown = torch.rand(1), torch.empty(1)
+        assert 0 <= drawn.item() < 1
+        (drawn[0:1] if through_a_view else drawn).add_(unknown)
+        with pytest.raises(DataDependentOutputException):
+            drawn.item()
