@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from kp_dynamo.graph.editing import FakeRuns, erase_unused, insert_call
+from kp_dynamo.graph.editing import FakeRuns, Insert, erase_unused, insert_call
 from kp_dynamo.graph.nodes import calls, fake_of
 from kp_dynamo.passes.base import PassReport
 
@@ -82,7 +82,7 @@ def _nodes(node: fx.Node) -> tuple[Any, Any, Any]:
     return node.args[:3]  # type: ignore[return-value]  # they are three
 
 
-def _forward(node: fx.Node, insert: Any) -> None:
+def _forward(node: fx.Node, insert: Insert) -> None:
     x, weight, bias = _nodes(node)
     shape = fake_of(node).shape
     rows, columns = _patches(x, weight, insert), insert(aten.t.default, (_matrix(weight, insert),))
@@ -94,7 +94,7 @@ def _forward(node: fx.Node, insert: Any) -> None:
     erase_unused(node)
 
 
-def _backward(node: fx.Node, insert: Any) -> None:
+def _backward(node: fx.Node, insert: Insert) -> None:
     grad, x, weight = _nodes(node)
     rows = insert(aten.permute.default, (grad, [0, 2, 3, 1]))
     rows = insert(aten.reshape.default, (rows, [-1, fake_of(weight).shape[0]]))
@@ -109,30 +109,30 @@ def _backward(node: fx.Node, insert: Any) -> None:
                 made = insert(aten.sum.dim_IntList, (grad, [0, 2, 3]))
         part.replace_all_uses_with(made)
         erase_unused(part)
+    if not rows.users:  # only the gradient of the bias is read
+        erase_unused(rows)
 
 
-def _patches(x: Any, weight: Any, insert: Any) -> fx.Node:
+def _patches(x: Any, weight: Any, insert: Insert) -> fx.Node:
     """[B, C, H, W] -> [B * H / P * W / Q, C * P * Q] for a weight [O, C, P, Q]."""
     (b, c, h, w), (p, q) = fake_of(x).shape, fake_of(weight).shape[2:]
     split = insert(aten.reshape.default, (x, [b, c, h // p, p, w // q, q]))
-    return insert(  # type: ignore[no-any-return]
-        aten.reshape.default, (insert(aten.permute.default, (split, [0, 2, 4, 1, 3, 5])), [-1, c * p * q])
-    )
+    moved = insert(aten.permute.default, (split, [0, 2, 4, 1, 3, 5]))
+    return insert(aten.reshape.default, (moved, [-1, c * p * q]))
 
 
-def _image(patches: fx.Node, x: Any, weight: Any, insert: Any) -> fx.Node:
+def _image(patches: fx.Node, x: Any, weight: Any, insert: Insert) -> fx.Node:
     """The inverse of `_patches`."""
     (b, c, h, w), (p, q) = fake_of(x).shape, fake_of(weight).shape[2:]
     split = insert(aten.reshape.default, (patches, [b, h // p, w // q, c, p, q]))
     moved = _contiguous(insert(aten.permute.default, (split, [0, 3, 1, 4, 2, 5])), insert)
-    return insert(aten.reshape.default, (moved, [b, c, h, w]))  # type: ignore[no-any-return]
+    return insert(aten.reshape.default, (moved, [b, c, h, w]))
 
 
-def _matrix(weight: Any, insert: Any) -> fx.Node:
+def _matrix(weight: Any, insert: Insert) -> fx.Node:
     """[O, C, P, Q] -> [O, C * P * Q]."""
-    return insert(aten.reshape.default, (weight, [fake_of(weight).shape[0], -1]))  # type: ignore[no-any-return]
+    return insert(aten.reshape.default, (weight, [fake_of(weight).shape[0], -1]))
 
 
-def _contiguous(node: fx.Node, insert: Any) -> fx.Node:
-    copy = partial(insert, kwargs={"memory_format": torch.contiguous_format})
-    return copy(aten.clone.default, (node,))  # type: ignore[no-any-return]
+def _contiguous(node: fx.Node, insert: Insert) -> fx.Node:
+    return insert(aten.clone.default, (node,), kwargs={"memory_format": torch.contiguous_format})

@@ -103,3 +103,11 @@ def test_a_vision_transformer_trains_with_it(level):
     options = {"level": level, "precision": "float32"}
     found = torch.autograd.grad(torch.compile(loss, backend="kp_tpu", options=options)(x), parameters)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_of_the_gradient_of_a_bias_alone_no_matmul_is_left():
+    x, w, b = tensors((2, 3, 16, 24), (4, 3, 8, 8), (4,))
+    gm = trace_joint(patches, x.detach(), w.detach(), b)
+    assert applied(RewritePatchConvolution(), gm).rewritten == 2
+    assert [n.name for n in gm.graph.nodes if not n.users and n.op == "call_function"] == []
+    assert sum(n.target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default) for n in gm.graph.nodes) == 1
