@@ -63,6 +63,11 @@ def last_rows(name: str) -> list[dict[str, Any]]:
     return found
 
 
+def last_row(name: str, **cells: object) -> dict[str, Any] | None:
+    """The row of bench/results/<name>.json with these cells, or None."""
+    return next((row for row in last_rows(name) if cells.items() <= row.items()), None)
+
+
 def write(report: Report) -> None:
     """Write the report to bench/results/<name>.json."""
     targets = [{**asdict(target), "is_met": target.is_met} for target in report.targets]

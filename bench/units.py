@@ -90,7 +90,8 @@ def main() -> None:
         parser.error(f"{unknown[0]!r} is not a model. Allowed: {', '.join(MODELS)}")
     rows: list[dict[str, Any]] = []
     for model, length, train in tqdm(list(cases(args.models or list(MODELS), tuple(args.lengths))), unit="case"):
-        kept = {variant: _kept(model, length, train, variant) for variant in args.keep}
+        case = {"model": model, "S": length, "mode": "train" if train else "infer"}
+        kept = {variant: report.last_row("units", **case, variant=variant) for variant in args.keep}
         found = [kept.get(variant) or measure(model, length, train, variant) for variant in variants(model)]
         rows += with_ratios(found)
         _keep(rows)
@@ -110,12 +111,6 @@ def _keep(rows: list[dict[str, Any]]) -> None:
     content = {"name": "units", "title": TITLE, "rows": together, "environment": report.environment()}
     file.write_text(json.dumps(content, indent=1) + "\n")
     picture(together)
-
-
-def _kept(model: str, length: int, train: bool, variant: str) -> dict[str, Any] | None:
-    """A row as it was measured before, or None."""
-    case = (model, length, "train" if train else "infer")
-    return next((r for r in report.last_rows("units") if _case(r) == case and r["variant"] == variant), None)
 
 
 def _case(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -52,12 +52,6 @@ def targets(rows: list[dict[str, Any]]) -> tuple[report.Target, ...]:
     return tuple(report.Target(name, of(found), limit) for name, of, found, limit in figures_and_limits if found)
 
 
-def _kept(case: Case, mode: str, variant: str) -> dict[str, Any] | None:
-    """A row as it was measured before, or None."""
-    rows = report.last_rows("v5e")
-    return next((r for r in rows if _case(r) == (case.name, mode) and r["variant"] == variant), None)
-
-
 def _case(row: dict[str, Any]) -> tuple[str, str]:
     return row["model"], row["mode"]
 
@@ -76,7 +70,7 @@ def main() -> None:
     chosen = [case for case in CASES if not args.models or case.name in args.models]
     rows: list[dict[str, Any]] = []
     for case, mode in tqdm([(c, mode) for c in chosen for mode in c.modes if mode in args.modes], unit="case"):
-        kept = {variant: _kept(case, mode, variant) for variant in args.keep}
+        kept = {v: report.last_row("v5e", model=case.name, mode=mode, variant=v) for v in args.keep}
         rows += with_ratios([kept.get(variant) or measure(case, mode, variant) for variant in VARIANTS])
         _keep(rows)
     print(f"\n{TITLE}\n\n{report.table(rows)}\n")
