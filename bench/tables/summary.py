@@ -31,7 +31,7 @@ def _per_call() -> list[str]:
     def cell(variant: str) -> str:
         return slashed((rows.row(parameters=n, variant=variant)["main thread us"] for n in sizes), ".0f")
 
-    title = "host time of a call with 8 / 64 / 256 parameters, us"
+    title = "host time of a call with 8 / 64 / 256 parameter tensors, us (eager: with the computation)"
     return [title, cell("eager"), cell("openxla"), "", cell("kp_tpu")]
 
 
@@ -54,5 +54,8 @@ def _v5e() -> list[str]:
         found = (rows.row(model=m, mode="train", variant=variant)["modelled ms"] for m in models)
         return slashed(found, ".1f")
 
-    title = "training step of transformers' GPT-2 / Llama / BERT, two layers, on a v5e, modelled ms (no chip)"
+    title = (
+        "training step of transformers' GPT-2 (batch 2, length 1024) / Llama / BERT (both batch 4, length 512), "
+        "two layers, on a v5e, modelled ms (no chip)"
+    )
     return [title, "", cell("openxla"), "", cell("balanced")]

@@ -31,9 +31,10 @@ FILE = Path(__file__).resolve().parents[2] / "docs" / "zoo.md"
 _PREAMBLE = """\
 # The zoo
 
-Models with random weights (two layers, width 64 to 128), compiled with `backend="kp_tpu"` and compared with
-eager: inference, and one training step whose loss is a random projection of the outputs. `make zoo` writes this
-page: {versions}, {platform}.
+These models have random weights, two layers and a width of 64 to 128. Each is compiled with
+`backend="kp_tpu"` and compared with eager, in inference and in one training step. The loss of the step is a
+random projection of the outputs. `make zoo` wrote this page with
+{versions}, on {platform}.
 
 * *float32*: the error of `precision="float32"` against eager float32. The bound is 1e-5.
 * *autocast*: the error of eager `torch.autocast("cpu", torch.bfloat16)` against eager float64.
@@ -41,8 +42,8 @@ page: {versions}, {platform}.
 
 An error is |difference| / |reference|, over all outputs and, in training, over all gradients together
 (outputs / gradients). Dynamo counts graphs and graph breaks. XLA compiles the programs. Fallbacks are
-operators that ran on the CPU. *blocks* says how many times each repeated block runs, with `blocks="on"`: 2 + 3 are
-two layers of one kind and three of another. All counts are at `precision="float32"`.
+operators that ran on the CPU. *blocks* says how many times each repeated block runs with `blocks="on"`. For
+example, 2 + 3 means two layers of one kind and three of another. All counts are at `precision="float32"`.
 """
 
 
