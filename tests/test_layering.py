@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "kp_dynamo.graph": ("torch", "sympy", "kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.ops"),
     "kp_dynamo.cache": ("torch", "kp_dynamo.compat"),
     "kp_dynamo.error_boundary": ("torch", "kp_dynamo.exceptions", "kp_dynamo.graph"),
-    "kp_dynamo.passes": ("torch", "sympy", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.ops"),
+    "kp_dynamo.passes": ("torch", "sympy", "kp_dynamo.graph", "kp_dynamo.ops"),
     "kp_dynamo.capture": ("torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.graph"),
     "kp_dynamo.blocks": (
         "torch", "sympy", "kp_dynamo.cache", "kp_dynamo.capture", "kp_dynamo.compat", "kp_dynamo.exceptions",

@@ -83,7 +83,7 @@ class ProgramReport:
         estimated_ms: `cycles` at the chip's clock.
         modelled_ms: Matmul fusions by their cycles, custom calls by their rooflines, everything else by its bytes; see
             the calibration.
-        unknown: Operations without a cycle estimate, which count as 0 cycles.
+        unknown: Operations without a cycle estimate, which count as 0 cycles, and loops without a trip count.
         ms_by_kind: Modelled milliseconds by kind of operation.
         dearest: The operations with the highest modelled time.
         num_copies: Copies and relayouts in the schedule.

@@ -1,4 +1,4 @@
-"""Finds the repeated child modules of a model, and has them compiled by themselves."""
+"""Finds the repeated child modules of a model."""
 
 from __future__ import annotations
 

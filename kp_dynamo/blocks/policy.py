@@ -1,4 +1,4 @@
-"""When repeated layers are compiled by themselves: the rule of `blocks="auto"`, with its figures."""
+"""The figures and thresholds of `blocks="auto"`. The rule that compares them is in `session/divide_capture.py`."""
 
 from __future__ import annotations
 

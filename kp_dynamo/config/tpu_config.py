@@ -89,7 +89,7 @@ class TPUConfig(Checked):
     """Share of the chip's memory that a program may use."""
 
     gradient_checkpointing: bool = checked_field(True, rules.boolean())
-    """True: as the level sets it; from "balanced" on, as much as is needed to fit. False: never."""
+    """False: recompute only what costs nothing. True: as the level sets it; from "balanced" on, enough to fit."""
 
     xla_optimization_level: int = checked_field(2, rules.integer(0, 2))
     """0, 1, 2: the level "conservative", "balanced", "aggressive" if a call does not set one."""

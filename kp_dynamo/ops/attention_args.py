@@ -20,8 +20,8 @@ class AttentionArgs:
 
     Attributes:
         q: Queries, [N, S, D].
-        k: Keys, [N, D, T].
-        v: Values, [N, T, E].
+        k: Keys, [M, D, T]; M < N if heads share them.
+        v: Values, [M, T, E].
         scoring: How the scores are computed.
         backward: What only the backward takes; None for the two others.
         dropout: The dropout of the probabilities, or None.

@@ -1,4 +1,6 @@
-"""The passes, in running order. A file here is a pass; a folder holds the parts of one or more passes.
+"""The passes, in running order. A file here is a pass, but for `base.py`; a folder holds parts of passes.
+
+`flash_attention.py` is not in `PASSES`: users name it in `extra_passes`.
 
 `kp_dynamo/pipeline/build.py` selects and constructs them from the options; `passes/base.py` defines what a pass is.
 """

@@ -1,8 +1,13 @@
 """The passes of a graph: which, in which order, and how they run."""
 
-from kp_dynamo.passes.layout.memory_places import refuse_places_of_inputs, resolve_memory_places
-from kp_dynamo.pipeline.build import Pipeline, build_backward_pipeline, build_pipeline, required_precision
+from kp_dynamo.pipeline.build import (
+    Pipeline,
+    build_backward_pipeline,
+    build_pipeline,
+    required_precision,
+)
 from kp_dynamo.pipeline.dumps import dump_key
+from kp_dynamo.pipeline.memory_places import refuse_places_of_inputs, resolve_memory_places
 from kp_dynamo.pipeline.run import run_pipeline
 
 __all__ = [

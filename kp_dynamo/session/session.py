@@ -32,16 +32,10 @@ from kp_dynamo.runtime.compiled_graph import Program, Runtime
 from kp_dynamo.runtime.event_log import log_event
 from kp_dynamo.runtime.events import CaptureDivided, CaptureReady, Observe, ignore
 from kp_dynamo.runtime.placement import Placement
-from kp_dynamo.session.compile_blocks import (
-    divided_at_calls,
-    division_of,
-    joined,
-    report_whole,
-    runs_of,
-    shares_of,
-)
 from kp_dynamo.session.compile_capture import CaptureCompiler
 from kp_dynamo.session.compile_plan import CompilePlan, plan_for
+from kp_dynamo.session.divide_capture import divided_at_calls, division_of, report_whole
+from kp_dynamo.session.join_pieces import joined, runs_of, shares_of
 from kp_dynamo.session.padded_pieces import padded_pieces
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY

@@ -30,7 +30,7 @@ class Telemetry:
             self.counts["fallback_bytes"] += num_bytes
 
     def spent(self, stage: str, seconds: float) -> None:
-        """Add to the time of a stage: "aot", "passes", "trace", "xla"."""
+        """Add to the time of a stage: "aot_and_below", "passes", "trace", "xla"."""
         with self._lock:
             self.seconds[stage] += seconds
 
@@ -50,7 +50,7 @@ TELEMETRY = Telemetry()
 
 
 def snapshot() -> dict[str, Any]:
-    """All counters of this process, as plain, JSON-serializable values."""
+    """The counters that `kp_dynamo.stats()` reports, as plain, JSON-serializable values."""
     with TELEMETRY._lock:
         return {
             "graphs": TELEMETRY.counts["graphs"],

@@ -1,4 +1,7 @@
-"""Matches the dropout of an attention's probabilities, and its backward. Does not edit the graph."""
+"""Matches the dropout of an attention's probabilities, and its backward. Does not edit the graph.
+
+The operators draw their own mask: `ops/dropout_mask.py`.
+"""
 
 from __future__ import annotations
 

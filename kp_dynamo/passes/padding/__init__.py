@@ -5,6 +5,7 @@ Legend: L true length, P padded length; the *tail* of a dimension is the padding
 * `atoms.py`: the atoms of a dimension, and where its true elements are.
 * `symbols.py`: which symbols of the inputs are lengths.
 * `masks.py`: masks, true sizes and counts, as values of the graph.
+* `call.py`: a call and its operands, as a rule sees them.
 * `rules.py`: the registry of rules, and the rule of elementwise operators.
 * `layout.py`: moves true elements to other positions. `operands.py`: which layouts a rule takes.
 * `numbers.py`, `creation.py`, `views.py`, `cutting.py`, `reductions.py`, `norms.py`, `products.py`, `indexing.py`,

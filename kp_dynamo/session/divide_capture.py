@@ -1,13 +1,10 @@
-"""Decides whether a capture is divided at its repeated blocks, and joins the compiled pieces."""
+"""Decides whether a capture is divided at its repeated blocks, or at calls of child modules."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
 
-from kp_dynamo.autograd.argument_overlap import OverlapCheck, overlapping
-from kp_dynamo.autograd.eager_strides import eager_results
+from kp_dynamo.autograd.argument_overlap import overlapping
 from kp_dynamo.blocks.block_calls import group_of, result_key
 from kp_dynamo.blocks.call_division import block_calls, divide_at_calls
 from kp_dynamo.blocks.division import Division, Undivided, divide
@@ -23,19 +20,12 @@ from kp_dynamo.blocks.policy import (
     step_seconds,
     transfer_seconds,
 )
-from kp_dynamo.blocks.step_memory import step_shares
-from kp_dynamo.capture.capture import Capture, with_dynamo_signature
+from kp_dynamo.capture.capture import Capture
 from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUOptimizationError
-from kp_dynamo.graph.least_memory import MemoryBudget, require_room
-from kp_dynamo.graph.step_share import StepShare
-from kp_dynamo.hardware import memory_budget_bytes
-from kp_dynamo.runtime.events import PieceRuns
-from kp_dynamo.runtime.pieces import returning_to_host, taking_from_device
-from kp_dynamo.runtime.result_memory import ResultMemory
 from kp_dynamo.session.compile_plan import CompilePlan
-from kp_dynamo.session.padded_pieces import PaddedPieces, reason_against_padding
+from kp_dynamo.session.padded_pieces import reason_against_padding
 from kp_dynamo.telemetry.warn_once import warn_once
 
 logger = logging.getLogger(__name__)
@@ -155,59 +145,3 @@ def divided_at_calls(plan: CompilePlan) -> Division | Undivided:
             raise TPUOptimizationError(f"strict=True and {message}. Try: strict=False, or no compile_blocks.")
         warn_once(logger, "%s. torch.compile follows every call of its modules instead.", message)
     return found
-
-
-def shares_of(division: Division, capture: Capture, options: CompileOptions) -> list[StepShare]:
-    """What each piece gets of the memory.
-
-    Raises:
-        TPUOutOfMemoryError: The user set a budget, and the inputs of the whole graph exceed it.
-    """
-    budget = memory_budget_bytes(options.chip, options.memory_fraction, options.memory_budget_gb)
-    if options.is_memory_bounded:
-        require_room(capture.gm.graph, "whole", MemoryBudget(options.chip, budget))
-    return step_shares(division, capture.inputs, budget, options.optimizer_state_factor)
-
-
-def runs_of(division: Division, numbers: Sequence[int | None]) -> tuple[PieceRuns, ...]:
-    """What an event says of the pieces, with the numbers of their captures; calls of equal modules are one."""
-    found: dict[int, PieceRuns] = {}
-    for number, piece in zip(numbers, division.pieces, strict=True):
-        same = id(piece) if piece.call is None else id(group_of(piece.call))
-        earlier = found[same].modules if same in found else ()
-        found[same] = PieceRuns(
-            number, piece.module, piece.num_calls, len(earlier) + piece.runs, (*earlier, *piece.modules)
-        )
-    return tuple(found.values())
-
-
-def joined(
-    division: Division, capture: Capture, compiled: Sequence[Callable[..., Any]], padding: PaddedPieces | None
-) -> Callable[..., Any]:
-    """A callable with Dynamo's calling convention that runs the pieces of a divided capture, which are compiled."""
-    stays_on_device = any(piece.capture.stays_on_device for piece in division.pieces)
-    if stays_on_device:
-        pairs = zip(compiled, (piece.capture.passed for piece in division.pieces), strict=True)
-        compiled = [taking_from_device(run, passed) if passed else run for run, passed in pairs]
-    run = division.schedule.around(compiled) if padding is None else padding.around(division.schedule, compiled)
-    eager = eager_results(capture.gm)
-    if capture.mode == "cpu" and stays_on_device:
-        inputs = [node.meta.get("example_value") for node in capture.gm.graph.find_nodes(op="placeholder")]
-        run = returning_to_host(run, inputs, eager)
-    if padding is not None:
-        run = padding.whole.wrap(run)
-    lays_out_all = padding is not None and capture.mode == "cpu"
-    run = ResultMemory(capture.gm, eager, lays_out_all=lays_out_all).around(run)
-    if division.written:
-        run = _checking(run, OverlapCheck(division.written, {}))
-    return with_dynamo_signature(run, capture)
-
-
-def _checking(run: Callable[..., Any], overlap: OverlapCheck) -> Callable[..., Any]:
-    """Each piece checks the overlap of its own arguments only."""
-
-    def called(*args: Any) -> Any:
-        overlap.require_same(args)
-        return run(*args)
-
-    return called
