@@ -4,6 +4,7 @@ from kp_dynamo.pipeline.build import (
     Pipeline,
     build_backward_pipeline,
     build_pipeline,
+    least_fused_logits,
     required_precision,
 )
 from kp_dynamo.pipeline.dumps import dump_key
@@ -15,6 +16,7 @@ __all__ = [
     "build_backward_pipeline",
     "build_pipeline",
     "dump_key",
+    "least_fused_logits",
     "refuse_places_of_inputs",
     "required_precision",
     "resolve_memory_places",

@@ -88,6 +88,11 @@ def build_backward_pipeline(options: CompileOptions) -> Pipeline:
     return tuple(p for p in (GateRecomputation(),) if p.name not in options.disable_passes)
 
 
+def least_fused_logits(pipeline: Pipeline) -> int | None:
+    """The bytes of the smallest logits that a pass fuses with their loss; None if no pass does."""
+    return next((p.min_bytes for p in pipeline if isinstance(p, FuseLinearCrossEntropy)), None)
+
+
 def _recomputation(options: CompileOptions, share: StepShare) -> Pipeline:
     match options.checkpoint:
         case "off":

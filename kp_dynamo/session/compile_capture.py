@@ -11,9 +11,11 @@ from typing import Any
 from torch import fx
 
 from kp_dynamo.autograd.eager_strides import eager_results
+from kp_dynamo.autograd.replayed_gradient import with_gradient
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.stages import GraphStages, trace_and_compile
 from kp_dynamo.autograd.undefined_gradients import pass_on_undefined
+from kp_dynamo.blocks.returned_logits import ReturnedLogits, separate_logits
 from kp_dynamo.cache.graph_text import graph_text
 from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.capture.capture import with_dynamo_signature
@@ -22,6 +24,7 @@ from kp_dynamo.graph.least_memory import require_room
 from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec
 from kp_dynamo.pipeline import (
     dump_key,
+    least_fused_logits,
     refuse_places_of_inputs,
     required_precision,
     resolve_memory_places,
@@ -45,11 +48,20 @@ class CaptureCompiler:
         runtime: State that the compiled graphs share.
         lowering: Compiles a graph.
         salt: Part of the identity of every graph.
+        compile_later: `torch.compile` with this backend, for a graph that few calls run.
     """
 
-    def __init__(self, plan: CompilePlan, number: int, runtime: Runtime, lowering: Lowering, salt: str) -> None:
+    def __init__(
+        self,
+        plan: CompilePlan,
+        number: int,
+        runtime: Runtime,
+        lowering: Lowering,
+        salt: str,
+        compile_later: Callable[[fx.GraphModule], Callable[..., Any]],
+    ) -> None:
         self._plan, self._number, self._runtime, self._lowering = plan, number, runtime, lowering
-        self._salt = salt
+        self._salt, self._compile_later = salt, compile_later
         # Both belong to the time at which Dynamo calls the backend, not to that of a later backward.
         self._precision, self._budget = matmul_precision(plan.options), plan.memory_budget
 
@@ -60,8 +72,11 @@ class CaptureCompiler:
             refuse_places_of_inputs(capture.gm.graph)
         with surrounding_autocast(capture.mode):
             eager = eager_results(capture.gm)
-            stages = GraphStages(self._transform, self._compile_graph, eager)
+            logits = self._separate_logits()
+            traced = eager if logits is None else eager_results(capture.gm)
+            stages = GraphStages(self._transform, self._compile_graph, traced)
             run = trace_and_compile(capture.gm, capture.inputs, stages)
+        run = run if logits is None else self._with_gradient_of(logits, run)
         if self._plan.options.donate == "mutated" and capture.mode == "xla":
             run = _recording_donated(run)
         run = run if bucketing is None or capture.passed is not None else bucketing.wrap(run)
@@ -71,6 +86,31 @@ class CaptureCompiler:
             lays_out_all = bucketing is not None and capture.mode == "cpu"
             run = ResultMemory(capture.gm, eager, lays_out_all=lays_out_all).around(run)
         return with_dynamo_signature(run, capture)
+
+    def _separate_logits(self) -> ReturnedLogits | None:
+        """Take the gradient of returned logits out of the capture, so that a pass can fuse them with their loss."""
+        least = least_fused_logits(self._plan.pipeline)
+        # The padding of results is cut off outside, but here a gradient would read it.
+        if least is None or self._plan.bucketing is not None or not self._plan.capture.records_gradients:
+            return None
+        return separate_logits(self._plan.capture.gm, least)
+
+    def _with_gradient_of(self, logits: ReturnedLogits, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run`, whose logits have a gradient again."""
+        mode = self._plan.capture.mode
+        # In a graph of XLA tensors, the two devices of autocast regions are exchanged.
+        names = {"cpu": "xla", "xla": "cpu"} if mode == "xla" else {}
+        autocasts = [(names.get(device, device), *rest) for device, *rest in logits.autocasts]
+        # A report ahead of time is about the step that has no such gradient.
+        piece = logits.piece if mode == "fake" else self._compile_later(logits.piece)
+
+        def called(*args: Any) -> list[Any]:
+            results = list(run(*args))
+            sources = [args[place] if place >= 0 else results[-1 - place] for place in logits.sources]
+            results[logits.position] = with_gradient(results[logits.position], piece, sources, autocasts)
+            return results[: logits.num_results]
+
+        return called
 
     def _transform(self, gm: fx.GraphModule, name: str, aliases: ResultAliases | None) -> None:
         """Run the passes on a graph; `aliases` is None for a backward, which is a part of a joint graph."""

@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -214,9 +215,11 @@ class Session:
         """A number and a callable for the capture; the number is reused if Dynamo breaks the graph."""
         number = self._free.pop() if self._free else next(self._numbers)
         lowering = self._export or get_lowering(plan.options.lowering)
+        compile_later = partial(torch.compile, backend=self.as_backend(plan.options))
+        compiler = CaptureCompiler(plan, number, self.runtime, lowering, self._salt, compile_later)
         try:
             with time_budget(plan.options.compile_timeout_s, f"capture {number}"):
-                return number, CaptureCompiler(plan, number, self.runtime, lowering, self._salt).compile()
+                return number, compiler.compile()
         except (AssertionError, *exceptions_allowed_to_be_fallback):
             # Dynamo breaks the graph here, and continues as if it had not been captured.
             self._free.append(number)

@@ -15,12 +15,12 @@ from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fuse_linear_cross_entropy import FuseLinearCrossEntropy
 from kp_dynamo.pipeline.build import build_pipeline
+from tests.cross_entropies import BLOCK_BYTES, fuse_small_heads
 from tests.graphs import applied, graph_text, trace_inference, trace_joint
 
 kp = torch.ops.kp
 ROWS, WIDTH, CLASSES = 6, 4, 300
-# Three blocks of 128 columns: one of 6 rows is 3 KiB.
-PASS = FuseLinearCrossEntropy(min_bytes=0, block_bytes=3 << 10)
+PASS = FuseLinearCrossEntropy(min_bytes=0, block_bytes=BLOCK_BYTES)
 FUSED = (kp.linear_cross_entropy.default, kp.linear_cross_entropy_backward.default)
 
 
@@ -172,7 +172,10 @@ def test_an_ignored_row_with_an_infinite_loss_does_not_count():
 
 
 REFUSED = {
-    "returned logits": (lambda x, w, b, t: _with_logits(F.linear(x, w), t), "the logits are also read by output"),
+    "logits whose gradient is asked for": (
+        lambda x, w, b, t: _with_logits(F.linear(x, w), t),
+        "the gradient of the logits is also read by add",
+    ),
     "label smoothing": (
         lambda x, w, b, t: F.cross_entropy(F.linear(x, w), t, label_smoothing=0.1),
         "the log probabilities are also read by",
@@ -293,9 +296,7 @@ class Model(nn.Module):
 
 
 def test_a_step_through_the_backend_and_a_longer_second_call(monkeypatch):
-    """With the threshold of this pass lowered, as no test has logits of 32 MiB."""
-    monkeypatch.setattr(FuseLinearCrossEntropy, "__init__", _lowered(FuseLinearCrossEntropy.__init__))
-    rewritten = _noting_rewrites(monkeypatch)
+    rewritten = fuse_small_heads(monkeypatch)
     model = Model()
     eager = copy.deepcopy(model).double()
     step = torch.compile(model, backend="kp_tpu", options={"precision": "float32"})
@@ -312,20 +313,3 @@ def test_a_step_through_the_backend_and_a_longer_second_call(monkeypatch):
 
     assert rewritten == [1] * len(rewritten)
     assert rewritten
-
-
-def _noting_rewrites(monkeypatch) -> list[int]:
-    counts: list[int] = []
-    run = FuseLinearCrossEntropy.__call__
-
-    def noting(self, gm):
-        report = run(self, gm)
-        counts.append(report.rewritten)
-        return report
-
-    monkeypatch.setattr(FuseLinearCrossEntropy, "__call__", noting)
-    return counts
-
-
-def _lowered(original):
-    return lambda self, **_: original(self, min_bytes=0, block_bytes=3 << 10)

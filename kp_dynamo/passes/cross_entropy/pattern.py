@@ -94,6 +94,7 @@ class Head:
     Attributes:
         chain: The matmul and its successive users before the log-softmax.
         loss: aten.nll_loss_forward, which reads rows [N, V].
+        is_read: Whether the logits have other readers, which need them whole.
     """
 
     x: fx.Node
@@ -103,6 +104,7 @@ class Head:
     log_softmax: fx.Node
     loss: fx.Node
     scaling: Scaling = Scaling()
+    is_read: bool = False
     gradients: Gradients | None = None
 
     @property
@@ -134,7 +136,10 @@ def head_at(loss: fx.Node) -> Head | Refusal | None:
         return Refusal(chain[0], f"the logits are multiplied by more than {MAX_FACTOR:g}")
     if problem := _problem(head):
         return Refusal(chain[0], problem)
-    return _with_gradients(replace(head, scaling=scaling))
+    found = _with_gradients(replace(head, scaling=scaling, is_read=_reader(head) is not None))
+    if isinstance(found, Head) and found.is_read and found.gradients is None:
+        return Refusal(chain[0], f"the logits are also read by {_reader(head)}, and no gradient of them is computed")
+    return found
 
 
 def _before(node: fx.Node) -> Iterator[fx.Node]:
@@ -152,14 +157,21 @@ def _problem(head: Head) -> str | None:
         return "addmm with alpha or beta other than 1"
     if head.bias is not None and fake_of(head.bias).shape != (num_classes,):
         return "addmm with an addend that is not a bias of one number per class"
-    for node, following in zip(head.chain, (*head.chain[1:], head.log_softmax), strict=True):
+    for node in head.chain:
         if not _keeps_rows(node, num_classes):
             return (
                 f"{node.name} moves the classes from the last dimension, rounds the logits or upcasts them to float64"
             )
+    return None
+
+
+def _reader(head: Head) -> fx.Node | None:
+    """What reads the logits besides the loss and its gradient."""
+    for node, following in zip(head.chain, (*head.chain[1:], head.log_softmax), strict=True):
         derivative = aten.tanh_backward.default if node.target is aten.tanh.default else None
-        if others := [u for u in node.users if u is not following and u.target is not derivative]:
-            return f"the logits are also read by {others[0].name}"
+        for user in node.users:
+            if user is not following and user.target is not derivative:
+                return user
     return None
 
 
