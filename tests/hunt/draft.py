@@ -35,6 +35,7 @@ class Draft:
         sizes: Of each symbol ("B", "L"), for each call.
         modes: Of each call.
         allows_extremes: Whether numbers may be so large that rounding cannot be judged: masks.
+        returned: Values that are results although they are read.
         has_buckets: Sizes that vary are padded: then few programs write to inputs or return views of them, which is
             refused by name.
     """
@@ -48,6 +49,7 @@ class Draft:
     body: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     random: list[str] = field(default_factory=list)
+    returned: list[str] = field(default_factory=list)
     families: list[str] = field(default_factory=list)
     allows_extremes: bool = False
     has_buckets: bool = False

@@ -94,6 +94,7 @@ def _results(draft: Draft) -> list[str]:
     if not results or draft.chance(6):
         extra = draft.pick(lambda v: v.numel() <= 256)
         results += [extra] if extra is not None and extra not in (*results, *draft.random) else []
+    results += [name for name in draft.returned if name not in results]
     if draft.has_buckets and not draft.chance(25):
         results = [f"{name}.clone()" if draft.is_view_of_input(name) else name for name in results]
     return [*results, *draft.random]

@@ -18,9 +18,27 @@ def _targets(draft: Draft, logits: str, classes: int) -> str:
     )
 
 
-def cross_entropy(draft: Draft) -> None:
+def head(draft: Draft) -> None:
+    """The head of a language model, its loss, and maybe its logits as a result."""
+    hidden = draft.pick(lambda v: floats(2, 3)(v) and v.shape[-1] in (3, 4, 8, 16))
+    if hidden is None:
+        return
+    bias = draft.choose("", ", bias=False")
+    layer = draft.attribute(f"nn.Linear({draft.value(hidden).shape[-1]}, {draft.choose(5, 8, 20)}{bias})", "head")
+    logits = draft.let(
+        draft.choose("{0}({1})", "{0}({1}).float()", "2 * torch.tanh({0}({1}) / 2)", "{0}({1}) * 0.5").format(
+            layer, hidden
+        ),
+        "logits",
+    )
+    if logits is not None and draft.chance(2):
+        draft.returned.append(logits)
+    cross_entropy(draft, logits)
+
+
+def cross_entropy(draft: Draft, logits: str | None = None) -> None:
     """Logits [..., C] and targets [...]; targets below 0 are ignored or made whole."""
-    logits = draft.pick(lambda v: floats(2, 3)(v) and v.shape[-1] >= 3)
+    logits = logits or draft.pick(lambda v: floats(2, 3)(v) and v.shape[-1] >= 3)
     if logits is None:
         return
     classes = draft.value(logits).shape[-1]
@@ -134,4 +152,4 @@ def triplet(draft: Draft) -> None:
         )  # fmt: skip
 
 
-STEPS = (cross_entropy, cross_entropy, cross_entropy, pair, pair, contrastive, triplet)
+STEPS = (head, cross_entropy, cross_entropy, pair, pair, contrastive, triplet)
