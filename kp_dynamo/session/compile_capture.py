@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from kp_dynamo.autograd.eager_strides import eager_results
-from kp_dynamo.autograd.replayed_gradient import with_gradient
+from kp_dynamo.autograd.replayed_gradient import Replay, with_gradient
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.stages import GraphStages, trace_and_compile
 from kp_dynamo.autograd.undefined_gradients import pass_on_undefined
@@ -100,15 +100,16 @@ class CaptureCompiler:
         mode = self._plan.capture.mode
         # In a graph of XLA tensors, the two devices of autocast regions are exchanged.
         names = {"cpu": "xla", "xla": "cpu"} if mode == "xla" else {}
-        autocasts = [(names.get(device, device), *rest) for device, *rest in logits.autocasts]
+        autocasts = tuple((names.get(device, device), *rest) for device, *rest in logits.autocasts)
         # A report ahead of time is about the step that has no such gradient.
         piece = logits.piece if mode == "fake" else self._compile_later(logits.piece)
+        replay = Replay(piece, logits.is_read, autocasts)
 
         def called(*args: Any) -> list[Any]:
             results = list(run(*args))
-            sources = [args[place] if place >= 0 else results[-1 - place] for place in logits.sources]
-            results[logits.position] = with_gradient(results[logits.position], piece, sources, autocasts)
-            return results[: logits.num_results]
+            sources = [results[-1] if place is None else args[place] for place in logits.sources]
+            results[logits.position] = with_gradient(results[logits.position], replay, sources)
+            return results[:-1] if None in logits.sources else results
 
         return called
 

@@ -176,6 +176,41 @@ def test_autocast_around_the_head(inside, device, monkeypatch):
     assert rewritten[0] == 1
 
 
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("change", ["weight, frozen body", "hidden states, frozen head"])
+def test_values_that_no_gradient_reads_may_change_before_the_backward(change, device, monkeypatch):
+    rewritten = fuse_small_heads(monkeypatch)
+    model = Model("hidden")
+    model.head = nn.Linear(WIDTH, CLASSES)
+    if "frozen body" in change:
+        model.embedding.requires_grad_(False)
+        model.norm.requires_grad_(False)
+    model.head.requires_grad_("frozen head" not in change)
+    exact = copy.deepcopy(model).double()
+    step = torch.compile(model.to(device), backend="kp_tpu", options={"precision": "float32"})
+    gradients = []
+    for one, run in ((model, step), (exact, exact)):
+        loss, hidden, logits = run(ids_of(5).to(next(one.parameters()).device))
+        with torch.no_grad():
+            (hidden.detach() if "hidden" in change else one.head.weight).mul_(2)
+        (loss.detach() + logits.square().mean()).backward()
+        gradients.append([p.grad for p in one.parameters()])
+    for mine, other in zip(*gradients, strict=True):
+        assert (mine is None) == (other is None)
+        if other is not None:
+            torch.testing.assert_close(mine.cpu().double(), other, rtol=1e-5, atol=1e-5)
+    assert rewritten == [1]
+
+
+def test_returned_hidden_states_are_not_on_the_way_of_the_logits(monkeypatch):
+    """What users do with the gradient of their result must see all of it or, as with AOTAutograd, none of it."""
+    fuse_small_heads(monkeypatch)
+    step = torch.compile(Model("hidden"), backend="kp_tpu", options={"precision": "float32"})
+    loss, hidden, logits = step(ids_of(5))
+    with pytest.raises(RuntimeError, match="not have been used in the graph"):
+        torch.autograd.grad(loss + logits.square().mean(), hidden)
+
+
 def test_weights_that_change_before_the_backward_raise_as_in_eager(monkeypatch):
     fuse_small_heads(monkeypatch)
     model = Model()
