@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from kp_dynamo.blocks.node_effects import effects_of
 from kp_dynamo.blocks.regions import is_level_of_torch_func, name_of
 from kp_dynamo.graph.nodes import called
 from kp_dynamo.graph.pure_operators import is_pure
@@ -18,17 +20,25 @@ _MAX_NODES = 1000
 _OPEN, _CLOSE = "_vmap_increment_nesting", "_vmap_decrement_nesting"
 
 
-def independent(graph: fx.Graph) -> dict[fx.Node, None]:
+def independent(gm: fx.GraphModule) -> dict[fx.Node, None]:
     """The calls that depend on no input, in order, with the levels of vmap; none if another call writes to them."""
     found: dict[fx.Node, None] = {}
-    for node in graph.nodes:
+    for node in gm.graph.nodes:
         is_level = is_level_of_torch_func(node)
         if is_level and name_of(node) not in (_OPEN, _CLOSE):
             return {}
         if is_level or _is_independent(node, found):
             found[node] = None
+    others = {user: None for node in found for user in node.users if user not in found}
     is_written = any(_version(node) and not found.keys() >= node.users.keys() for node in found)
+    is_written = is_written or any(_writes_to_a_list(gm, node) for node in others)
     return {} if is_written or len(found) > _MAX_NODES else found
+
+
+def _writes_to_a_list(gm: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a call writes to tensors in a list, which leaves their version as it is."""
+    has_list = node.op.startswith("call_") and any(isinstance(arg, (list, tuple)) for arg in node.args)
+    return has_list and bool(effects_of(gm, node, FakeTensorMode()).writes)
 
 
 def _is_independent(node: fx.Node, found: Collection[fx.Node]) -> bool:

@@ -1,7 +1,7 @@
 """What a node writes to, and how much it computes: found by running it on fake tensors, not from a list of operators.
 
 A list would have to know every in-place method, every `inplace=True`, BatchNorm's statistics and every user-defined
-operator. A write to a tensor increases its version.
+operator.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import hint_int
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from kp_dynamo.blocks.regions import ENTER_AUTOCAST
+from kp_dynamo.blocks.watched_writes import WatchedWrites
 from kp_dynamo.graph.nodes import called
 from kp_dynamo.graph.sizes import tensor_bytes
 
@@ -40,13 +40,13 @@ class Effects:
     num_calls: int = 1
 
 
-class _FlopCount(TorchDispatchMode):
-    """Counts floating point operations as torch's `FlopCounterMode` does, which sets hooks on all modules."""
+class _WatchedCalls(WatchedWrites):
+    """Also counts floating point operations, as torch's `FlopCounterMode` does, which sets hooks on all modules."""
 
     flops = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, formula = kwargs or {}, flop_registry.get(func.overloadpacket)
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        formula = flop_registry.get(func.overloadpacket)
         if formula is None and func.namespace != "prim":  # questions about a tensor, which have no parts
             parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
@@ -107,12 +107,12 @@ def effects_of(gm: fx.GraphModule, node: fx.Node, mode: FakeTensorMode) -> Effec
         fresh = {operand: _fresh(value) for operand, value in zip(operands, values, strict=True)}
     try:
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda operand: _read(gm, operand, fresh))
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, _FlopCount() as count:  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), mode, _WatchedCalls() as watch:
             called(node, args, kwargs)
     except Exception:  # noqa: BLE001 - any operator of a user may be here, and may refuse operands without values
         return Effects(tuple(range(len(operands))), 0, num_bytes)
-    written = [_is_written(fresh[operand]) for operand in operands]
-    return Effects(tuple(i for i, is_written in enumerate(written) if is_written), count.flops, num_bytes)
+    written = tuple(i for i, operand in enumerate(operands) if watch.has_written(fresh[operand]))
+    return Effects(written, watch.flops, num_bytes)
 
 
 def _bodies(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
@@ -149,10 +149,6 @@ def _fresh(value: Any) -> Any:
         items = [_fresh(item) for item in value]
         return type(value)(items) if type(value) in (list, tuple) else tuple(items)
     return value
-
-
-def _is_written(value: Any) -> bool:
-    return any(t._version > 0 for t in tree_leaves(value) if isinstance(t, torch.Tensor))
 
 
 def _num_bytes(values: Any) -> int:

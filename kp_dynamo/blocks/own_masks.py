@@ -26,7 +26,7 @@ _READERS = ("scaled_dot_product_attention", "add", "iadd", "masked_fill", "maske
 
 def with_own_masks(capture: Capture) -> Capture:
     """`capture` with a copy of its graph, whose readers of causal masks build them; itself if it has none."""
-    masks = _causal_masks(capture.gm.graph)
+    masks = _causal_masks(capture.gm)
     if not masks:
         return capture
     gm = copied(capture.gm)
@@ -39,9 +39,9 @@ def with_own_masks(capture: Capture) -> Capture:
     return replace(capture, gm=gm)
 
 
-def _causal_masks(graph: fx.Graph) -> dict[fx.Node, float | None]:
+def _causal_masks(gm: fx.GraphModule) -> dict[fx.Node, float | None]:
     """The causal masks that depend on no input, with what they have for later keys: a number, None for False."""
-    constant = independent(graph)
+    constant = independent(gm)
     candidates = [node for node in constant if _may_be_mask(node) and any(map(_reads_in_any_layout, node.users))]
     if not candidates:
         return {}

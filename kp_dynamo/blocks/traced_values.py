@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from kp_dynamo.blocks.copies import copied
 from kp_dynamo.blocks.pieces import fake_mode
 from kp_dynamo.blocks.regions import ENTER_AUTOCAST, EXIT_AUTOCAST
+from kp_dynamo.blocks.watched_writes import WatchedWrites
 from kp_dynamo.capture.capture import Capture
 from kp_dynamo.capture.cpu_view import cpu_fake, surrounding_autocast
 from kp_dynamo.graph.nodes import called
@@ -44,14 +45,14 @@ def as_traced(capture: Capture) -> Capture | str:
     pairs = zip(inputs, capture.inputs, strict=True)
     given = {node: _fresh(node.meta["example_value"], tensor, mode) for node, tensor in pairs}
     try:
-        with surrounding_autocast(capture.mode):
+        with surrounding_autocast(capture.mode), WatchedWrites() as watch:
             values = _computed(gm, given, mode)
     except Exception as error:  # noqa: BLE001 - any operator of a user may be here; the whole graph reports its error
         return f"under the CPU's autocast, its values cannot be computed: {error}"
     other = next((node for node, value in values.items() if not _agree(value, node.meta["example_value"])), None)
     if other is not None:
         return f"under the CPU's autocast, {other.name} differs from Dynamo's in more than its dtype"
-    if _writes_to_shared(inputs, values):
+    if _writes_to_shared(inputs, values, watch):
         return "it is under autocast, and writes to an input that shares memory with another"
     for node, value in values.items():
         node.meta["example_value"] = value
@@ -107,9 +108,11 @@ def _are_alike(one: Any, other: Any) -> bool:
     return is_same and str(one.shape) == str(other.shape) and one.requires_grad == other.requires_grad
 
 
-def _writes_to_shared(inputs: Sequence[fx.Node], values: Mapping[fx.Node, Any]) -> bool:
+def _writes_to_shared(inputs: Sequence[fx.Node], values: Mapping[fx.Node, Any], watch: WatchedWrites) -> bool:
     """Whether the graph writes to an input that shares memory with another: the inputs of our trace do not."""
     tensors = [(node, node.meta["example_value"]) for node in inputs]
     strided = [(node, t) for node, t in tensors if isinstance(t, torch.Tensor) and t.layout is torch.strided]
     owners = Counter(tensor.untyped_storage()._cdata for _, tensor in strided)
-    return any(owners[tensor.untyped_storage()._cdata] > 1 and values[node]._version for node, tensor in strided)
+    return any(
+        owners[tensor.untyped_storage()._cdata] > 1 and watch.has_written(values[node]) for node, tensor in strided
+    )

@@ -11,11 +11,9 @@ from typing import Any
 from torch import fx
 
 from kp_dynamo.autograd.eager_strides import eager_results
-from kp_dynamo.autograd.replayed_gradient import Replay, with_gradient
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.stages import GraphStages, trace_and_compile
 from kp_dynamo.autograd.undefined_gradients import pass_on_undefined
-from kp_dynamo.blocks.returned_logits import ReturnedLogits, separate_logits
 from kp_dynamo.cache.graph_text import graph_text
 from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.capture.capture import with_dynamo_signature
@@ -24,7 +22,6 @@ from kp_dynamo.graph.least_memory import require_room
 from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec
 from kp_dynamo.pipeline import (
     dump_key,
-    least_fused_logits,
     refuse_places_of_inputs,
     required_precision,
     resolve_memory_places,
@@ -34,6 +31,7 @@ from kp_dynamo.runtime.compiled_graph import CompiledGraph, GraphContract, Runti
 from kp_dynamo.runtime.events import GraphTransformed
 from kp_dynamo.runtime.result_memory import ResultMemory
 from kp_dynamo.session.compile_plan import CompilePlan, matmul_precision
+from kp_dynamo.session.logits_gradient import separated_logits, with_gradient_of
 from kp_dynamo.telemetry.counters import TELEMETRY
 
 _unnamed = itertools.count()
@@ -72,11 +70,11 @@ class CaptureCompiler:
             refuse_places_of_inputs(capture.gm.graph)
         with surrounding_autocast(capture.mode):
             eager = eager_results(capture.gm)
-            logits = self._separate_logits()
+            logits = separated_logits(self._plan)
             traced = eager if logits is None else eager_results(capture.gm)
             stages = GraphStages(self._transform, self._compile_graph, traced)
             run = trace_and_compile(capture.gm, capture.inputs, stages)
-        run = run if logits is None else self._with_gradient_of(logits, run)
+        run = run if logits is None else with_gradient_of(logits, run, capture.mode, self._compile_later)
         if self._plan.options.donate == "mutated" and capture.mode == "xla":
             run = _recording_donated(run)
         run = run if bucketing is None or capture.passed is not None else bucketing.wrap(run)
@@ -86,32 +84,6 @@ class CaptureCompiler:
             lays_out_all = bucketing is not None and capture.mode == "cpu"
             run = ResultMemory(capture.gm, eager, lays_out_all=lays_out_all).around(run)
         return with_dynamo_signature(run, capture)
-
-    def _separate_logits(self) -> ReturnedLogits | None:
-        """Take the gradient of returned logits out of the capture, so that a pass can fuse them with their loss."""
-        least = least_fused_logits(self._plan.pipeline)
-        # The padding of results is cut off outside, but here a gradient would read it.
-        if least is None or self._plan.bucketing is not None or not self._plan.capture.records_gradients:
-            return None
-        return separate_logits(self._plan.capture.gm, least)
-
-    def _with_gradient_of(self, logits: ReturnedLogits, run: Callable[..., Any]) -> Callable[..., Any]:
-        """`run`, whose logits have a gradient again."""
-        mode = self._plan.capture.mode
-        # In a graph of XLA tensors, the two devices of autocast regions are exchanged.
-        names = {"cpu": "xla", "xla": "cpu"} if mode == "xla" else {}
-        autocasts = tuple((names.get(device, device), *rest) for device, *rest in logits.autocasts)
-        # A report ahead of time is about the step that has no such gradient.
-        piece = logits.piece if mode == "fake" else self._compile_later(logits.piece)
-        replay = Replay(piece, logits.is_read, autocasts)
-
-        def called(*args: Any) -> list[Any]:
-            results = list(run(*args))
-            sources = [results[-1] if place is None else args[place] for place in logits.sources]
-            results[logits.position] = with_gradient(results[logits.position], replay, sources)
-            return results[:-1] if None in logits.sources else results
-
-        return called
 
     def _transform(self, gm: fx.GraphModule, name: str, aliases: ResultAliases | None) -> None:
         """Run the passes on a graph; `aliases` is None for a backward, which is a part of a joint graph."""
