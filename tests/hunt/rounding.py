@@ -162,11 +162,11 @@ class Jitter(TorchDispatchMode):
             return self._moved_parts(tensor, unit)
         if tensor.dtype not in UNIT:
             return tensor
-        moved = tensor * self._factor(tensor, unit)
+        moved = (tensor.double() * self._factor(tensor, unit)).to(tensor.dtype)
         if unit == _BFLOAT16 and self._has_grid:
             moved = moved.to(torch.bfloat16).to(moved.dtype)
         if breaks_ties:  # zeros too
-            moved = moved + 2.0**-100 * (self._factor(tensor, 1.0) - 1)
+            moved = moved + (2.0**-100 * (self._factor(tensor, 1.0) - 1)).to(moved.dtype)
         # The operator's own memory, so that strides are what they were.
         return torch.empty_like(tensor).copy_(moved) if moved.stride() != tensor.stride() else moved
 
@@ -197,9 +197,10 @@ class Jitter(TorchDispatchMode):
                 tensor.mul_(self._factor(tensor, unit))
 
     def _factor(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
+        """In float64: above 1, the next number of float32 is twice as far as these go."""
         # Not torch.rand, which a program with random operators has replaced.
         share = torch.empty(tensor.shape, dtype=torch.float64).uniform_(-1, 1, generator=self._generator)
-        return (1 + max(unit, UNIT[tensor.dtype]) * share).to(torch.promote_types(tensor.dtype, torch.float32))
+        return 1 + max(unit, UNIT[tensor.dtype]) * share
 
 
 class Recorder(TorchDispatchMode):

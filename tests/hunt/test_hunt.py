@@ -233,3 +233,13 @@ def test_the_documented_table_matches_the_results():
     text = (ROOT / "docs" / "correctness.md").read_text().partition("## A hunt")[2].partition("\n## ")[0]
     rows = {name: (all, last) for name, all, last in re.findall(r"^\| (\S.*?) \| (.*?) ?\| (.*?) ?\|$", text, re.M)}
     assert rows == Results.load().table()
+
+
+def test_moves_go_both_ways_and_no_further_than_rounding():
+    x = torch.full((1000,), 1.9)
+    with Jitter("nothing", 0):
+        moved = x + 0
+    steps = (moved.double() - x.double()) / (x.double() * 2.0**-24)
+    assert (steps < 0).float().mean() > 0.2
+    assert (steps > 0).float().mean() > 0.2
+    assert steps.abs().max() <= 3  # two operands and the result
