@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.editing import FakeRuns, Insert, erase_unused, insert_call
-from kp_dynamo.graph.nodes import calls, fake_of
+from kp_dynamo.graph.nodes import calls, fake_of, tensor_of
 from kp_dynamo.passes.base import PassReport
 
 aten = torch.ops.aten
@@ -55,8 +55,10 @@ class RewritePatchConvolution:
     def _is_of_patches(self, node: fx.Node) -> bool:
         args: Any = node.args if node.target is aten.convolution.default else node.args[1:]
         x, weight, _, stride, padding, dilation, transposed, _, groups, *_ = args
-        tensors = [fake_of(n) for n in (*node.all_input_nodes, *_results(node))]
-        if not all(isinstance(s, int) and s > 0 for t in tensors for s in t.shape):
+        nodes = (*node.all_input_nodes, *_results(node))
+        tensors = [t for t in map(tensor_of, nodes) if t is not None]
+        # The stride or the padding may be a size that varies.
+        if len(tensors) < len(nodes) or not all(isinstance(s, int) and s > 0 for t in tensors for s in t.shape):
             return False
         kernel, sizes = list(fake_of(weight).shape[2:]), fake_of(x).shape[2:]
         is_plain = not transposed and groups == 1 and not any(padding) and all(d == 1 for d in dilation)

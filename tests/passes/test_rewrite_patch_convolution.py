@@ -111,3 +111,15 @@ def test_of_the_gradient_of_a_bias_alone_no_matmul_is_left():
     assert applied(RewritePatchConvolution(), gm).rewritten == 2
     assert [n.name for n in gm.graph.nodes if not n.users and n.op == "call_function"] == []
     assert sum(n.target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default) for n in gm.graph.nodes) == 1
+
+
+def test_a_stride_that_varies_is_left_alone():
+    weight = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        return F.conv2d(x, weight, stride=y.shape[0])
+
+    x = torch.ones(2, 3, 24, 24)
+    step = torch.compile(run, backend="kp_tpu", options={"precision": "float32", "strict": True}, dynamic=True)
+    for size in (8, 4):
+        torch.testing.assert_close(step(x, torch.zeros(size)), run(x, torch.zeros(size)), rtol=1e-5, atol=1e-4)
