@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from kp_dynamo.blocks.regions import name_of
+from kp_dynamo.blocks.regions import called_name
 
 _VIEWS = ("getitem", "view", "reshape", "contiguous", "squeeze", "unsqueeze", "flatten")
 _CASTS = ("float", "to")
@@ -39,7 +39,7 @@ class HeadChain:
     @property
     def is_read(self) -> tuple[bool, ...]:
         """Of each source, whether a gradient of the logits depends on its values."""
-        if any(_name(node) == _TANH for node in self.nodes):
+        if any(called_name(node) == _TANH for node in self.nodes):
             return (True,) * len(self.sources)
         needs = [source.meta["example_value"].requires_grad for source in self.sources]
         return needs[1], needs[0], *(False,) * (len(needs) - 2)
@@ -49,7 +49,7 @@ def head_chain(logits: fx.Node) -> HeadChain | None:
     """The head that computes logits, if it is one."""
     after = list(_before(logits, (*_VIEWS, *_CASTS, *_DIVISIONS, "mul", _TANH)))
     linear = after[-1].all_input_nodes[0] if after else logits
-    if _name(linear) != "linear" or linear.kwargs:
+    if called_name(linear) != "linear" or linear.kwargs:
         return None
     first, *parameters = linear.all_input_nodes
     before = list(_before(first, _VIEWS))
@@ -61,12 +61,12 @@ def head_chain(logits: fx.Node) -> HeadChain | None:
     found = HeadChain(x, linear, tuple(reversed([*after, linear, *before])))
     # PyTorch would save the result of tanh, but a replay computes it again, from all of the sources.
     is_exact = all(found.is_read) and len(found.sources) == 2
-    return found if is_exact or not any(_name(node) == _TANH for node in found.nodes) else None
+    return found if is_exact or not any(called_name(node) == _TANH for node in found.nodes) else None
 
 
 def _before(node: fx.Node, names: tuple[str, ...]) -> Iterator[fx.Node]:
     """A node and what it is computed from, as long as each has one of these names and one operand that is a node."""
-    while _name(node) in names and _is_portable(node):
+    while called_name(node) in names and _is_portable(node):
         yield node
         node = node.all_input_nodes[0]
 
@@ -77,8 +77,4 @@ def _is_portable(node: fx.Node) -> bool:
     fx.map_arg((node.args, node.kwargs), operands.append)
     if any(isinstance(leaf, (torch.device, str)) for leaf in tree_leaves((node.args, node.kwargs))):
         return False
-    return len(operands) == 1 and (_name(node) not in _DIVISIONS or node.args[0] is operands[0])
-
-
-def _name(node: fx.Node) -> str:
-    return node.target if node.op == "call_method" else name_of(node)  # type: ignore[return-value]
+    return len(operands) == 1 and (called_name(node) not in _DIVISIONS or node.args[0] is operands[0])

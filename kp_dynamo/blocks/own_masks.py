@@ -16,7 +16,7 @@ from torch import fx
 
 from kp_dynamo.blocks.constant_values import computed, independent
 from kp_dynamo.blocks.copies import copied
-from kp_dynamo.blocks.regions import name_of
+from kp_dynamo.blocks.regions import called_name
 from kp_dynamo.capture.capture import Capture
 
 _MAX_ELEMENTS = 1 << 26  # a mask of 8192 x 8192
@@ -60,10 +60,9 @@ def _may_be_mask(node: fx.Node) -> bool:
 
 
 def _reads_in_any_layout(reader: fx.Node) -> bool:
-    name = reader.target if isinstance(reader.target, str) else name_of(reader)
     value = reader.meta.get("example_value")
     is_plain = isinstance(value, torch.Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(value)
-    return is_plain and name in _READERS
+    return is_plain and called_name(reader) in _READERS
 
 
 def _fill_of(mask: torch.Tensor) -> float | None:

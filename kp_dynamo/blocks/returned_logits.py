@@ -9,7 +9,7 @@ left out of a compiled program. So the graph returns the logits without a gradie
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import hint_int
 
 from kp_dynamo.blocks.head_chain import HeadChain, head_chain
 from kp_dynamo.blocks.node_effects import effects_of
-from kp_dynamo.blocks.regions import name_of, regions
+from kp_dynamo.blocks.regions import Region, name_of, regions
 
 _LOSSES = ("cross_entropy", "nll_loss")
 
@@ -53,8 +53,10 @@ def separate_logits(gm: fx.GraphModule, least_bytes: int) -> ReturnedLogits | No
     losses = [node for node in gm.graph.nodes if name_of(node) in _LOSSES]
     for position, result in enumerate(results if losses else ()):
         chain = head_chain(result) if _is_large(result, least_bytes) else None
-        if chain is not None and _reach(chain.nodes, losses) and _is_right(gm, chain, results):
-            return _separate(gm, results, position, chain)
+        if chain is not None and _reach(chain.nodes, losses):
+            states = dict(zip(gm.graph.nodes, regions(list(gm.graph.nodes)), strict=False))
+            if _is_right(gm, chain, results, states):
+                return _separate(gm, results, position, chain, states[chain.linear].autocasts)
     return None
 
 
@@ -75,14 +77,13 @@ def _reach(chain: Sequence[fx.Node], losses: Sequence[fx.Node]) -> bool:
     return any(loss in found for loss in losses)
 
 
-def _is_right(gm: fx.GraphModule, chain: HeadChain, results: Sequence[Any]) -> bool:
+def _is_right(gm: fx.GraphModule, chain: HeadChain, results: Sequence[Any], states: Mapping[fx.Node, Region]) -> bool:
     """Whether a chain gives the same values after the graph has run, and its gradient can be separated."""
-    nodes = list(gm.graph.nodes)
-    states = dict(zip(nodes, regions(nodes), strict=False))
     if any(states[node].level or not states[node].grad for node in chain.nodes):
         return False
     if [_storage(node) for node in results].count(_storage(chain.nodes[-1])) != 1:
         return False
+    nodes = list(gm.graph.nodes)
     mode, later = FakeTensorMode(), nodes[nodes.index(chain.nodes[0]) :]
     return not any(effects_of(gm, node, mode).writes for node in later if node.op.startswith("call_"))
 
@@ -92,9 +93,10 @@ def _storage(node: object) -> Any:
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
-def _separate(gm: fx.GraphModule, results: list[Any], position: int, chain: HeadChain) -> ReturnedLogits:
+def _separate(
+    gm: fx.GraphModule, results: list[Any], position: int, chain: HeadChain, autocasts: Sequence[fx.Node]
+) -> ReturnedLogits:
     graph, inputs, logits = gm.graph, gm.graph.find_nodes(op="placeholder"), chain.nodes[-1]
-    region = dict(zip(graph.nodes, regions(list(graph.nodes)), strict=False))[chain.linear]
     piece = _piece(gm, chain)
     with graph.inserting_before(graph.output_node()):
         results[position] = _insert(graph, "detach", logits)
@@ -105,7 +107,7 @@ def _separate(gm: fx.GraphModule, results: list[Any], position: int, chain: Head
     graph.output_node().args = (tuple(results),)
     gm.recompile()
     places = tuple(inputs.index(node) if node.op == "placeholder" else None for node in chain.sources)
-    return ReturnedLogits(position, places, chain.is_read, piece, tuple(node.args for node in region.autocasts))
+    return ReturnedLogits(position, places, chain.is_read, piece, tuple(node.args for node in autocasts))
 
 
 def _insert(graph: fx.Graph, method: str, node: fx.Node) -> fx.Node:

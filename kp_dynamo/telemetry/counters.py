@@ -50,7 +50,7 @@ TELEMETRY = Telemetry()
 
 
 def snapshot() -> dict[str, Any]:
-    """The counters that `kp_dynamo.stats()` reports, as plain, JSON-serializable values."""
+    """Counters of this process that tests and reports compare, as plain, JSON-serializable values."""
     with TELEMETRY._lock:
         return {
             "graphs": TELEMETRY.counts["graphs"],

@@ -136,9 +136,10 @@ def head_at(loss: fx.Node) -> Head | Refusal | None:
         return Refusal(chain[0], f"the logits are multiplied by more than {MAX_FACTOR:g}")
     if problem := _problem(head):
         return Refusal(chain[0], problem)
-    found = _with_gradients(replace(head, scaling=scaling, is_read=_reader(head) is not None))
+    reader = _reader(head)
+    found = _with_gradients(replace(head, scaling=scaling, is_read=reader is not None))
     if isinstance(found, Head) and found.is_read and found.gradients is None:
-        return Refusal(chain[0], f"the logits are also read by {_reader(head)}, and no gradient of them is computed")
+        return Refusal(chain[0], f"the logits are also read by {reader}, and no gradient of them is computed")
     return found
 
 
