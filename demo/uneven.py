@@ -54,8 +54,8 @@ def _summary(plan: kp_dynamo.BucketPlan, lengths: list[int], losses: list[float]
         [
             str(plan),
             f"{len(lengths)} texts of {len(set(lengths))} lengths from {min(lengths)} to {max(lengths)}: "
-            f"{counted['aot_traces']} run of AOTAutograd,",
-            f"{counted['programs']} programs (a forward and a backward for each bucket), "
+            f"AOTAutograd ran {counted['aot_traces']} times (once for each piece of the model),",
+            f"{counted['programs']} programs (a forward and a backward for each piece and bucket), "
             f"{counted['bucket_refusals']} refused; mean loss {sum(losses) / len(losses):.2f}.",
         ]
     )
