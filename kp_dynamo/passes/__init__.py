@@ -22,6 +22,7 @@ from kp_dynamo.passes.recompute_to_budget import RecomputeToBudget
 from kp_dynamo.passes.recompute_to_share import RecomputeToShare
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
 from kp_dynamo.passes.rewrite_patch_convolution import RewritePatchConvolution
+from kp_dynamo.passes.rewrite_stem_convolution import RewriteStemConvolution
 
 PASSES: tuple[type[GraphPass], ...] = (
     FoldConstants,  # constant tensors become numbers
@@ -30,6 +31,7 @@ PASSES: tuple[type[GraphPass], ...] = (
     FuseLinearCrossEntropy,  # a matmul and the cross entropy of its logits become one kp::linear_cross_entropy
     FuseLinearActivation,  # a matmul and its activation become one kp::linear_act
     RewritePatchConvolution,  # a convolution of patches becomes a matmul
+    RewriteStemConvolution,  # the rows of a strided kernel over few channels become channels
     CastBf16,  # matmuls run in bfloat16, sensitive ops in float32
     FoldViews,  # a matmul between views becomes one kp::contract
     FoldCasts,  # the matrix unit rounds the arguments of a program itself

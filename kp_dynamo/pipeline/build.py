@@ -30,6 +30,7 @@ from kp_dynamo.passes.recompute_to_budget import RecomputeToBudget
 from kp_dynamo.passes.recompute_to_share import RecomputeToShare
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
 from kp_dynamo.passes.rewrite_patch_convolution import RewritePatchConvolution
+from kp_dynamo.passes.rewrite_stem_convolution import RewriteStemConvolution
 
 Pipeline = tuple[GraphPass, ...]
 
@@ -65,6 +66,8 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), share
         *([FuseLinearActivation()] if options.fuse else []),
         # Before the casts, which treat it as a matmul; after the masks, which know convolutions.
         *([RewritePatchConvolution()] if options.fuse else []),
+        # After the patches, which need no convolution; before the casts, which then read the image once.
+        *([RewriteStemConvolution()] if options.fuse else []),
         *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),
         # After the casts, which are placed before the views of a value; before the passes that tag views.
         *([FoldViews(weight_first=options.chip.name in _WEIGHT_FIRST)] if options.fuse else []),

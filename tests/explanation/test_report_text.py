@@ -111,7 +111,7 @@ graph breaks: 1
     assert_expected_inline(
         part(text, "passes"),
         """\
-passes: 4, and 10 that found nothing to do
+passes: 4, and 11 that found nothing to do
   pass             graphs  rewrote  refused
   fold_constants        2       20        0
   cast_bf16             1        7        4
@@ -144,13 +144,14 @@ def test_verbose_shows_every_graph_every_refusal_and_the_files_of_a_library(brok
     assert_expected_inline(
         part(text, "passes"),
         """\
-passes: 28
+passes: 30
   graph       pass                       rewrote  refused
   1.joint     fold_constants                  16        0
   1.joint     rewrite_attention                0        0
   1.joint     fuse_linear_cross_entropy        0        0
   1.joint     fuse_linear_activation           0        0
   1.joint     rewrite_patch_convolution        0        0
+  1.joint     rewrite_stem_convolution         0        0
   1.joint     cast_bf16                        7        4
     refused addmm: sin reads it as an angle, modulo a period
       in layers.0.0 (Linear), at broken_model.py:11 in forward
@@ -181,6 +182,7 @@ passes: 28
   2.joint     fuse_linear_cross_entropy        0        0
   2.joint     fuse_linear_activation           0        0
   2.joint     rewrite_patch_convolution        0        0
+  2.joint     rewrite_stem_convolution         0        0
   2.joint     cast_bf16                        0        0
   2.joint     fold_views                       0        0
   2.joint     fold_casts                       0        0
@@ -224,7 +226,7 @@ def test_a_transformers_model_is_shown_by_its_modules():
     assert_expected_inline(
         text,
         """\
-passes: 5, and 7 that found nothing to do
+passes: 5, and 8 that found nothing to do
   pass                    graphs  rewrote  refused
   fold_constants               1        9        0
   rewrite_attention            1        2        0
