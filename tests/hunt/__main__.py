@@ -1,4 +1,7 @@
-"""Hunt for programs that go wrong: `python -m tests.hunt --minutes 10 --workers 2 [--seeds 0-99] [--record]`."""
+"""Hunt for programs that go wrong: `python -m tests.hunt --minutes 10 --workers 2 [--seeds 0-99] [--record]`.
+
+`--each dropout losses` hunts with programs that begin with a statement of one of these families.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.hunt.families import FAMILIES
 from tests.hunt.program import Program
 from tests.hunt.results import Results
 from tests.hunt.run import OUT, Hunt
@@ -23,6 +27,9 @@ def main() -> None:
     )
     parser.add_argument("--shrink", type=float, default=120.0, metavar="SECONDS", help="for each failure")
     parser.add_argument("--record", action="store_true", help="merge the counts into tests/hunt/results.json")
+    parser.add_argument(
+        "--each", nargs="+", choices=FAMILIES, default=[], help="families of a program's first statement"
+    )
     parser.add_argument("--again", type=Path, nargs="*", help="JSON files of programs: check these only")
     arguments = parser.parse_args()
     if arguments.again:
@@ -35,7 +42,8 @@ def main() -> None:
 
     seeds = _seeds(arguments.seeds, 1 + max(map(int, recorded.batches), default=-1))
     deadline = time.monotonic() + 60 * arguments.minutes
-    hunt = Hunt(seeds, arguments.workers, deadline, shrink_s=arguments.shrink, record=record)
+    each = tuple(sorted(arguments.each))
+    hunt = Hunt(seeds, arguments.workers, deadline, shrink_s=arguments.shrink, record=record, each=each)
     found = hunt.run()
     sys.stdout.write(f"{found.summary()}\n")
     for reason, count in found.refusals.most_common(20):

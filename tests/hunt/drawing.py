@@ -38,13 +38,16 @@ _MIXED = (("train", "no_grad"), ("no_grad", "train"), ("train", "eval", "train")
 
 
 @st.composite
-def programs(draw: st.DrawFn, *, is_sharded: bool = False, only: tuple[str, ...] = ()) -> Program:
+def programs(
+    draw: st.DrawFn, *, is_sharded: bool = False, only: tuple[str, ...] = (), each: tuple[str, ...] = ()
+) -> Program:
     """Programs of some families, composed statement by statement.
 
     Args:
         draw: Hypothesis's.
         is_sharded: Of the configuration.
         only: Families to draw from; default: all.
+        each: Each program begins with a statement of one of these families.
     """
     configuration = draw(configurations(is_sharded=is_sharded))
     modes = _modes(draw)
@@ -52,6 +55,8 @@ def programs(draw: st.DrawFn, *, is_sharded: bool = False, only: tuple[str, ...]
     draft = Draft(draw, _sizes(draw, len(modes), has_buckets), modes, has_buckets=has_buckets)
     START(draft)
     chosen = draw(st.lists(st.sampled_from(only or tuple(FAMILIES)), min_size=1, max_size=3, unique=True))
+    if each:
+        chosen.insert(0, _begin(draft, each))
     draft.families = chosen
     wanted = draw(st.sampled_from((2, 3, 3, 4, 4, 5, 6, MAX_STATEMENTS)))
     while len(draft.body) < wanted and draw(st.integers(0, 19)):
@@ -68,6 +73,15 @@ def programs(draw: st.DrawFn, *, is_sharded: bool = False, only: tuple[str, ...]
         families=tuple(chosen),
         configuration=configuration,
     )
+
+
+def _begin(draft: Draft, each: tuple[str, ...]) -> str:
+    """One of the families, from which the first statements are."""
+    family, num_before = draft.choose(*each), len(draft.body)
+    for _ in range(4):  # a step may find no value that fits
+        if len(draft.body) == num_before:
+            draft.choose(*FAMILIES[family])(draft)
+    return family
 
 
 def _modes(draw: st.DrawFn) -> tuple[str, ...]:
@@ -111,9 +125,9 @@ def _optimizer(draft: Draft) -> str | None:
     )
 
 
-def program_of(seed: int, index: int) -> Program:
+def program_of(seed: int, index: int, each: tuple[str, ...] = ()) -> Program:
     """One program of a seed: the same in every process, whatever else was drawn."""
-    return draw_program(programs(is_sharded=is_sharded(seed)), number_of(seed, index))
+    return draw_program(programs(is_sharded=is_sharded(seed), each=each), number_of(seed, index))
 
 
 def number_of(seed: int, index: int) -> int:

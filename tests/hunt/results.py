@@ -24,7 +24,8 @@ class Results:
     """Counts of one or many hunts.
 
     Attributes:
-        batches: By seed: the commit, and how many programs have which status.
+        batches: By seed: the commit, the families of which each program has one if not any, and how many programs have
+            which status.
         operators: ATen operators and how many programs ran them.
         refusals: Reasons and how many programs met them.
         excused: What was wrong or raised also with torch's own `aot_eager`, or is no single graph, and how often.
@@ -52,8 +53,11 @@ class Results:
         ]
         path.write_text("{\n " + ",\n ".join(parts) + "\n}\n")
 
-    def add(self, seed: int, outcome: dict[str, Any], *, has_buckets: bool, commit: str) -> None:
-        row = self.batches.setdefault(str(seed), {"commit": commit})
+    def add(
+        self, seed: int, outcome: dict[str, Any], *, has_buckets: bool, commit: str, each: tuple[str, ...] = ()
+    ) -> None:
+        drawn = {"each": " ".join(each)} if each else {}
+        row = self.batches.setdefault(str(seed), {"commit": commit, **drawn})
         status = outcome["status"]
         row[status] = row.get(status, 0) + 1
         if has_buckets and status in COUNTED:

@@ -29,6 +29,7 @@ class Hunt:
         deadline: `time.monotonic()` when no new program is begun.
         shrink_s: Seconds spent on making a failure small; 0 leaves it as it is.
         record: Called with the results whenever a seed is done.
+        each: Each program begins with a statement of one of these families; empty: any program.
     """
 
     def __init__(
@@ -39,10 +40,11 @@ class Hunt:
         *,
         shrink_s: float = 120.0,
         record: Callable[[Results], None] | None = None,
+        each: tuple[str, ...] = (),
     ) -> None:
         self.results, self.failures = Results(), []
         self._seeds, self._workers, self._deadline = seeds, workers, deadline
-        self._shrink_s, self._record = shrink_s, record
+        self._shrink_s, self._record, self._each = shrink_s, record, each
         self._lock, self._commit = threading.Lock(), commit_now()
         self._kinds: set[str] = set()
 
@@ -81,12 +83,14 @@ class Hunt:
             return next(self._seeds, None)
 
     def _one(self, worker: Worker, seed: int, index: int) -> None:
-        answer = worker.ask({"seed": seed, "index": index})
+        question = {"seed": seed, "index": index, "each": self._each}
+        answer = worker.ask(question)
         if answer["program"] is None:  # what it was is known without running it
-            answer["program"] = worker.ask({"seed": seed, "index": index, "only_draw": True})["program"]
+            answer["program"] = worker.ask({**question, "only_draw": True})["program"]
         program, outcome = Program.from_json(answer["program"]), answer["outcome"]
         with self._lock:
-            self.results.add(seed, outcome, has_buckets=program.configuration.has_buckets, commit=self._commit)
+            has_buckets = program.configuration.has_buckets
+            self.results.add(seed, outcome, has_buckets=has_buckets, commit=self._commit, each=self._each)
         if outcome["status"] in FAILURES:
             self._report(worker, f"{seed}-{index}", program, outcome)
         elif outcome["status"] in ("torch", "uncaptured") and outcome["ops"]:  # values, which are worth a look
@@ -101,10 +105,17 @@ class Hunt:
         _say(f"{name} {status} {'+'.join(program.families)}: {text.splitlines()[0] if text else ''}")
         if self._shrink_s and is_new:
             fails = _fails_alike(worker, status, text)
-            program = _drawn_smaller(name, fails, self._shrink_s / 3) or program
+            program = self._drawn_smaller(name, fails) or program
             program = shrunk(program, fails, self._shrink_s * 2 / 3)
             text = worker.ask({"program": program.to_json()})["outcome"]["text"] or text
         write(OUT / f"{name}.py", program, status, text)
+
+    def _drawn_smaller(self, name: str, fails: Callable[[Program], bool]) -> Program | None:
+        from tests.hunt.drawing import is_sharded, number_of, programs
+
+        seed, index = map(int, name.split("-"))
+        strategy = programs(is_sharded=is_sharded(seed), each=self._each)
+        return drawn_smaller(strategy, number_of(seed, index), fails, self._shrink_s / 3)
 
 
 def kind_of(text: str) -> str:
@@ -120,13 +131,6 @@ def _fails_alike(worker: Worker, status: str, text: str) -> Callable[[Program], 
         return outcome["status"] == status and (status != "raised" or _head(outcome["text"]) == _head(text))
 
     return fails
-
-
-def _drawn_smaller(name: str, fails: Callable[[Program], bool], seconds: float) -> Program | None:
-    from tests.hunt.drawing import is_sharded, number_of, programs
-
-    seed, index = map(int, name.split("-"))
-    return drawn_smaller(programs(is_sharded=is_sharded(seed)), number_of(seed, index), fails, seconds)
 
 
 def _head(text: str) -> str:

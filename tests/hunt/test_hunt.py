@@ -147,6 +147,16 @@ def test_a_program_is_the_same_in_every_process():
     assert number_of(7, 3) != number_of(3, 7)
 
 
+@pytest.mark.parametrize("family", ["dropout", "losses"])
+def test_a_hunt_may_begin_every_program_with_one_family(family):
+    drawn = [program_of(7, index, (family,)) for index in range(8)]
+    assert all(p.families[0] == family for p in drawn)
+    if family == "dropout":
+        assert all("drop" in p.source for p in drawn)
+    assert len({p.families for p in drawn}) > 1  # beside others
+    assert program_of(7, 3) == program_of(7, 3, ())
+
+
 def test_failures_shrink():
     source = ADDS.replace("return h2", "return h2, x1.t()")
     small = shrunk(a_program(source), lambda program: "x1 + x2" in program.source)

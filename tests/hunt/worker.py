@@ -1,7 +1,7 @@
 """A process that checks programs, so that one that kills it is a result like any other.
 
-Run as `python -m tests.hunt.worker`: reads a line of JSON, `{"seed": 1, "index": 2}` or `{"program": ...}`, and answers
-with a line of JSON, the program and its outcome.
+Run as `python -m tests.hunt.worker`: reads a line of JSON, `{"seed": 1, "index": 2, "each": []}` or `{"program": ...}`,
+and answers with a line of JSON, the program and its outcome.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import threading
 import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.hunt.program import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 300.0
@@ -128,11 +131,10 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     from kp_dynamo import clear_cache
     from kp_dynamo.compat import xla
     from tests.hunt.check import check
-    from tests.hunt.drawing import program_of
     from tests.hunt.program import Program
 
     given = question.get("program")
-    program = Program.from_json(given) if given else program_of(question["seed"], question["index"])
+    program = Program.from_json(given) if given else _drawn(question)
     if question.get("only_draw"):
         return {"program": program.to_json(), "outcome": {"status": "drawn", "text": ""}}
     try:
@@ -144,6 +146,12 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(RuntimeError):
         xla.synchronize()
     return {"program": program.to_json(), "outcome": outcome}
+
+
+def _drawn(question: dict[str, Any]) -> Program:
+    from tests.hunt.drawing import program_of
+
+    return program_of(question["seed"], question["index"], tuple(question.get("each", ())))
 
 
 if __name__ == "__main__":
