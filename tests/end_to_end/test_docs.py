@@ -91,6 +91,12 @@ def test_the_files_of_the_architecture_exist():
     assert [name for name in files if not (ROOT / "kp_dynamo" / name).exists()] == []
 
 
+def test_the_files_of_the_answers_exist():
+    named = set(re.findall(r"`([\w.]+/[\w./]*\w\.(?:py|md))`", page("architecture.md")))
+    assert len(named) > 100
+    assert [name for name in named if not any((root / name).exists() for root in (ROOT, ROOT / "kp_dynamo"))] == []
+
+
 EXAMPLES = [
     pytest.param(code, id=f"{path.stem}-{number}")
     for path in PAGES
