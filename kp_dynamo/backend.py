@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from kp_dynamo.compat import logging_calls, thread_state, xla
+from kp_dynamo.compat import importing, logging_calls, thread_state, xla
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError
@@ -76,4 +76,4 @@ thread_state.install()
 logging_calls.install()
 # Dynamo traces before it calls a backend: XLA tensors with symbolic sizes must be traceable by then.
 if "torch_xla" in sys.modules:
-    xla.patch_torch_xla()
+    importing.patch_torch_xla()

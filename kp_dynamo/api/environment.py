@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from typing import TypeVar
 
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import chips, xla
 from kp_dynamo.compat.versions import check_versions, earlier_version
 from kp_dynamo.config.tpu_config import TPUConfig, TPUTopology
 from kp_dynamo.config.translation import chip_of, require_enabled, require_topology
@@ -57,7 +57,7 @@ def start_device(config: TPUConfig) -> None:
 
 def deciding_chip(config: TPUConfig) -> Chip:
     """The chip to compile for. Starts no device; the present chip is known only after the device has started."""
-    return chip_of(config, xla.chip_name() if xla.is_started() else None)
+    return chip_of(config, chips.chip_name() if xla.is_started() else None)
 
 
 def xla_problem() -> str:

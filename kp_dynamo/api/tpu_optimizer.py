@@ -16,7 +16,7 @@ from kp_dynamo.api.models import SampleInputs, checked_model
 from kp_dynamo.api.tpu_backend import TPUBackend
 from kp_dynamo.api.validation import ValidationSummary, require_nothing_found, validate_tpu_model
 from kp_dynamo.api.xla_compiler import arguments_for
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import chips
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig
 from kp_dynamo.config.translation import LEVEL_OF_NUMBER
 from kp_dynamo.exceptions import TPUConfigurationError
@@ -109,7 +109,7 @@ class TPUOptimizer:
             inputs = SampleInputs.of(sample_inputs).on_device_of(module)
             results, gradients = difference(module, compiled, inputs) or (None, None)
             metrics["relative_difference"] = {"results": results, "gradients": gradients}
-            metrics["device"] = xla.device_kind()
+            metrics["device"] = chips.device_kind()
             metrics["ms_per_call"] = milliseconds(module, compiled, inputs)
             metrics["eager_ms_per_call"] = milliseconds(module, module, inputs)
         self._levels[level] += 1

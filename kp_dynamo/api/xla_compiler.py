@@ -14,7 +14,7 @@ from torch import nn
 from kp_dynamo.api.environment import checked_config, of_type, start_device, xla_problem
 from kp_dynamo.api.models import SampleInputs, checked_model, device_of, run_once
 from kp_dynamo.cache import LRUCache
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import chips
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.config.translation import compile_arguments
@@ -130,7 +130,7 @@ class XLACompiler:
 def arguments_for(module: nn.Module, config: TPUConfig, level: str | None = None) -> dict[str, Any]:
     """Start the device, and return the arguments of `torch.compile` by the configuration and the model's hints."""
     start_device(config)
-    arguments, hints = compile_arguments(config, level, xla.chip_name()), HINTS.get(module, {})
+    arguments, hints = compile_arguments(config, level, chips.chip_name()), HINTS.get(module, {})
     chosen = {} if level is None else {"level": level}
     return {**arguments, **hints, "options": {**arguments["options"], **hints.get("options", {}), **chosen}}
 

@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 
 from kp_dynamo.api.environment import checked_config, start_device
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import chips, xla
 from kp_dynamo.config.tpu_config import TPUConfig
 from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.lowering import spmd
@@ -84,8 +84,8 @@ class XLADeviceManager(ProcessDevices):
         """The devices, and the memory of the current one in bytes; None if the device does not report it."""
         return {
             "device": str(self.device),
-            "device_kind": xla.device_kind(),
-            "chip": xla.chip_name(),
+            "device_kind": chips.device_kind(),
+            "chip": chips.chip_name(),
             "num_devices": self.num_devices,
             "is_spmd": self.is_spmd,
             "devices": [str(device) for device in self.devices],

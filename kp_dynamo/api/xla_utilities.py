@@ -10,7 +10,7 @@ from torch import nn
 from kp_dynamo.api.environment import checked_config, deciding_chip, xla_problem
 from kp_dynamo.api.models import SampleInputs, checked_model
 from kp_dynamo.api.xla_compiler import arguments_for, time_compilation
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import chips, xla
 from kp_dynamo.compat.versions import version_of
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.config.tpu_config import TPUConfig, TPUVersion
@@ -46,8 +46,8 @@ class XLAUtilities:
             "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
             "is_started": is_started,
             "device": str(xla.device()) if is_started else None,
-            "device_kind": xla.device_kind() if is_started else None,
-            "chip": xla.chip_name() if is_started else None,
+            "device_kind": chips.device_kind() if is_started else None,
+            "chip": chips.chip_name() if is_started else None,
         }
 
     @staticmethod

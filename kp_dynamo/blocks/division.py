@@ -16,7 +16,7 @@ from kp_dynamo.blocks.node_effects import Effects, EffectsOfNodes, operands_of, 
 from kp_dynamo.blocks.node_ids import node_ids
 from kp_dynamo.blocks.pieces import input_like, piece_graph
 from kp_dynamo.blocks.regions import regions
-from kp_dynamo.blocks.schedule import Constant, Schedule, Step, with_dead_values
+from kp_dynamo.blocks.schedule import Constant, PieceCall, Schedule, with_dead_values
 from kp_dynamo.blocks.symbolic_sizes import sizes_for, symbols_of
 from kp_dynamo.blocks.whole_graphs import CALLS, to_divide
 from kp_dynamo.capture.capture import Capture, piece_capture
@@ -136,7 +136,7 @@ class Divider:
         self._inputs = capture.gm.graph.find_nodes(op="placeholder")
         self._number = {node: i for i, node in enumerate((*self._inputs, *nodes))}
         self._pieces: list[Piece] = []
-        self._steps: list[Step] = []
+        self._steps: list[PieceCall] = []
 
     def divided(self, repeats: Sequence[Repeat]) -> Division | Undivided:
         done = 0
@@ -200,7 +200,7 @@ class Divider:
 
     def _add_step(self, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
         given, computed = (tuple(self._number[node] for node in nodes) for nodes in (inputs, outputs))
-        self._steps.append(Step(len(self._pieces) - 1, given, computed))
+        self._steps.append(PieceCall(len(self._pieces) - 1, given, computed))
 
     def _add_piece(
         self,
@@ -225,6 +225,6 @@ class Divider:
             return input_like(node)
         return self._capture.inputs[self._number[node]]
 
-    def _passes_written_twice(self, step: Step) -> bool:
+    def _passes_written_twice(self, step: PieceCall) -> bool:
         writes = any(effects.writes for effects in self._pieces[step.piece].effects)
         return writes and len(set(step.inputs)) < len(step.inputs)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Step:
+class PieceCall:
     """One call of a piece. Values are numbered: first the inputs of the whole graph, then the results of the steps.
 
     Attributes:
@@ -33,7 +33,7 @@ class Schedule:
         results: The value of each result; a result that is a constant of the graph is the constant itself.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PieceCall, ...]
     results: tuple[int | Constant, ...]
 
     def around(self, pieces: Sequence[Callable[..., Any]]) -> Callable[..., list[Any]]:
@@ -60,13 +60,13 @@ class Constant:
     value: Any
 
 
-def with_dead_values(steps: Sequence[Step], results: Sequence[int | Constant]) -> Schedule:
+def with_dead_values(steps: Sequence[PieceCall], results: Sequence[int | Constant]) -> Schedule:
     """A schedule that drops each value after the last step that reads it, unless it is a result."""
     needed = {result for result in results if isinstance(result, int)}
-    found: list[Step] = []
+    found: list[PieceCall] = []
     for step in reversed(steps):
         outputs = tuple(number if number in needed else None for number in step.outputs)
         dead = tuple(dict.fromkeys(number for number in step.inputs if number not in needed))
         needed.update(dead)
-        found.append(Step(step.piece, step.inputs, outputs, dead))
+        found.append(PieceCall(step.piece, step.inputs, outputs, dead))
     return Schedule(tuple(reversed(found)), tuple(results))

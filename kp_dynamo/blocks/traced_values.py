@@ -19,7 +19,8 @@ from kp_dynamo.blocks.pieces import fake_mode
 from kp_dynamo.blocks.regions import ENTER_AUTOCAST, EXIT_AUTOCAST
 from kp_dynamo.blocks.watched_writes import WatchedWrites
 from kp_dynamo.capture.capture import Capture
-from kp_dynamo.capture.cpu_view import cpu_fake, surrounding_autocast
+from kp_dynamo.capture.cpu_view import surrounding_autocast
+from kp_dynamo.capture.inputs_on_cpu import cpu_fake
 from kp_dynamo.graph.nodes import called
 
 

@@ -1,4 +1,7 @@
-"""Report a graph or a length that is not padded: it gets exact lengths instead, or an error with `strict=True`."""
+"""Report a graph or a length that is not padded: it gets exact lengths instead, or an error with `strict=True`.
+
+The reason of a single operator is a `Refused`, which its rule in `passes/padding/` raises.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import chips
 from kp_dynamo.compat.versions import version_of
 
 
@@ -92,6 +92,6 @@ def environment_parts() -> tuple[tuple[str, object], ...]:
     flags = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_USE_SPMD", "XLA_USE_BF16", "XLA_DOWNCAST_BF16")
     return (
         ("versions", tuple((name, version_of(name)) for name in names)),
-        ("device kind", xla.device_kind()),
+        ("device kind", chips.device_kind()),
         ("flags", tuple((name, os.environ.get(name, "")) for name in flags)),
     )

@@ -15,18 +15,15 @@ from kp_dynamo.cache.call_parts import input_parts, mode_parts, shares_storage
 from kp_dynamo.cache.compile_key import Parts
 from kp_dynamo.cache.graph_text import graph_text, is_known_operator
 from kp_dynamo.cache.identity import Uncacheable
-from kp_dynamo.capture.cpu_view import (
-    copy_views_of_view_as_real,
-    inputs_on_cpu,
-    is_fake,
-    lift_held_tensors,
-    retarget_to_cpu,
-)
+from kp_dynamo.capture.cpu_view import retarget_to_cpu
 from kp_dynamo.capture.exponents import specialize_exponents
+from kp_dynamo.capture.held_tensors import lift_held_tensors
 from kp_dynamo.capture.inactive_dropout import remove_inactive_dropout
+from kp_dynamo.capture.inputs_on_cpu import inputs_on_cpu, is_fake
 from kp_dynamo.capture.nested_regions import inline_nested_regions
 from kp_dynamo.capture.nested_tensors import refuse_nested_tensors
 from kp_dynamo.capture.tensor_devices import placement_mode
+from kp_dynamo.capture.views_as_real import copy_views_of_view_as_real
 from kp_dynamo.compat import xla
 
 

@@ -20,9 +20,9 @@ MAX_DIFFERENCE = 1e-5
 
 def main() -> None:
     """Print {"device", "kind"} once the device has started, then {"difference", "allowed"} of compiled from eager."""
-    from kp_dynamo.compat import xla
+    from kp_dynamo.compat import chips, xla
 
-    _tell(device=str(xla.device()), kind=xla.device_kind())
+    _tell(device=str(xla.device()), kind=chips.device_kind())
     _tell(difference=compiled_against_eager(), allowed=MAX_DIFFERENCE)
 
 

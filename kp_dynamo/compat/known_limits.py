@@ -1,4 +1,8 @@
-"""Known limits of this package, torch and torch_xla, with workarounds."""
+"""Known limits of this package, torch and torch_xla, with workarounds.
+
+`KNOWN_LIMITS` hold with this package; `EARLIER_LIMITS` are torch_xla's own, before 2.9. What only stock torch_xla 2.9
+gets wrong is in docs/correctness.md, "Where stock torch_xla is wrong".
+"""
 
 from __future__ import annotations
 
@@ -97,7 +101,7 @@ EARLIER_LIMITS = (
     KnownLimit(
         "After a copy of the weights (`load_state_dict`, `detach`, `.data`), training freezes silently or fails "
         "(2.5.1: `handle->HasValue()`).",
-        "Copy new tensors, added to zero: `average.load_state_dict({k: v + 0 for k, v in model.named_parameters()})`.",
+        "Load `v + 0` instead of `v`: `average.load_state_dict({k: v + 0 for k, v in model.named_parameters()})`.",
     ),
     KnownLimit(
         "Dropout in training, also in attention, scales by 1/p instead of 1/(1-p), and again in the backward.",
@@ -119,7 +123,7 @@ EARLIER_LIMITS = (
     ),
     KnownLimit(
         "A graph that returns `x.detach()` of an input fails with an IndexError.",
-        "Return it outside of the compiled function.",
+        "Call `detach` outside of the compiled function.",
     ),
     KnownLimit("`dynamic=True` fails at LayerNorm.", "Compile with `dynamic=False`: one program for each length."),
     KnownLimit("`torch.utils.checkpoint` around dropout fails.", "Use only one of the two."),

@@ -1,98 +1,26 @@
-"""Import torch_xla, and hide the differences between its versions."""
+"""XLA's devices and tensors, with the differences between versions of torch_xla hidden."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import logging
 import os
-import sys
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from kp_dynamo.compat import fast_extremes
-from kp_dynamo.compat.versions import check_versions, earlier_version
-from kp_dynamo.exceptions import TPUDeviceError, TPUNotAvailableError
+from kp_dynamo.compat import fast_extremes, importing
+from kp_dynamo.exceptions import TPUDeviceError
 
 logger = logging.getLogger(__name__)
-
-# Whether this process lost the XLA client in a fork; every compiled call reads it.
-forked = False
-
-
-def _after_fork() -> None:
-    global forked
-    forked = load.cache_info().currsize > 0
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-@functools.cache
-def load() -> ModuleType:
-    """Import torch_xla and return it, without changing torch's settings.
-
-    Raises:
-        TPUNotAvailableError: torch_xla is missing or cannot be imported.
-        TPUConfigurationError: Its version does not fit torch's.
-    """
-    check_versions()
-    import torch._dynamo.config as dynamo_config
-
-    # torch_xla 2.9 changes both settings for every backend of the process.
-    before = {name: getattr(dynamo_config, name) for name in ("automatic_dynamic_shapes", "specialize_float")}
-    # Without an explicit device, torch_xla probes for a TPU's metadata server before it uses the CPU.
-    if fast_extremes.is_on_cpu():
-        os.environ["PJRT_DEVICE"] = "CPU"
-    fast_extremes.keep_nan()
-    is_first, gru = "torch_xla" not in sys.modules, torch.nn.GRU
-    try:
-        torch_xla = importlib.import_module("torch_xla")
-    except (ImportError, OSError) as cause:
-        raise TPUNotAvailableError(f"torch_xla is installed but cannot be imported: {cause}") from cause
-    finally:
-        # Earlier bridges fail at symbolic sizes, so they keep torch_xla's settings.
-        for name, value in before.items() if earlier_version() is None else ():
-            setattr(dynamo_config, name, value)
-        if is_first:
-            # torch_xla 2.9 replaces it with its own GRU, which fails on the CPU.
-            torch.nn.GRU = gru  # type: ignore[misc]
-    patch_torch_xla()
-    return torch_xla
-
-
-def patch_torch_xla() -> None:
-    """Patch torch_xla so that threads and Dynamo can trace on XLA tensors. Only on 2.9; import torch_xla first."""
-    if earlier_version() is not None:
-        return
-    from kp_dynamo.compat import lock, scan_gru, symbolic_layer_norm
-
-    symbolic_layer_norm.install()
-    scan_gru.install()
-    lock.install()
-
-
-def refuse_fork() -> None:
-    """Raise if this process lost the XLA client in a fork.
-
-    Raises:
-        TPUDeviceError: This process was forked after the client had started.
-    """
-    if forked:
-        raise TPUDeviceError(
-            "this process was forked after the XLA client had started, and a fork does not copy the client's threads. "
-            'Try: start workers with multiprocessing.get_context("spawn"), or fork before the first compiled call.'
-        )
 
 
 def xlac() -> Any:
     """torch_xla's C++ bindings. They are private in every version, but the bridge has no public API."""
-    refuse_fork()
-    return load()._XLAC
+    importing.refuse_fork()
+    return importing.load()._XLAC
 
 
 @functools.cache
@@ -102,7 +30,7 @@ def device() -> torch.device:
     Raises:
         TPUDeviceError: The device that PJRT_DEVICE names cannot be started.
     """
-    torch_xla = load()
+    torch_xla = importing.load()
     with _device_errors():
         found = torch.device(torch_xla.device())
     if fast_extremes.is_on_cpu() and not fast_extremes.is_chosen():
@@ -114,7 +42,7 @@ def device() -> torch.device:
 @functools.cache
 def began_with_spmd() -> bool:
     """Whether the first device of this process was SPMD's virtual device. torch_xla 2.9 cannot change it later."""
-    load()
+    importing.load()
     import torch_xla.runtime
 
     return bool(torch_xla.runtime.is_spmd())
@@ -175,57 +103,6 @@ def materialize(tensors: list[torch.Tensor]) -> None:
     xlac()._xla_sync_multi(tensors, devices=[], wait=False, sync_xla_data=False)
 
 
-def device_kind() -> str:
-    """ "CPU", "TPU" or PJRT's name of another device."""
-    load()
-    import torch_xla.runtime
-
-    return str(torch_xla.runtime.device_type())
-
-
-# XLA's names of the chips (torch_xla 2.9 passes on PJRT's).
-_CHIP_OF_KIND = {
-    "TPU v4": "v4",
-    "TPU v5 lite": "v5e",
-    "TPU v5e": "v5e",
-    "TPU v5": "v5p",
-    "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e",
-    "TPU v6e": "v6e",
-    "TPU7x": "v7",
-    "TPU v7": "v7",
-}
-
-
-def chip_name() -> str | None:
-    """The chip of this machine, as named in `hardware.py`; None if the device is not a TPU. Starts the client.
-
-    Raises:
-        TPUDeviceError: The TPU's generation is unknown.
-    """
-    if device_kind() != "TPU":
-        return None
-    kind = _kind_of_chip()
-    if kind not in _CHIP_OF_KIND:
-        raise TPUDeviceError(
-            f"the device {kind!r} is unknown. Known: {', '.join(_CHIP_OF_KIND)}. Try: name the most similar chip with "
-            "config.hardware.tpu.version, or the option 'target'."
-        )
-    return _CHIP_OF_KIND[kind]
-
-
-def _kind_of_chip() -> str:
-    device()
-    if not hasattr(xlac(), "_xla_device_kind"):  # torch_xla 2.5 does not say
-        return "TPU"
-    if not began_with_spmd():
-        return str(xlac()._xla_device_kind(str(device())))
-    # torch_xla 2.9 would ask SPMD's virtual device, which has no kind. libtpu names the chip among its versions, on a
-    # line such as "TFRT TPU v5 lite".
-    lines = str(xlac()._xla_get_platform_version()).splitlines()
-    return next((line.removeprefix("TFRT ") for line in lines if line.startswith("TFRT TPU")), "TPU")
-
-
 def is_started() -> bool:
     """Whether the XLA client of this process has started. It reads no flags after that."""
     return fast_extremes.is_client_started()
@@ -233,8 +110,8 @@ def is_started() -> bool:
 
 def synchronize(on: Sequence[torch.device] = ()) -> None:
     """Run the pending work of these devices, by default of the first one, and wait until it is done."""
-    refuse_fork()
-    load()
+    importing.refuse_fork()
+    importing.load()
     import torch_xla.core.xla_model
 
     for found in on or [device()]:

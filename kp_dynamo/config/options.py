@@ -217,7 +217,7 @@ class CompileOptions:
 
     @property
     def is_memory_bounded(self) -> bool:
-        """Whether the user set a memory budget."""
+        """Whether graphs that exceed the memory are refused: on a TPU, and if the user sets a chip or a budget."""
         return bool(self.given & {"target", "memory_fraction", "memory_budget_gb"})
 
     @property

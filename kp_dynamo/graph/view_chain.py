@@ -16,7 +16,7 @@ from kp_dynamo.graph.symbol_values import Values, evaluated
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class ViewStep:
     """One view: its operator, its arguments after the tensor, and its fake result (a tensor or several).
 
     It holds no node: nodes of results that are removed from a graph lose their arguments.
@@ -28,9 +28,9 @@ class Step:
     value: Any
 
     @staticmethod
-    def of(node: fx.Node) -> Step:
+    def of(node: fx.Node) -> ViewStep:
         args, kwargs = fx.map_arg((node.args[1:], dict(node.kwargs)), lambda n: n.meta["val"])
-        return Step(node.target, args, kwargs, node.meta.get("val"))
+        return ViewStep(node.target, args, kwargs, node.meta.get("val"))
 
     def applied(self, tensor: Any, values: Values) -> Any:
         """This view of `tensor`."""
@@ -45,7 +45,7 @@ class ViewChain:
     base: fx.Node
     base_value: Any
     nodes: tuple[fx.Node, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ViewStep, ...]
 
     @staticmethod
     def of(node: fx.Node, stop: fx.Node | None = None) -> ViewChain:
@@ -54,7 +54,7 @@ class ViewChain:
         while node is not stop and _is_view(node):
             nodes.insert(0, node)
             node = node.args[0]  # type: ignore[assignment]  # a view is of a node
-        return ViewChain(node, node.meta.get("val"), tuple(nodes), tuple(map(Step.of, nodes)))
+        return ViewChain(node, node.meta.get("val"), tuple(nodes), tuple(map(ViewStep.of, nodes)))
 
     @property
     def value(self) -> Any:

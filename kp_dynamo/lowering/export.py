@@ -22,15 +22,15 @@ from kp_dynamo.graph.source_lines import source_line
 from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.checks import check_donation, check_layouts, check_operands, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
-from kp_dynamo.lowering.cut import SplitGraphInterpreter, is_xla_piece, spec_of_pieces, split_around
 from kp_dynamo.lowering.flash_calls import CustomCalls
 from kp_dynamo.lowering.known_results import known_number, set_known
 from kp_dynamo.lowering.program import settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
+from kp_dynamo.lowering.split_graph import SplitGraphInterpreter, is_xla_piece, spec_of_pieces, split_around
 from kp_dynamo.lowering.step_memory import StepMemory
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.at_true_sizes import name_of
-from kp_dynamo.ops.flash_kernels import flash_calls
+from kp_dynamo.ops.flash_kernels import calling_flash
 from kp_dynamo.ops.optimization_barrier import barriers
 
 
@@ -148,7 +148,7 @@ class Export:
     ) -> tuple[list[fx.Node], bytes | None, tuple[int, ...]]:
         """The nodes that XLA cannot lower, the program or None, and the donated inputs."""
         with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
-            with barriers(xla.optimization_barrier), flash_calls(CustomCalls()):
+            with barriers(xla.optimization_barrier), calling_flash(CustomCalls()):
                 traced = trace(gm, args, device_constants(gm), spec, on_node=_name_operations)
             if traced.fallbacks or not traced.roots:
                 return traced.fallbacks, None, ()

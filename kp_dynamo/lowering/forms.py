@@ -1,4 +1,7 @@
-"""The forms that replace operators while a graph is traced. A table of a `*_forms.py` counts once it is merged here."""
+"""The forms that replace operators while a graph is traced. A table of a `*_forms.py` counts once it is merged here.
+
+An operator with a correct decomposition is in `autograd/decompositions/` instead.
+"""
 
 from __future__ import annotations
 

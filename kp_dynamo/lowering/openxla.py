@@ -16,8 +16,8 @@ from kp_dynamo.graph.source_lines import source_line
 from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.checks import check_donation, check_layouts, check_operands, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
-from kp_dynamo.lowering.cut import cut_around
 from kp_dynamo.lowering.program import compile_program
+from kp_dynamo.lowering.split_graph import cut_around
 from kp_dynamo.ops.at_true_sizes import name_of
 
 logger = logging.getLogger(__name__)

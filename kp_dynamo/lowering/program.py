@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import chips, xla
 from kp_dynamo.compat.lock import one_trace_at_a_time
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import DONORS, Donation
@@ -25,7 +25,7 @@ from kp_dynamo.lowering.program_inputs import Slot
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
-from kp_dynamo.ops.flash_kernels import flash_calls
+from kp_dynamo.ops.flash_kernels import calling_flash
 from kp_dynamo.ops.optimization_barrier import barriers
 
 Run = Callable[[Sequence[Any]], list[Any]]
@@ -65,9 +65,9 @@ def compile_program(
     with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
         # XLA:CPU drops barriers and has no kernels. XLA cannot partition a custom call across devices.
-        on_tpu = xla.device_kind() == "TPU"
+        on_tpu = chips.device_kind() == "TPU"
         kernels = CustomCalls() if on_tpu and not spec.is_sharded else None
-        with barriers(xla.optimization_barrier if on_tpu else None), flash_calls(kernels):
+        with barriers(xla.optimization_barrier if on_tpu else None), calling_flash(kernels):
             traced = trace(gm, args, constants, spec)
         if traced.fallbacks:
             return CompiledProgram(None, traced.fallbacks, {"trace": time.perf_counter() - start}, traced.donation)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import importing, xla
 from kp_dynamo.exceptions import TPUDistributedError
 from kp_dynamo.lowering.pending import run_pending
 
@@ -33,7 +33,7 @@ def is_spmd() -> bool:
     """
     if "XLA_USE_SPMD" not in os.environ:
         return False
-    xla.load()
+    importing.load()
     import torch_xla.runtime
 
     is_on = bool(torch_xla.runtime.is_spmd())

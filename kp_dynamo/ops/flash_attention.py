@@ -7,7 +7,7 @@
 
     q [N, S, D], k [M, D, T], v [M, T, D], M divides N; result and grad [N, S, D], statistics [2, N, S]; N = B x H
 
-Each has two forms. In a trace for a TPU (`flash_kernels.flash_calls`) it is one or two custom calls. Anywhere else it
+Each has two forms. In a trace for a TPU (`flash_kernels.calling_flash`) it is one or two custom calls. Anywhere else it
 is the `kp::attention` of the same name, without masks. A pass inserts them into graphs after autograd, so the operators
 need no derivatives.
 """

@@ -1,4 +1,6 @@
-"""The interface of a TPU's flash attention kernels. They are only called within `flash_calls`.
+"""The interface of a TPU's flash attention kernels. `lowering/flash_calls.py` calls them.
+
+The pass `flash_attention` chooses the size of a block.
 
 Shapes: N batch x heads, S queries, T keys, D width of a head.
 """
@@ -74,7 +76,7 @@ _CALLS: ContextVar[FlashCalls | None] = ContextVar("kernels of the platform that
 
 
 @contextlib.contextmanager
-def flash_calls(calls: FlashCalls | None) -> Iterator[None]:
+def calling_flash(calls: FlashCalls | None) -> Iterator[None]:
     """Trace for a compiler that has the kernels; None for one that does not."""
     token = _CALLS.set(calls)
     try:

@@ -1,4 +1,4 @@
-"""The passes, in running order. A file here is a pass, but for `base.py`; a folder holds parts of passes.
+"""The passes, in the order of `build_pipeline`. A file is a pass, but for `base.py`; a folder holds parts of passes.
 
 `flash_attention.py` is not in `PASSES`: users name it in `extra_passes`.
 

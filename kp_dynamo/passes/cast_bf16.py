@@ -40,8 +40,8 @@ class CastBf16:
     The scope decides which matmuls, forward or backward, are cast:
 
     1. "linear": those of a Linear (see `linear_matmuls`);
-    2. "matmul": mm, bmm, addmm, baddbmm, convolutions and their backward, and kp::linear_act. This includes attention,
-       which a pass sees as matmuls and a softmax;
+    2. "matmul": each op of `MATMULS` (`graph/op_tables.py`): matmuls, convolutions and their backward, and the kp
+       operators that earlier passes made of matmuls, such as kp::attention;
     3. "all": the same, and the ops after them. A pointwise op or a move off the sensitive list (`sensitive_ops.py`)
        runs in bfloat16 if matmuls in bfloat16 produce all of its float32 operands. So bfloat16 spreads from matmuls and
        never reaches masks, positions, tables and residual streams. An op keeps float32 if it has a number that bfloat16

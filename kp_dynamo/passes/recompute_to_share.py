@@ -12,7 +12,7 @@ from torch import fx
 from kp_dynamo.graph.nodes import backward_nodes
 from kp_dynamo.graph.saved_values import ForwardPart, saved_by_min_cut
 from kp_dynamo.passes.base import PassReport
-from kp_dynamo.passes.recompute.policies import Step, cheapest_first, residual_sums
+from kp_dynamo.passes.recompute.policies import FreedValue, cheapest_first, residual_sums
 from kp_dynamo.passes.recompute.tags import tag_recompute
 
 _MIB = 2**20
@@ -42,9 +42,11 @@ class RecomputeToShare:
         note = f"saves {after / _MIB:.1f} of {before / _MIB:.1f} MiB and recomputes {_gflop(steps)} GFLOP"
         return PassReport(self.name, sum(len(s.recomputed_nodes) for s in steps), notes=(note,))
 
-    def _drop_to_share(self, gm: fx.GraphModule, part: ForwardPart, order: Iterator[Step]) -> tuple[list[Step], int]:
+    def _drop_to_share(
+        self, gm: fx.GraphModule, part: ForwardPart, order: Iterator[FreedValue]
+    ) -> tuple[list[FreedValue], int]:
         """Tag until the partitioner saves at most the share; return the steps taken and the bytes that it saves."""
-        steps: list[Step] = []
+        steps: list[FreedValue] = []
         after = before = part.saved_bytes()
         while after > self.share * before:
             wanted = part.saved_bytes() - (after - self.share * before)
@@ -57,10 +59,10 @@ class RecomputeToShare:
         return steps, after
 
 
-def _until(order: Iterator[Step], part: ForwardPart, wanted: float) -> Iterator[Step]:
+def _until(order: Iterator[FreedValue], part: ForwardPart, wanted: float) -> Iterator[FreedValue]:
     while part.saved_bytes() > wanted and (step := next(order, None)) is not None:
         yield step
 
 
-def _gflop(steps: list[Step]) -> str:
+def _gflop(steps: list[FreedValue]) -> str:
     return f"{sum(s.flops for s in steps) / 1e9:.2f}"

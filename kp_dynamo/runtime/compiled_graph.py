@@ -14,7 +14,7 @@ from torch import fx
 from kp_dynamo.cache.compile_key import CompileKey, Parts
 from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.cache.lru import LRUCache
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import importing
 from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.graph.nodes import EAGER_STRIDES
 from kp_dynamo.graph.symbol_values import SymbolReader
@@ -93,8 +93,8 @@ class CompiledGraph:
             self._program(None, values)
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        if xla.forked:
-            xla.refuse_fork()
+        if importing.forked:
+            importing.refuse_fork()
         variant = None if self._has_one_variant else self._variant(args)
         program = self._programs.get(variant)
         # Read once: another thread may evict the program at any time.

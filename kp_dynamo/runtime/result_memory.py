@@ -18,7 +18,7 @@ from torch import fx
 
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.graph.symbol_values import SymbolReader, Values, evaluated
-from kp_dynamo.runtime.storage_places import Base, Place, overlap
+from kp_dynamo.runtime.storage_places import Base, StoragePlace, overlap
 
 _MAX_LAYOUTS = 4096  # a few hundred bytes each
 
@@ -44,7 +44,7 @@ class ResultMemory:
             groups.pop(_storage(value), None)  # AOTAutograd makes views of inputs from the inputs
         least = 1 if lays_out_all else 2
         self._groups = [g for g in groups.values() if len(g) >= least and len({eager[p].dtype for p in g}) == 1]
-        self._layouts: LRUCache[tuple[Any, ...], list[list[Place] | None]] = LRUCache(_MAX_LAYOUTS)
+        self._layouts: LRUCache[tuple[Any, ...], list[list[StoragePlace] | None]] = LRUCache(_MAX_LAYOUTS)
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """`run`, with its results in eager's layout."""
@@ -61,7 +61,7 @@ class ResultMemory:
 
         return called
 
-    def _layouts_for(self, values: Values) -> list[list[Place] | None]:
+    def _layouts_for(self, values: Values) -> list[list[StoragePlace] | None]:
         key = tuple(values.values())
         found = self._layouts.get(key)
         if found is None:
@@ -78,11 +78,11 @@ def _storage(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
-def _places(tensors: Sequence[torch.Tensor], values: Values) -> list[Place] | None:
+def _places(tensors: Sequence[torch.Tensor], values: Values) -> list[StoragePlace] | None:
     """The places of tensors in their storage; None if they do not follow from the arguments."""
     try:
         found = [
-            Place(
+            StoragePlace(
                 tuple(evaluated(size, values) for size in tensor.shape),
                 tuple(evaluated(step, values) for step in tensor.stride()),
                 evaluated(tensor.storage_offset(), values),
@@ -92,10 +92,10 @@ def _places(tensors: Sequence[torch.Tensor], values: Values) -> list[Place] | No
     except KeyError:
         return None
     # A result that shares no storage starts at offset 0.
-    return found if len(found) > 1 else [Place(found[0].shape, found[0].stride, 0)]
+    return found if len(found) > 1 else [StoragePlace(found[0].shape, found[0].stride, 0)]
 
 
-def _lay_out(results: list[Any], group: Sequence[int], places: Sequence[Place]) -> None:
+def _lay_out(results: list[Any], group: Sequence[int], places: Sequence[StoragePlace]) -> None:
     """Copy results that share a storage in eager into one storage, unless they already share one."""
     tensors = [results[position] for position in group]
     if not _can_share(tensors, places) or _is_right(tensors, places):
@@ -110,7 +110,7 @@ def _lay_out(results: list[Any], group: Sequence[int], places: Sequence[Place]) 
         results[position] = tensor
 
 
-def _can_share(tensors: Sequence[Any], places: Sequence[Place]) -> bool:
+def _can_share(tensors: Sequence[Any], places: Sequence[StoragePlace]) -> bool:
     if not all(_fits(tensor, place) for tensor, place in zip(tensors, places, strict=True)):
         return False
     return _are_on(tensors, "cpu") or (_are_on(tensors, "xla") and overlap(places) and Base.of(places) is not None)
@@ -120,11 +120,11 @@ def _are_on(tensors: Sequence[torch.Tensor], device: str) -> bool:
     return all(tensor.device.type == device for tensor in tensors)
 
 
-def _fits(tensor: Any, place: Place) -> bool:
+def _fits(tensor: Any, place: StoragePlace) -> bool:
     return _is_strided(tensor) and tuple(tensor.shape) == place.shape
 
 
-def _is_right(tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> bool:
+def _is_right(tensors: Sequence[torch.Tensor], places: Sequence[StoragePlace]) -> bool:
     is_shared = len({_storage(t) for t in tensors}) == 1
     if _are_on(tensors, "xla"):  # without strides
         return is_shared
@@ -132,7 +132,7 @@ def _is_right(tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> bool:
     return is_shared and len(starts) == 1 and all(place.holds(t) for t, place in zip(tensors, places, strict=True))
 
 
-def _copied(tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> list[torch.Tensor]:
+def _copied(tensors: Sequence[torch.Tensor], places: Sequence[StoragePlace]) -> list[torch.Tensor]:
     """Copies of tensors in one shared storage, at their places."""
     if _are_on(tensors, "xla") and (base := Base.of(places)) is not None:
         return base.views_in_copy_of(tensors, places)
@@ -156,7 +156,7 @@ class _SharedStorage(torch.autograd.Function):
     """`_copied` with a backward that passes on the gradients of the copies."""
 
     @staticmethod
-    def forward(ctx: Any, places: Sequence[Place], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, places: Sequence[StoragePlace], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         laid = tuple(_copied(tensors, places))
         ctx.mark_non_differentiable(*(view for view, t in zip(laid, tensors, strict=True) if not t.requires_grad))

@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Place:
+class StoragePlace:
     """The position of a tensor in its storage."""
 
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class Place:
         return tensor.stride() == self.stride
 
 
-def overlap(places: Sequence[Place]) -> bool:
+def overlap(places: Sequence[StoragePlace]) -> bool:
     """Whether a write to one tensor may show in another."""
     parts = sorted((place.offset, place.end) for place in places)
     return any(later[0] < earlier[1] for earlier, later in itertools.pairwise(parts))
@@ -61,7 +61,7 @@ class Base:
     shape: list[int]
 
     @classmethod
-    def of(cls, places: Sequence[Place]) -> Base | None:
+    def of(cls, places: Sequence[StoragePlace]) -> Base | None:
         """The base of these places. None if no place holds all, or if views of XLA cannot reach one of them."""
         end = max(place.end for place in places)
         for number, place in enumerate(places):
@@ -71,18 +71,18 @@ class Base:
                 return base if is_possible else None
         return None
 
-    def views_in_copy_of(self, tensors: Sequence[torch.Tensor], places: Sequence[Place]) -> list[torch.Tensor]:
+    def views_in_copy_of(self, tensors: Sequence[torch.Tensor], places: Sequence[StoragePlace]) -> list[torch.Tensor]:
         """Views of a copy of the base, at their places."""
         memory = tensors[self.number].detach().permute(self.order).reshape(-1).clone()
         return [self._block_in(memory, place) if place.order else self._box_in(memory, place) for place in places]
 
-    def _block_in(self, memory: torch.Tensor, place: Place) -> torch.Tensor:
+    def _block_in(self, memory: torch.Tensor, place: StoragePlace) -> torch.Tensor:
         """A part of the memory in another shape, permuted."""
         order = place.order or []
         part = memory.narrow(0, place.offset, place.end - place.offset).view([place.shape[d] for d in order])
         return part.permute([order.index(d) for d in range(len(order))])
 
-    def _box_in(self, memory: torch.Tensor, place: Place) -> torch.Tensor:
+    def _box_in(self, memory: torch.Tensor, place: StoragePlace) -> torch.Tensor:
         """A part of each dimension of the base, permuted."""
         box = self._box(place)
         assert box is not None, "the place is a box"
@@ -95,7 +95,7 @@ class Base:
             view = view.unsqueeze(dim)
         return view
 
-    def _box(self, place: Place) -> dict[int, int] | None:
+    def _box(self, place: StoragePlace) -> dict[int, int] | None:
         """Dimension of the base -> dimension of the place with its stride, for those longer than 1."""
         strides, starts, box = self._strides, self._starts(place), {}
         for d, (size, step) in enumerate(zip(place.shape, place.stride, strict=True)):
@@ -111,7 +111,7 @@ class Base:
     def _strides(self) -> list[int]:
         return [*itertools.accumulate(reversed(self.shape[1:]), lambda a, b: a * b, initial=1)][::-1]
 
-    def _starts(self, place: Place) -> list[int]:
+    def _starts(self, place: StoragePlace) -> list[int]:
         """Where the place begins in each dimension of the base."""
         starts, rest = [], place.offset
         for stride in self._strides:

@@ -21,7 +21,7 @@ from kp_dynamo.blocks.policy import (
     transfer_seconds,
 )
 from kp_dynamo.capture.capture import Capture
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import chips
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUOptimizationError
 from kp_dynamo.session.compile_plan import CompilePlan
@@ -118,7 +118,7 @@ def _if_hidden(division: Division, plan: CompilePlan) -> Division | Undivided:
 
 
 def _speed(plan: CompilePlan) -> Speed:
-    is_on_cpu = plan.capture.mode != "fake" and xla.chip_name() is None
+    is_on_cpu = plan.capture.mode != "fake" and chips.chip_name() is None
     return XLA_CPU if is_on_cpu else speed_of(plan.options.chip)
 
 

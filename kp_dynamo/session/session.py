@@ -22,7 +22,7 @@ from kp_dynamo.cache.compile_key import CompileKey
 from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture.capture import Capture, read_capture
-from kp_dynamo.compat import logging_calls, xla
+from kp_dynamo.compat import chips, logging_calls
 from kp_dynamo.compat.dynamo_trace import RestartTrace
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.error_boundary import translate_errors
@@ -103,7 +103,7 @@ class Session:
             with translate_errors(gm, breaks_graphs=may_run_eagerly):
                 if group is not None:
                     require_no_changes(group.name)
-                chosen = options.on(xla.chip_name())
+                chosen = options.on(chips.chip_name())
                 drop_followed_calls(gm)
                 calls = block_calls(gm.graph)
                 capture = read_capture(gm, example_inputs, with_modules=chosen.reads_modules)

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass
 class Telemetry:
-    """Counters of one process; thread-safe through `record` and `count`."""
+    """Counters of one process; its methods are thread-safe."""
 
     counts: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -50,7 +50,10 @@ TELEMETRY = Telemetry()
 
 
 def snapshot() -> dict[str, Any]:
-    """Counters of this process that tests and reports compare, as plain, JSON-serializable values."""
+    """Counters of this process that tests and reports compare, as plain, JSON-serializable values.
+
+    `operators_compiled` is left out: only the time budget reads it.
+    """
     with TELEMETRY._lock:
         return {
             "graphs": TELEMETRY.counts["graphs"],

@@ -19,7 +19,7 @@ from kp_dynamo import (
     TPUOptimizationError,
     XLACompilationError,
 )
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import importing, xla
 from kp_dynamo.session import Session
 from tests.spine import check_gradients_like_eager, check_like_eager, compiled, counted, run_script
 
@@ -108,11 +108,11 @@ def pretend(monkeypatch):
         monkeypatch.setattr(metadata, "version", version)
 
     original = metadata.version
-    xla.load.cache_clear()
+    importing.load.cache_clear()
     xla.device.cache_clear()
     yield install
     monkeypatch.undo()
-    xla.load.cache_clear()
+    importing.load.cache_clear()
     xla.device.cache_clear()
 
 

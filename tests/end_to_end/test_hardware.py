@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from kp_dynamo.aot.worker import TOPOLOGIES
-from kp_dynamo.compat.xla import _CHIP_OF_KIND
+from kp_dynamo.compat.chips import _CHIP_OF_KIND
 from kp_dynamo.config.options import Target
 from kp_dynamo.config.tpu_config import TPUVersion
 from kp_dynamo.hardware import CHIPS, GB, Chip, memory_budget_bytes
@@ -23,7 +23,7 @@ FIGURES = [f.name for f in fields(Chip) if f.name not in ("name", "sources", "no
     [
         pytest.param(set(get_args(Target)) - {"auto"}, id="config/options.py: Target"),
         pytest.param({version.value for version in TPUVersion} - {"auto"}, id="config/tpu_config.py: TPUVersion"),
-        pytest.param(set(_CHIP_OF_KIND.values()), id="compat/xla.py: _CHIP_OF_KIND"),
+        pytest.param(set(_CHIP_OF_KIND.values()), id="compat/chips.py: _CHIP_OF_KIND"),
         pytest.param(set(TOPOLOGIES), id="aot/worker.py: TOPOLOGIES"),
     ],
 )

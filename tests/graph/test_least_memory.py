@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import chips
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUOutOfMemoryError
 from kp_dynamo.graph.least_memory import MemoryBudget, held_by, require_room
@@ -65,7 +65,7 @@ def test_without_a_named_memory_nothing_is_refused():
 
 
 def test_the_chip_of_this_machine_decides_where_none_is_named(monkeypatch):
-    monkeypatch.setattr(xla, "chip_name", lambda: "v6e")
+    monkeypatch.setattr(chips, "chip_name", lambda: "v6e")
     with pytest.raises(Exception, match="of a v6e"):
         compiled(torch.sin, memory_budget_gb=1e-6)(torch.ones(64, 64))
     with pytest.raises(Exception, match="of a v4"):

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kp_dynamo
 import kp_dynamo.ops  # registers the operators
-from kp_dynamo.ops.flash_kernels import FlashScoring, flash_calls
+from kp_dynamo.ops.flash_kernels import FlashScoring, calling_flash
 
 kp = torch.ops.kp
 BF16, F32 = torch.bfloat16, torch.float32
@@ -78,7 +78,7 @@ class Ones:
 def test_a_platform_with_kernels_calls_them_on_xla_alone():
     q, k, v, _ = operands(F32)
     device = torch_xla.device()
-    with torch._C._AutoDispatchBelowAutograd(), flash_calls(Ones()):
+    with torch._C._AutoDispatchBelowAutograd(), calling_flash(Ones()):
         on_xla = kp.flash_attention(q.to(device), k.to(device), v.to(device), *SCORING)
         on_cpu = kp.flash_attention(q, k, v, *SCORING)
     assert torch.equal(on_xla.cpu(), torch.ones(N, S, D))
@@ -105,7 +105,7 @@ def test_shared_heads_are_repeated_for_the_kernels_alone():
     q, k, v, grad = operands(F32)
     device = torch_xla.device()
     given = [t.to(device) for t in (q, k[:1], v[:1], grad)]
-    with torch._C._AutoDispatchBelowAutograd(), flash_calls(OfEachHead()):
+    with torch._C._AutoDispatchBelowAutograd(), calling_flash(OfEachHead()):
         found = flash(*given)
     for mine, expected in zip(found, plain(q, k[:1], v[:1], grad), strict=True):
         # float32 sums of 256 products in another order

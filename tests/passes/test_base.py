@@ -1,7 +1,11 @@
+import pytest
 import torch
 
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.graph.nodes import calls
+from kp_dynamo.passes import PASSES
 from kp_dynamo.passes.base import PassReport, Refusal, reported, rewrite_each
+from kp_dynamo.pipeline.build import build_pipeline
 from tests.graphs import trace_inference
 
 aten = torch.ops.aten
@@ -35,3 +39,12 @@ def test_a_node_is_matched_after_the_rewrites_before_it():
 
     rewrite_each("p", nodes, match, lambda name: log.append(f"rewrite {name}"))
     assert log[:3] == ["match sin", "rewrite sin", "match cos"]
+
+
+@pytest.mark.parametrize("checkpoint", ["off", "attention", "blocks", "auto", 0.5])
+def test_the_list_of_passes_is_in_running_order(checkpoint):
+    positions = {cls.name: number for number, cls in enumerate(PASSES)}
+    pipeline = build_pipeline(CompileOptions(level="aggressive", checkpoint=checkpoint), lengths=("s0",))
+    found = [positions[p.name] for p in pipeline]
+    assert found == sorted(found)
+    assert len(found) > 10

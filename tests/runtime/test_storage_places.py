@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kp_dynamo.runtime.storage_places import Base, Place, overlap
+from kp_dynamo.runtime.storage_places import Base, StoragePlace, overlap
 
 
 def place_of(tensor):
-    return Place(tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
+    return StoragePlace(tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
 
 
 @st.composite
@@ -62,4 +62,4 @@ def test_views_have_the_values_of_strided_ones_and_share_memory(tensors):
 
 @pytest.mark.parametrize(("parts", "expected"), [([(0, 3), (3, 6)], False), ([(0, 4), (3, 6)], True)])
 def test_places_overlap(parts, expected):
-    assert overlap([Place((end - start,), (1,), start) for start, end in parts]) == expected
+    assert overlap([StoragePlace((end - start,), (1,), start) for start, end in parts]) == expected

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from kp_dynamo import TPUConfig, TPUDeviceError, TPUDistributedError
 from kp_dynamo.api import environment
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import chips, xla
 from kp_dynamo.compat.known_limits import KNOWN_LIMITS
 from tests.spine import compiled, run_script
 
@@ -239,13 +239,13 @@ def test_evicted_programs_compile_again(answers):
 )
 def test_the_chip_behind_the_device_that_stands_for_all(monkeypatch, platform, chip):
     asked = types.SimpleNamespace(_xla_device_kind=None, _xla_get_platform_version=lambda: platform)
-    monkeypatch.setattr(xla, "device_kind", lambda: "TPU")
+    monkeypatch.setattr(chips, "device_kind", lambda: "TPU")
     monkeypatch.setattr(xla, "began_with_spmd", lambda: True)
     monkeypatch.setattr(xla, "xlac", lambda: asked)
-    assert xla.chip_name() == chip
+    assert chips.chip_name() == chip
     asked._xla_get_platform_version = lambda: "something else"
     with pytest.raises(TPUDeviceError, match=r"the device 'TPU' is unknown\. Known: TPU v4"):
-        xla.chip_name()
+        chips.chip_name()
 
 
 def test_an_earlier_version_is_not_asked_for_several_devices(monkeypatch):

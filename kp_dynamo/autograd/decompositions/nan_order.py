@@ -1,6 +1,6 @@
 """The index of the largest or smallest element if there is a NaN: ATen returns the first NaN, torch_xla 2.9 does not.
 
-Reductions and elementwise maxima do propagate a NaN; for XLA:CPU see `compat/xla.py`.
+Reductions and elementwise maxima do propagate a NaN; for XLA:CPU see `compat/fast_extremes.py`.
 """
 
 from __future__ import annotations

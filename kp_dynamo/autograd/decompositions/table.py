@@ -1,4 +1,4 @@
-"""ATen operators that are decomposed before lowering, because torch_xla's own form is wrong or missing."""
+"""The table of decompositions: torch's own where they are right, and ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from kp_dynamo.autograd.decompositions.encoder_layer import native_multi_head_attention, transformer_encoder_layer
-from kp_dynamo.autograd.decompositions.float64_forms import float64_decompositions
+from kp_dynamo.autograd.decompositions.float64_precision import float64_decompositions
 from kp_dynamo.autograd.decompositions.group_norm import native_group_norm_backward
 from kp_dynamo.autograd.decompositions.integer_division import RIGHT_SHIFTS, div_mode, floor_divide, right_shift
 from kp_dynamo.autograd.decompositions.nan_order import order_decompositions

@@ -25,7 +25,7 @@ from kp_dynamo.passes.constants.values import factor_of
 aten = torch.ops.aten
 
 # A node, and the dimension of its result in which equal heads are neighbours.
-Step = tuple[fx.Node, int]
+NodeAndDim = tuple[fx.Node, int]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SharedHeads:
 
     source: fx.Node
     count: int
-    steps: tuple[Step, ...]
+    steps: tuple[NodeAndDim, ...]
 
     def once(self, insert: Insert) -> fx.Node:
         """The operand with each head once, [M, ...]."""
@@ -57,7 +57,7 @@ class SummedGradient:
         count: G.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[NodeAndDim, ...]
     total: fx.Node
     count: int
 
@@ -107,7 +107,7 @@ def shared_heads(operand: fx.Node) -> SharedHeads | None:
 
 def summed_gradient(gradient: fx.Node, count: int) -> SummedGradient | None:
     """How the gradient of an operand is summed over equal heads; None if it is also read otherwise."""
-    steps: list[Step] = [(gradient, 0)]
+    steps: list[NodeAndDim] = [(gradient, 0)]
     while len(users := list(steps[-1][0].users)) == 1:
         user, (source, dim) = users[0], steps[-1]
         if user.target is aten.sum.dim_IntList and not user.kwargs:
@@ -143,7 +143,7 @@ def _repetition(node: fx.Node) -> tuple[int, int] | None:
     return changed[0], sizes[0][1]
 
 
-def _followed(nodes: Iterable[fx.Node], dim: int, count: int) -> list[Step] | None:
+def _followed(nodes: Iterable[fx.Node], dim: int, count: int) -> list[NodeAndDim] | None:
     """The nodes with the dimension that has equal heads; None if one of them separates those."""
     steps = []
     for node in nodes:
@@ -181,7 +181,7 @@ def _order(node: fx.Node, rank: int) -> list[int]:
     return list(node.target(numbered, *node.args[1:]).shape)  # type: ignore[operator]  # it is an operator
 
 
-def _again(value: fx.Node, steps: Iterable[Step], count: int, insert: Insert) -> fx.Node:
+def _again(value: fx.Node, steps: Iterable[NodeAndDim], count: int, insert: Insert) -> fx.Node:
     """The steps from a value that has each head once."""
     for node, dim in steps:
         if node.target in (*SAME_ELEMENTS, aten.expand.default):

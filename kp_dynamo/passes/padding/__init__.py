@@ -2,7 +2,7 @@
 
 Legend: L true length, P padded length; the *tail* of a dimension is the padding after the true elements.
 
-* `atoms.py`: the atoms of a dimension, and where its true elements are.
+* `atoms.py`: the atoms of a dimension, and where its true elements are; `Refused`, which a rule raises.
 * `symbols.py`: which symbols of the inputs are lengths.
 * `masks.py`: masks, true sizes and counts, as values of the graph.
 * `call.py`: a call and its operands, as a rule sees them.

@@ -1,4 +1,6 @@
-"""The tables of cast_bf16: ops that always stay in float32, and ops that may run in bfloat16.
+"""The table of ops that cast_bf16 keeps in float32, and the rule for ops that may follow a matmul into bfloat16.
+
+The matmuls themselves are `MATMULS` in `graph/op_tables.py`.
 
 Sources: torch.autocast's lists for CUDA and the CPU (torch/csrc, `autocast_mode.h`). For ops that these omit, the rule
 is that an op is sensitive if it turns a relative error of its operand into a larger one of its result.

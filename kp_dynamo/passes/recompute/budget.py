@@ -14,7 +14,7 @@ from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.graph.step_share import WHOLE, StepShare
 from kp_dynamo.passes.base import PassReport, Refusal, reported
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
-from kp_dynamo.passes.recompute.policies import Step, cheapest_first, residual_sums
+from kp_dynamo.passes.recompute.policies import FreedValue, cheapest_first, residual_sums
 from kp_dynamo.passes.recompute.tags import tag_recompute, untag
 
 # How much the estimate of the peak may fall short: see docs/measurements.md.
@@ -94,7 +94,7 @@ class _Attempt:
         part = ForwardPart(gm.graph, saved_by_min_cut(gm))
         ends = set(residual_sums(part.nodes))
         self._steps = list(cheapest_first(part, lambda n: n in ends))
-        self._taken: list[Step] = []
+        self._taken: list[FreedValue] = []
         self._tagged: list[fx.Node] = []
 
     @property

@@ -93,7 +93,7 @@ def depends_on_rng(node: fx.Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Step:
+class FreedValue:
     """One value that is no longer saved.
 
     Attributes:
@@ -112,7 +112,7 @@ class Step:
         return flops_of(self.recomputed_nodes)
 
 
-def cheapest_first(part: ForwardPart, keep: Callable[[fx.Node], bool]) -> Iterator[Step]:
+def cheapest_first(part: ForwardPart, keep: Callable[[fx.Node], bool]) -> Iterator[FreedValue]:
     """Values to stop saving, the most bytes per operation first; each is dropped from `part` as it is yielded.
 
     A value that one of them recomputes is free for the next ones. `keep` selects those that stay saved. Attention
@@ -138,16 +138,16 @@ class _Greedy:
         for node in candidates:
             self._price(node)
 
-    def take(self) -> Step | None:
+    def take(self) -> FreedValue | None:
         while self._heap:
             _, _, version, node = heapq.heappop(self._heap)
             if self._version.get(node) == version:
                 return self._drop(node)
         return None
 
-    def _drop(self, node: fx.Node) -> Step:
+    def _drop(self, node: fx.Node) -> FreedValue:
         new = [n for n in self._part.to_recompute(node) if n not in self._recomputed]
-        step = Step(node, node_bytes(node), tuple(new))
+        step = FreedValue(node, node_bytes(node), tuple(new))
         del self._version[node]
         self._part.drop(node)
         self._recomputed.update(new)

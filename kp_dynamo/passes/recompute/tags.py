@@ -8,7 +8,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kp_dynamo.graph.saved_values import ForwardPart
-from kp_dynamo.passes.recompute.policies import Step
+from kp_dynamo.passes.recompute.policies import FreedValue
 
 _NO_REGION = 0  # of the user's checkpoints: theirs are numbered from 1
 
@@ -33,7 +33,7 @@ def untag(nodes: Iterable[fx.Node]) -> None:
         del node.meta["recompute"], node.meta["ac_graph_id"]
 
 
-def tag_recompute(steps: Iterable[Step]) -> list[fx.Node]:
+def tag_recompute(steps: Iterable[FreedValue]) -> list[fx.Node]:
     """Tag the nodes that steps recompute, and leave the rest to the partitioner; return the newly tagged nodes."""
     new = [node for step in steps for node in step.recomputed_nodes if "recompute" not in node.meta]
     tag(new, CheckpointPolicy.MUST_RECOMPUTE)

@@ -1,0 +1,59 @@
+"""CPU fake tensors in place of the inputs of Dynamo's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+def inputs_on_cpu(inputs: Sequence[Any]) -> list[Any]:
+    """`inputs` with every XLA tensor replaced by a CPU fake tensor of the same metadata, one fake per tensor.
+
+    Fake tensors of the caller's fake mode are replaced by fake tensors of Dynamo's.
+    """
+    mode = _fake_mode()
+    fakes: dict[int, torch.Tensor] = {}
+    for x in inputs:
+        if isinstance(x, torch.Tensor) and (x.device.type == "xla" or is_fake(x)) and id(x) not in fakes:
+            fakes[id(x)] = _cpu_fake(x, mode)
+    return [fakes.get(id(x), x) for x in inputs]
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is fake, and not Dynamo's fake for a real one."""
+    return isinstance(tensor, FakeTensor) and tensor.fake_mode is not _fake_mode()
+
+
+def _fake_mode() -> FakeTensorMode:
+    context = TracingContext.try_get()
+    return context.fake_mode if context is not None and context.fake_mode is not None else FakeTensorMode()
+
+
+def _cpu_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    is_ours = isinstance(tensor, FakeTensor) and tensor.fake_mode is mode
+    like = tensor if is_ours else _dynamo_fake(tensor, mode)
+    return cpu_fake(like, tensor, mode)
+
+
+def cpu_fake(like: torch.Tensor, tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A new fake CPU tensor with the sizes, strides and dtype of `like`, and what autograd knows of `tensor`."""
+    with torch.inference_mode(tensor.is_inference()), mode:
+        fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+        if not tensor.requires_grad:
+            return fake
+        leaf = fake.requires_grad_()
+        with torch.enable_grad():
+            return leaf if tensor.is_leaf else leaf.clone()
+
+
+def _dynamo_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """The fake tensor that Dynamo made for `tensor`, with the symbols and sources of its sizes."""
+    context = TracingContext.try_get()
+    symbolic = context.tensor_to_context.get(tensor) if context is not None else None
+    if symbolic is None:
+        return mode.from_tensor(tensor, static_shapes=True)
+    return mode.from_tensor(tensor, symbolic_context=symbolic, source=symbolic.tensor_source, trace=False)
