@@ -17,6 +17,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from kp_dynamo.graph.nodes import is_tangent, primal_inputs
 
 _WITH_TANGENT = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+_ZEROS = ("angle", "copysign", "sgn", "sign")
 _NODE = "CompiledFunctionBackward"  # the name of AOTAutograd's backward node in torch 2.9
 
 
@@ -118,7 +119,7 @@ def _reaching_sources(graph: fx.Graph, sources: dict[fx.Node, int]) -> dict[fx.N
 
 
 def _through_functions(captured: fx.Graph, primals: Sequence[fx.Node], first: int) -> dict[fx.Node, frozenset[int]]:
-    """Input -> the results that it reaches through a function with its own backward.
+    """Input -> the results that it reaches through a function with its own backward, or with gradients of zeros.
 
     Autograd calls that backward if one of the function's results has a gradient, with zeros for the others, so all its
     inputs get a gradient.
@@ -129,7 +130,7 @@ def _through_functions(captured: fx.Graph, primals: Sequence[fx.Node], first: in
         first: The number of Dynamo's first result among those of the joint graph.
     """
     inputs = captured.find_nodes(op="placeholder")
-    functions = [node for node in captured.nodes if _has_own_backward(node)]
+    functions = [node for node in captured.nodes if _has_own_backward(node) or _gives_zeros(node)]
     output = captured.output_node().args[0]
     if not functions or len(inputs) != len(primals) or not isinstance(output, (list, tuple)):
         return {}
@@ -147,6 +148,14 @@ def _has_own_backward(node: fx.Node) -> bool:
     """Whether a node calls an `autograd.Function` or a user-defined operator."""
     is_operator = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims")
     return is_operator or is_autograd_function(node)
+
+
+def _gives_zeros(node: fx.Node) -> bool:
+    """Whether a node's gradients are zeros that the joint graph makes without the gradient of its result."""
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    value = node.meta.get("example_value")
+    is_named = str(name).split(".")[0].rstrip("_") in _ZEROS
+    return is_named and isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def is_autograd_function(node: fx.Node) -> bool:
