@@ -31,8 +31,8 @@ from kp_dynamo.autograd.tracing_settings import (
 )
 from kp_dynamo.autograd.undefined_gradients import UndefinedGradients
 from kp_dynamo.autograd.whole_memory import with_whole_memory
+from kp_dynamo.graph.decisions import decide_once
 from kp_dynamo.graph.random_results import save_random_results
-from kp_dynamo.graph.ties import recompute_extremes
 
 # At 0, torch 2.9 recomputes everything, even values tagged to be saved; just above 0, it respects the tags.
 _LEAST_BUDGET = 1e-9
@@ -104,7 +104,7 @@ class _Tracing:
         self._remove_aliases(joint, num_fwd_outputs)
         self._stages.transform(joint, "joint", self.aliases)
         budget = functorch_config.activation_memory_budget
-        recompute_extremes(joint.graph)
+        decide_once(joint.graph)
         least = _LEAST_BUDGET if save_random_results(joint.graph) else 0.0
         with functorch_config.patch(activation_memory_budget=max(budget, least)):
             forward, backward = min_cut_rematerialization_partition(
