@@ -49,12 +49,13 @@ class RewriteStemConvolution:
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         rewritten, runs = 0, FakeRuns()
         known: dict[Any, fx.Node] = {}
-        for target in (aten.convolution.default, aten.convolution_backward.default):
-            for node in [n for n in calls(gm.graph, target) if self._is_stem(n)]:
-                insert = partial(insert_call, gm.graph, kwargs={}, like=node, runs=runs)
-                with gm.graph.inserting_before(node):
-                    _Rewriting(node, insert, known).run()
-                rewritten += 1
+        # In graph order: the rows that the first one inserts stand before the others.
+        stems = calls(gm.graph, aten.convolution.default, aten.convolution_backward.default)
+        for node in [n for n in stems if self._is_stem(n)]:
+            insert = partial(insert_call, gm.graph, kwargs={}, like=node, runs=runs)
+            with gm.graph.inserting_before(node):
+                _Rewriting(node, insert, known).run()
+            rewritten += 1
         return PassReport(self.name, rewritten)
 
     def _is_stem(self, node: fx.Node) -> bool:

@@ -155,3 +155,15 @@ def test_a_stride_that_varies_is_left_alone(kernel):
     for size in (8, 4):
         y = torch.zeros(size)
         torch.testing.assert_close(step(x, y), run(x, y), rtol=1e-5, atol=1e-4)
+
+
+def test_a_gradient_before_the_convolution_of_the_same_image():
+    """`torch.func.grad` in the graph: the rows were inserted at the convolution, after the gradient that reads them."""
+
+    def step(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+        gradient = torch.func.grad(lambda w: (F.conv2d(x, w, stride=2, padding=1) * t).sum())(w)
+        return F.conv2d(x, w - gradient, stride=2, padding=1)
+
+    args = torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3), torch.randn(2, 4, 5, 5)
+    run = torch.compile(step, backend="kp_tpu", options={"precision": "float32"})
+    torch.testing.assert_close(run(*args), step(*args), rtol=1e-4, atol=1e-4)
