@@ -78,12 +78,16 @@ def _is_computed(node: Any) -> bool:
 
 
 def _extreme(node: fx.Node) -> list[fx.Node]:
-    """The extreme that a value is read from, with all that reads it; nothing if it is another value."""
+    """The extreme that a value is read from, with all that reads it and masks its operand; nothing if it is another."""
     path = [node]
     while path[-1].target not in _EXTREMES:
         if not _is_read(path[-1]):
             return []
         path.append(path[-1].all_input_nodes[0])  # the tensor stands before sizes and indices
+    values = path[-1].args[:1]  # a padded operand is saved with more precision than the backward reads it with
+    while isinstance(value := values[0], fx.Node) and (value.target is _aten.where.self or _is_read(value)):
+        path.append(value)
+        values = value.args[1:2] if value.target is _aten.where.self else value.args[:1]
     return path
 
 

@@ -38,14 +38,24 @@ def segments(x: Tensor) -> Tensor:
     return torch.zeros(*x.shape[:-1], 3).scatter_reduce(-1, groups, x, "amax", include_self=False)
 
 
-@pytest.mark.parametrize("largest", [lambda x: x.amax(-1), lambda x: segments(x).sum(-1)], ids=["row", "segment"])
-def test_the_extreme_of_an_activation_of_padded_rows(largest):
-    """The same: a view of the result, with a size that varies, hid it from the cure."""
+OF_PADDED_ROWS = {
+    "row": lambda x: x.amax(-1),
+    "column": lambda x: x.amax(1, keepdim=True).sum(-1),
+    "all": lambda x: x.max(),
+    "norm": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=1).sum(-1, keepdim=True),
+    "segment": lambda x: segments(x).sum(-1),
+}
+
+
+@pytest.mark.parametrize("name", OF_PADDED_ROWS)
+def test_the_extreme_of_an_activation_of_padded_rows(name):
+    """The same: a view with a size that varies, or the mask of the padding, hid it from the cure."""
+    torch.manual_seed(0)
     weight = torch.randn(6, 4, requires_grad=True)
 
     def model(x: Tensor) -> Tensor:
         hidden = F.gelu(F.linear(x, weight))
-        return largest(hidden) * hidden.sum(-1)
+        return OF_PADDED_ROWS[name](hidden) * hidden.sum(-1) + (hidden / (hidden.max().abs() + 1)).sum(-1)
 
     run = torch.compile(model, backend="kp_tpu", options={"level": "conservative", "buckets": [8, 24]})
     for length in (14, 15):
