@@ -142,10 +142,8 @@ def test_a_model_trains_with_it(level, device):
     torch.testing.assert_close([t.cpu() for t in found], list(expected), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", [3, 8])
-def test_a_stride_that_varies_is_left_alone(kernel):
-    """Also by `rewrite_patch_convolution`."""
-    weight = torch.randn(4, 3, kernel, kernel)
+def test_a_stride_that_varies_is_left_alone():
+    weight = torch.randn(4, 3, 3, 3)
 
     def run(x: Tensor, y: Tensor) -> Tensor:
         return F.conv2d(x, weight, stride=y.shape[0])
