@@ -1,14 +1,15 @@
 """`kp::attention`, `kp::attention_train` and its backward: attention that passes no S x T tensor between programs.
 
-    attention(q, k, v, masks, fills, batch_dims, scale, is_causal, zero_rows, block, key, rate) -> result
+    attention(q, k, v, masks, fills, batch_dims, scale, is_causal, zero_rows, block, key, rate, soft_cap) -> result
     attention_train(the same) -> (result, statistics)
-    attention_backward(grad, q, k, v, result, statistics, masks, ..., block, q_factor, k_factor, key, rate)
+    attention_backward(grad, q, k, v, result, statistics, masks, ..., block, q_factor, k_factor, key, rate, soft_cap)
         -> (d_q, d_k, d_v)
     attention_backward.bias(the same) -> (d_q, d_k, d_v, d_bias), for a bias [H, S, T] that is one of the masks
 
     q [N, S, D], k [M, D, T], v [M, T, E], result and grad [N, S, E], statistics [2, N, S]; N = B x H
     M = N / G: each G neighbouring heads share keys and values (Ainslie et al., arXiv:2305.13245); most often G is 1
     key [4] random numbers for the dropout of the probabilities (`dropout_mask.py`), or None for no dropout
+    soft_cap a bound of the scores before the masks, or 0 for none
 
 `attention_forms.py` implements them and documents the arguments. A pass inserts them into graphs after autograd, so the
 operators need no derivatives.
@@ -16,8 +17,8 @@ operators need no derivatives.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -27,19 +28,19 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kp_dynamo.ops import attention_forms as forms
 from kp_dynamo.ops.attention_forms import Saved
-from kp_dynamo.ops.attention_scoring import Scoring
+from kp_dynamo.ops.attention_scoring import NUM_SCORING, Scoring
 from kp_dynamo.ops.compute_dtype import compute_dtype
 from kp_dynamo.ops.dropout_mask import KEY_SIZE, Dropout
 
 _library = torch.library.Library("kp", "FRAGMENT")
 _SCORING = "Tensor[] masks, float[] fills, SymInt[] batch_dims, float scale, bool is_causal, bool zero_rows, int block"
-_DROPOUT = "Tensor? key=None, float rate=0.0"
-_OPERANDS = f"(Tensor q, Tensor k, Tensor v, {_SCORING}, {_DROPOUT})"
+_OPTIONAL = "Tensor? key=None, float rate=0.0, float soft_cap=0.0"
+_OPERANDS = f"(Tensor q, Tensor k, Tensor v, {_SCORING}, {_OPTIONAL})"
 _library.define(f"attention{_OPERANDS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.define(f"attention_train{_OPERANDS} -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 _BACKWARD = (
     f"(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor result, Tensor statistics, {_SCORING}, "
-    f"float q_factor, float k_factor, {_DROPOUT}) -> (Tensor, Tensor, Tensor"
+    f"float q_factor, float k_factor, {_OPTIONAL}) -> (Tensor, Tensor, Tensor"
 )
 _library.define(f"attention_backward{_BACKWARD})", tags=torch.Tag.pt2_compliant_tag)
 _library.define(f"attention_backward.bias{_BACKWARD}, Tensor)", tags=torch.Tag.pt2_compliant_tag)
@@ -56,9 +57,9 @@ def _attention_train(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tenso
 def _attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any, has_bias: bool
 ) -> tuple[Tensor, ...]:
-    scoring, (q_factor, k_factor, *dropout) = _split(rest)
+    scoring, (q_factor, k_factor, *optional) = _split(rest)
     saved = Saved(q, k, v, result, statistics)
-    checked, drop = _checked((q, k, v, grad, result), scoring, dropout)
+    checked, drop = _checked((q, k, v, grad, result), scoring, optional)
     if has_bias and len(checked.batch_dims) != 2:
         raise ValueError(f"kp::attention_backward.bias: batch_dims={checked.batch_dims} are invalid: must be B and H")
     return forms.attention_backward(grad, saved, checked, (q_factor, k_factor), drop, has_bias)
@@ -77,8 +78,8 @@ def _attention_train_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[
 def _attention_backward_fake(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    scoring, (_, _, *dropout) = _split(rest)
-    _checked((q, k, v, grad, result), scoring, dropout)
+    scoring, (_, _, *optional) = _split(rest)
+    _checked((q, k, v, grad, result), scoring, optional)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
@@ -93,21 +94,22 @@ def _attention_backward_bias_fake(
 
 def _split(arguments: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """The arguments of the scoring, and those after them; torch leaves out defaults at the end."""
-    count = len(fields(Scoring))
-    return arguments[:count], arguments[count:]
+    return arguments[:NUM_SCORING], arguments[NUM_SCORING:]
 
 
 def _checked(
-    operands: Sequence[Tensor], scoring: Sequence[Any], dropout: Sequence[Any]
+    operands: Sequence[Tensor], scoring: Sequence[Any], optional: Sequence[Any]
 ) -> tuple[Scoring, Dropout | None]:
     """The arguments after the operands by name; raises for invalid ones. Sizes may be symbols: matmuls check them."""
     _check_operands(operands)
-    by_name = Scoring(*scoring)
+    by_name = Scoring(*scoring, *optional[2:])
     if len(by_name.masks) != len(by_name.fills):
         raise ValueError(f"kp::attention: {len(by_name.masks)} masks need as many fills, got {len(by_name.fills)}")
     if by_name.block < 1:
         raise ValueError(f"kp::attention: block={by_name.block} is invalid: it must be at least 1")
-    return by_name, _checked_dropout(*dropout)
+    if not 0 <= by_name.soft_cap < math.inf:
+        raise ValueError(f"kp::attention: soft_cap={by_name.soft_cap} is invalid: it must be positive, or 0 for none")
+    return by_name, _checked_dropout(*optional[:2])
 
 
 def _check_operands(operands: Sequence[Tensor]) -> None:

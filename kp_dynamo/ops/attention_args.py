@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kp_dynamo.ops import attention as _attention  # noqa: F401  # registers the operators
-from kp_dynamo.ops.attention_scoring import Scoring
+from kp_dynamo.ops.attention_scoring import NUM_SCORING, Scoring
 from kp_dynamo.ops.dropout_mask import Dropout
 
 _BACKWARDS = torch.ops.kp.attention_backward.default, torch.ops.kp.attention_backward.bias
@@ -37,14 +37,14 @@ class AttentionArgs:
     @classmethod
     def of(cls, call: Any) -> AttentionArgs:
         """The arguments of a node, or of anything else with a `target` and `args`."""
-        count = len(fields(Scoring))
         if call.target not in _BACKWARDS:
             q, k, v, *rest = call.args
-            return cls(q, k, v, Scoring(*rest[:count]), None, _dropout(*rest[count:]))
-        grad, q, k, v, result, statistics, *rest = call.args
-        q_factor, k_factor, *dropout = rest[count:]
-        backward = BackwardArgs(grad, result, statistics, (q_factor, k_factor))
-        return cls(q, k, v, Scoring(*rest[:count]), backward, _dropout(*dropout))
+            backward, optional = None, rest[NUM_SCORING:]
+        else:
+            grad, q, k, v, result, statistics, *rest = call.args
+            q_factor, k_factor, *optional = rest[NUM_SCORING:]
+            backward = BackwardArgs(grad, result, statistics, (q_factor, k_factor))
+        return cls(q, k, v, Scoring(*rest[:NUM_SCORING], *optional[2:]), backward, _dropout(*optional[:2]))
 
     @property
     def operands(self) -> tuple[Any, ...]:
@@ -66,8 +66,10 @@ class AttentionArgs:
     @property
     def last(self) -> tuple[Any, ...]:
         """The arguments after those of the scoring."""
-        dropout = () if self.dropout is None else (self.dropout.key, self.dropout.rate)
-        return *self.factors, *dropout
+        key, rate = (None, 0.0) if self.dropout is None else (self.dropout.key, self.dropout.rate)
+        if self.scoring.soft_cap:
+            return *self.factors, key, rate, self.scoring.soft_cap
+        return self.factors if key is None else (*self.factors, key, rate)
 
 
 def _dropout(key: Any = None, rate: float = 0.0) -> Dropout | None:

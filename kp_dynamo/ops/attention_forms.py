@@ -197,7 +197,7 @@ class _Block:
             d_w, used = torch.where(kept, d_w, 0.0), torch.where(kept, weights, 0.0)
         d_s = weights.to(d_w.dtype) * (d_w - delta.transpose(1, 2))
         exact = scoring.without_masked(d_s, first, self.q.shape[0] // self.k.shape[0])
-        d_s = exact.to(dtype)
+        d_s = scoring.through_cap(exact, self.q, self.k).to(dtype)
         d_q = matmul(d_s.transpose(1, 2), self.k.transpose(1, 2))
         return _Gradients(with_heads_of(self.q, d_q), matmul(d_s, q).transpose(1, 2), matmul(used, grad), exact)
 

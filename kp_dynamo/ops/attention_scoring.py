@@ -1,4 +1,4 @@
-"""The scores of attention: scaled, masked, and a block of queries at a time.
+"""The scores of attention: scaled, capped, masked, and a block of queries at a time.
 
 Shapes: N batch x heads, S queries, T keys, D and E widths of a head, G heads that share keys and values, M = N / G.
 Heads that share keys are neighbours, and so are their rows: scores are [M, G * S, T].
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor
 
 from kp_dynamo.ops.compute_dtype import compute_dtype
 
+NUM_SCORING = 7  # of the operators' arguments in `Scoring.in_order`
+
 
 @dataclass(frozen=True)
 class Scoring:
-    """How scores are computed from q @ k: scaled, then masked. The fields are in the order of the operators' arguments.
+    """How scores are computed from q @ k: scaled, capped, then masked.
 
     Attributes:
         masks: A boolean mask selects a score or its fill, any other is added; [B|1, H|1, S|1, T|1] or fewer.
@@ -29,6 +31,7 @@ class Scoring:
         is_causal: Whether query i reads keys 0 to i.
         zero_rows: Whether a row without keys is 0; otherwise it is NaN.
         block: Queries that are computed at a time: their scores should fit into the chip's vector memory.
+        soft_cap: The scaled scores become soft_cap * tanh(scores / soft_cap), as in Gemma 2; 0 for none.
     """
 
     masks: Sequence[Tensor]
@@ -38,11 +41,14 @@ class Scoring:
     is_causal: bool
     zero_rows: bool
     block: int
+    soft_cap: float = 0.0
 
     @property
     def in_order(self) -> tuple[Any, ...]:
-        """The arguments as the operators take them."""
-        return tuple(getattr(self, field.name) for field in fields(self))
+        """The arguments as the operators take them; the soft cap is their last one, after those of dropout."""
+        return (
+            self.masks, self.fills, self.batch_dims, self.scale, self.is_causal, self.zero_rows, self.block,
+        )  # fmt: skip
 
     def blocks(self, num_queries: int, num_keys: int) -> Iterator[tuple[int, int, int]]:
         """(first query, end of queries, end of keys); causal queries read no later keys."""
@@ -53,7 +59,7 @@ class Scoring:
     def scores(self, q: Tensor, k: Tensor, first: int) -> Tensor:
         """[N, s, D], [M, D, t] -> [M, G * s, t]: scores of the queries from `first` on with the first t keys."""
         sizes = q.shape[0] // k.shape[0], q.shape[1], k.shape[2]
-        scores = _scaled_matmul(with_heads_of(k, q), k, self.scale)
+        scores = self.capped(q, k)
         for mask, fill in zip(self.masks, self.fills, strict=True):
             part = self._flat(mask, first, sizes)
             scores = torch.where(part, scores, fill) if mask.dtype == torch.bool else scores + part.to(scores.dtype)
@@ -62,6 +68,17 @@ class Scoring:
             keys = torch.arange(sizes[2], dtype=torch.int32, device=q.device)
             scores = torch.where(_repeated(queries[:, None], sizes[0]) >= keys, scores, -torch.inf)
         return scores
+
+    def capped(self, q: Tensor, k: Tensor) -> Tensor:
+        """The scores of `scores` before they are masked."""
+        scores = _scaled_matmul(with_heads_of(k, q), k, self.scale)
+        return self.soft_cap * torch.tanh(scores / self.soft_cap) if self.soft_cap else scores
+
+    def through_cap(self, d_scores: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """The gradient of a block's scaled scores, [M, t, G * s], from that of the capped ones."""
+        if not self.soft_cap:
+            return d_scores
+        return d_scores * (1 - torch.square(self.capped(q, k).transpose(1, 2) / self.soft_cap))
 
     def without_masked(self, d_scores: Tensor, first: int, num_sharing: int) -> Tensor:
         """Gradients of a block's scores, [M, t, G * s], zero where a fill replaced the score."""

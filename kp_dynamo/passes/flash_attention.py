@@ -112,6 +112,8 @@ def _problem(args: AttentionArgs) -> str | None:
         return f"{len(scoring.masks)} mask(s) among its operands. Allowed: no mask, or causal attention"
     if args.dropout is not None:
         return "dropout of its probabilities"
+    if scoring.soft_cap:
+        return "a soft cap of its scores"
     if scoring.zero_rows:
         return "rows that may have no key"
     if any(isinstance(size, torch.SymInt) for size in (*sizes, q.shape[0])):

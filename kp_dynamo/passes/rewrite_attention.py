@@ -57,7 +57,8 @@ class RewriteAttention:
 
     1. bmm, softmax over the keys, bmm; copies, casts, and views of N as B and H between them;
     2. factors, boolean masks that select between a score and a number, and added tensors, in any order in which the
-       factors come first. For rows without a score above -inf, both torch's zeros and the NaN of a plain softmax match;
+       factors come first, then at most one soft cap (tanh, as in Gemma 2). For rows without a score above -inf, both
+       torch's zeros and the NaN of a plain softmax match;
     3. factors of q and k (SDPA applies the root of its scale to both) become one factor of the scores;
     4. masks computed only from constants are evaluated. A mask that keeps every score is removed. A mask that lets
        query i read keys 0 to i becomes a comparison of positions, if every query keeps a key under all masks together
@@ -76,7 +77,7 @@ class RewriteAttention:
     Refuses, with the reason
 
     8. any other op between the softmax and its matmul;
-    9. scores or probabilities with another reader: returned attention weights, a soft cap, sinks;
+    9. scores or probabilities with another reader: returned attention weights, sinks;
     10. any other learned mask: its gradient has the size of the scores;
     11. operands of several dtypes;
     12. scores that are transposed, regrouped, repeated, rounded to a narrower dtype or upcast to float64 in between
@@ -227,7 +228,7 @@ class _Rewriting:
         can_be_empty = self.found.zeroes_rows and bool(masks)
         batch_dims = self.found.batch_dims if masks else ()
         fills = [self._fill(mask) for mask in masks]
-        return Scoring(nodes, fills, batch_dims, scale, causal, zero_rows=can_be_empty, block=self._block())
+        return Scoring(nodes, fills, batch_dims, scale, causal, can_be_empty, self._block(), self.found.soft_cap)
 
     def _block(self) -> int:
         """Queries that are computed at a time: of heads that share keys, the rows are computed together."""

@@ -63,6 +63,31 @@ def test_dropout_is_that_of_the_probabilities(scoring):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dropout", [(None, 0.0), (KEY, 0.3)])
+@pytest.mark.parametrize("scoring", [MASKED, CAUSAL, (*CAUSAL[:4], False, False, 512)])
+def test_a_soft_cap_is_that_of_the_scaled_scores(scoring, dropout):
+    """Values and gradients, by autograd, of scores that are capped before they are masked."""
+    q, k, v, grad = (t.requires_grad_() for t in operands(F64))
+    k, v = (t[::2].detach().requires_grad_() for t in (k, v))
+    masks, fills, _, scale, is_causal, *_ = scoring
+    scores = 0.4 * torch.tanh(q @ k.repeat_interleave(2, 0) * scale / 0.4)
+    for mask, fill in zip(masks, fills, strict=True):
+        scores = torch.where(mask.expand(2, 2, S, T).flatten(0, 1), scores, fill)
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones(S, T, dtype=torch.bool).tril(), -torch.inf)
+    weights = torch.where(scores.isneginf().all(-1, keepdim=True), 0.0, scores.softmax(-1))
+    if dropout[1]:
+        weights = weights * Dropout(KEY, 0.3).kept(N, 0, S, T) / 0.7
+    result = weights @ v.repeat_interleave(2, 0)
+    expected = torch.autograd.grad(result, (q, k, v), grad)
+    with torch.no_grad():
+        forward = kp.attention_train(q, k, v, *scoring, *dropout, 0.4)
+        found = kp.attention_backward(grad, q, k, v, *forward, *scoring, scale, scale, *dropout, 0.4)
+        torch.testing.assert_close(kp.attention(q, k, v, *scoring, *dropout, 0.4), result, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(forward[0], result, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 BIAS = torch.linspace(-2, 2, 2 * 2 * S * T).view(2, 2, S, T)
 OF_ROWS = ([BIAS[0, 0].sin() > -0.5, BIAS.cos()], [-9.0, 0.0], [2, 2], 0.3, False, False, 512)
 

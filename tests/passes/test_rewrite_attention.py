@@ -128,6 +128,16 @@ CASES: dict[str, tuple[Callable, list[Tensor], tuple[Tensor, ...]]] = {
     "alibi": (by_hand(alibi), qkv(), ()),
     "causal by hand": (by_hand(lambda s: s * 0.5 + torch.full((6, 6), -INF).triu(1)), qkv(), ()),
     "dead by hand": (by_hand(lambda s, m: torch.where(m, s, MIN)), qkv(), (DEAD,)),
+    "gemma 2": (by_hand(lambda s, b: torch.tanh(s * 0.5 / 3) * 3 + b), qkv(), (BIAS,)),
+    "a soft cap alone": (by_hand(torch.tanh), qkv(), ()),
+    "a soft cap and a fill": (by_hand(lambda s, m: (0.7 * torch.tanh(-2 * s)).masked_fill(~m, -INF)), qkv(), (KEYS,)),
+    "a soft cap, shared heads": (
+        lambda q, k, v, m: by_hand(lambda s: (s / 2).tanh().masked_fill(~m, MIN) * 2)(
+            q, repeat_kv(k[:, :2]), repeat_kv(v[:, :2])
+        ),
+        qkv(h=4),
+        (KEYS,),
+    ),
     "mask before scale": (by_hand(lambda s, m: s.masked_fill(~m, -9.0) * 0.5), qkv(), (KEYS,)),
 }
 
@@ -188,6 +198,8 @@ LEARNED: dict[str, tuple[Callable, tuple[int, ...]]] = {
     "of keys": (by_hand(lambda s, b: s + b), (1, 4, 1, 6)),
     "sdpa": (lambda q, k, v, b: sdpa()(q, k, v, b.expand(2, 4, 6, 6)), (1, 4, 6, 6)),
     "masked after": (by_hand(lambda s, b: (s + b).masked_fill(~seen_keys(), -9.0)), (1, 4, 6, 6)),
+    "after a soft cap": (by_hand(lambda s, b: (s / 2).tanh() * 2 + b), (1, 4, 6, 6)),
+    "after a soft cap of 1": (by_hand(lambda s, b: s.tanh() + b), (1, 4, 6, 6)),
     "causal": (by_hand(lambda s, b: s + b + torch.full((6, 6), -INF, dtype=F64).triu(1)), (1, 4, 6, 6)),
     "with a mask": (
         by_hand(lambda s, b: s + (b + torch.zeros(2, 1, 1, 6, dtype=F64).masked_fill(~seen_keys(), MIN))),
@@ -275,6 +287,7 @@ NOT_LEARNED: dict[str, tuple[Callable, tuple[int, ...], str]] = {
     "before a mask of scores": (
         by_hand(lambda s, b: s.masked_fill(~seen_keys(), -9.0) + b), (1, 4, 6, 6), "a learned mask",
     ),
+    "before a soft cap": (by_hand(lambda s, b: (s + b).tanh()), (1, 4, 6, 6), "masks the scores before their soft cap"),
     "squared": (by_hand(lambda s, b: s + b * b), (2, 4, 6, 6), "a learned mask"),
     "two": (by_hand(lambda s, b: s + b + b[:, :1]), (1, 4, 6, 6), "a learned mask"),
 }  # fmt: skip
@@ -583,7 +596,10 @@ def test_dropout_draws_a_key(case, block):
         (transposed_gradient_of_scores, "permutes its queries or keys"),
         (transposed_mask_in_backward, "has another dropout"),
         (weights_too, "is an output of the graph"),
-        (by_hand(lambda s: (s / 9).tanh() * 9), "its scores pass through aten.tanh.default"),
+        (by_hand(lambda s: (s / 9).tanh() * -9), "its scores pass through aten.tanh.default"),
+        (by_hand(lambda s: s.tanh().tanh()), "its scores pass through aten.tanh.default"),
+        (by_hand(lambda s: (s + torch.arange(6, dtype=F64)).tanh()), "masks the scores before their soft cap"),
+        (by_hand(lambda s: s.sigmoid()), "its scores pass through aten.sigmoid.default"),
         (by_hand(lambda s: (s + 1.5) * 2), "its scores pass through aten.add.Tensor"),
         (by_hand(lambda s: (s + torch.ones(6, 6).cumsum(0)) * 2), "masks the scores before they are scaled"),
         (sinks, "its probabilities pass through aten.slice.Tensor"),

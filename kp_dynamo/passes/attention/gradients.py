@@ -82,9 +82,10 @@ class _Differs(Exception):
 
 @dataclass
 class _Steps:
-    """The scale and the masks between the softmax's backward and d_s."""
+    """The scale, the soft caps and the masks between the softmax's backward and d_s."""
 
     scale: float = 1.0
+    num_caps: int = 0
     masks: list[Choice] = field(default_factory=list)
 
 
@@ -182,17 +183,19 @@ class _Search:
         return bias_gradient(node, user, self.found.batch_dims) if self._may_have_bias() else None
 
     def _may_have_bias(self) -> bool:
-        """Whether the gradient of a learned bias can start here: only after all masks, and before any factor."""
+        """Whether the gradient of a learned bias can start here: only after all masks, before any factor or cap."""
         assert self.steps is not None, "scores have a gradient"
         num_masks = sum(mask.fill is not None for mask in self.found.masks)
-        return self.bias is None and self.steps.scale == 1 and len(self.steps.masks) == num_masks
+        is_unscaled = self.steps.scale == 1 and not self.steps.num_caps
+        return self.bias is None and is_unscaled and len(self.steps.masks) == num_masks
 
     def _leads_to_matmuls(self, node: fx.Node) -> bool:
         """Whether a gradient of scores, at a reader of another one, goes on to a matmul with queries or keys."""
         if node.target is aten.bmm.default:
             q, k = self.found.first.args
             return _is_transposed(node.args[1], k) or _is_transposed(node.args[0], q)
-        goes_on = node.target in (*VIEWS_AND_CASTS, aten.copy.default, aten.where.self, aten.masked_fill.Scalar)
+        others = aten.copy.default, aten.where.self, aten.masked_fill.Scalar, aten.tanh_backward.default
+        goes_on = node.target in (*VIEWS_AND_CASTS, *others)
         return (goes_on or factor_of(node) is not None) and any(map(self._leads_to_matmuls, node.users))
 
     def _step(self, node: fx.Node, user: fx.Node) -> fx.Node:
@@ -203,12 +206,19 @@ class _Search:
             self.steps.scale *= factor
         elif choice is not None:
             self.steps.masks.append(choice)
+        elif self._is_of_soft_cap(user, node):
+            self.steps.num_caps += 1
         elif user.target not in (*VIEWS_AND_CASTS, aten.copy.default):
             raise _Differs(f"the gradient of its scores passes through {user.target}")
         else:
             self._check_layout(user, node)
         self.inside.add(user)
         return user
+
+    def _is_of_soft_cap(self, user: fx.Node, node: fx.Node) -> bool:
+        """Whether a node is the derivative of the soft cap of the scores."""
+        is_derivative = user.target is aten.tanh_backward.default and user.args[0] is node
+        return is_derivative and user.args[1] in self.found.inside
 
     def _check_layout(self, node: fx.Node, source: Any) -> None:
         """Gradients keep the layout of the scores; the backward of an `autograd.Function` may transpose them."""
@@ -268,10 +278,12 @@ def _problem(found: Attention, gradients: Gradients, steps: _Steps | None) -> st
     choices = [(_unviewed(mask.node), mask.lets_through) for mask in found.masks if mask.fill is not None]
     # The backward of a custom autograd.Function may use another mask.
     is_alike = steps is None or (
-        sorted(steps.masks) == sorted(choices) and math.isclose(steps.scale, found.scale, rel_tol=1e-5)
+        sorted(steps.masks) == sorted(choices)
+        and math.isclose(steps.scale, found.scale, rel_tol=1e-5)
+        and steps.num_caps == bool(found.soft_cap)
     )
     if not is_alike:
-        return "the gradient of its scores has other masks or another scale than the scores"
+        return "the gradient of its scores has other masks or another scale or soft cap than the scores"
     known = {*found.inside, *gradients.inside, found.second, *(r for r in gradients.results if r is not None)}
     if gradients.bias is not None:
         known |= set(gradients.bias.readers)

@@ -1,4 +1,4 @@
-"""Matches attention in a graph: matmul, scale, mask, softmax, matmul. Does not edit the graph.
+"""Matches attention in a graph: matmul, scale, soft cap, mask, softmax, matmul. Does not edit the graph.
 
 Shapes: B batch, H heads, N = B x H, S queries, T keys, D and E widths of a head.
 """
@@ -34,6 +34,7 @@ class Attention:
         batch_dims: Sizes of the scores before [S, T], some of which a mask may have; numbers or nodes.
         zeroes_rows: Whether a row without a score above -inf becomes 0: torch's "safe" softmax.
         dropout: The dropout of the probabilities, or None.
+        soft_cap: The bound of the scores, `soft_cap * tanh(scores / soft_cap)`, or 0.
     """
 
     first: fx.Node
@@ -46,6 +47,7 @@ class Attention:
     batch_dims: tuple[Any, ...]
     zeroes_rows: bool
     dropout: AppliedDropout | None
+    soft_cap: float = 0.0
 
 
 def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | Refusal | None:
@@ -60,6 +62,7 @@ def attention_at(softmax: fx.Node, forward: set[fx.Node]) -> Attention | Refusal
     found = Attention(
         above.first, below.second, softmax, below.weights, frozenset(above.seen | below.seen), above.scale,
         tuple(reversed(above.masks)), above.batch_dims, below.zeroes_rows, below.dropout,
+        above.soft_cap,
     )  # fmt: skip
     problem = above.problem or _layout_problem(found, (*above.steps, *below.steps)) or _problem(found, forward)
     return found if problem is None else Refusal(softmax, problem)

@@ -11,7 +11,7 @@ from torch import fx
 
 from kp_dynamo.graph.nodes import fake_of, tensor_of
 from kp_dynamo.graph.op_tables import DIVISIONS, MULTIPLICATIONS, RESHAPES, VIEWS_AND_CASTS
-from kp_dynamo.passes.constants.values import constant_of, factor_of
+from kp_dynamo.passes.constants.values import MAX_FACTOR, constant_of, factor_of
 
 aten = torch.ops.aten
 
@@ -41,6 +41,7 @@ class ScoreChain:
         forward: The nodes that it may contain.
         first: The matmul, or None.
         scale: The factor of the scores, applied after the matmul.
+        soft_cap: The bound of the scores, `soft_cap * tanh(scores / soft_cap)`, or 0.
         masks: From the softmax up.
         batch_dims: Sizes of the scores before [S, T], some of which a mask may have; numbers or nodes.
         seen: The nodes up to the matmul, included.
@@ -51,6 +52,7 @@ class ScoreChain:
     forward: set[fx.Node]
     first: fx.Node | None = None
     scale: float = 1.0
+    soft_cap: float = 0.0
     masks: list[Mask] = field(default_factory=list)
     batch_dims: tuple[Any, ...] = ()
     seen: set[fx.Node] = field(default_factory=set)
@@ -62,6 +64,7 @@ class ScoreChain:
             self.seen.add(node)
             if node.target is aten.bmm.default:
                 self.first = node
+                self.scale *= self.soft_cap or 1.0
             else:
                 source = self._step(node)
                 self.steps.append((node, source))
@@ -74,12 +77,17 @@ class ScoreChain:
         if (factor := factor_of(node)) is not None:
             self.scale *= factor
             return node.args[0]
+        if node.target is aten.tanh.default and not self.soft_cap and 0 < self.scale <= MAX_FACTOR:
+            self.soft_cap, self.scale = self.scale, 1.0
+            return node.args[0]
         masked = _masked(node, self.forward)
         if masked is None:
             # A matmul may lie beyond this op: the problem counts only if one is found.
             self.problem = self.problem or f"its scores pass through {node.target}"
             return next((s for s in node.all_input_nodes if _leads_to_matmul(s, self.forward)), None)
         scores, mask = masked
+        if self.soft_cap:
+            self.problem = self.problem or f"{node.name} masks the scores before their soft cap"
         if mask.fill is not None and self.scale > 0:
             mask = replace(mask, fill=mask.fill * self.scale)
         elif self.scale != 1:
@@ -139,7 +147,7 @@ def _is_boolean(node: object) -> bool:
 
 
 def _leads_to_matmul(node: object, forward: set[fx.Node]) -> bool:
-    """Whether a value is a batched matmul, possibly moved, scaled and masked."""
+    """Whether a value is a batched matmul, possibly moved, scaled, capped and masked."""
     if not isinstance(node, fx.Node) or node not in forward:
         return False
     if node.target is aten.bmm.default:
@@ -148,7 +156,7 @@ def _leads_to_matmul(node: object, forward: set[fx.Node]) -> bool:
         return any(_leads_to_matmul(source, forward) for source in node.args)
     if node.target is aten.where.self:
         return any(_leads_to_matmul(source, forward) for source in node.args[1:])
-    if node.target in (*VIEWS_AND_CASTS, *_FACTORS, aten.masked_fill.Scalar):
+    if node.target in (*VIEWS_AND_CASTS, *_FACTORS, aten.masked_fill.Scalar, aten.tanh.default):
         return _leads_to_matmul(node.args[0], forward)
     return False
 

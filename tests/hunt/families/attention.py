@@ -113,6 +113,12 @@ def _written(draft: Draft, q: str, k: str, v: str, x: str) -> str | None:
     scores = draft.let(f"({product}){on_scores}", "scores")
     if scores is None:
         return None
+    if draft.chance(8):
+        cap = draft.choose(1.0, 2.0, 0.5, 50.0)
+        form = draft.choose(
+            "{1} * torch.tanh({0} / {1})", "({0} / {1}).tanh() * {1}", "torch.tanh({0})", "{0}.tanh() * {1}"
+        )
+        scores = draft.let(form.format(scores, cap), "scores") or scores
     for _ in range(draft.choose(1, 2, 0, 1, 2, 3)):
         scores = _masked(draft, scores, x) or scores
     weights = draft.let(
