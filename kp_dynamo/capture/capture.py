@@ -15,6 +15,7 @@ from kp_dynamo.cache.call_parts import input_parts, mode_parts, shares_storage
 from kp_dynamo.cache.compile_key import Parts
 from kp_dynamo.cache.graph_text import graph_text, is_known_operator
 from kp_dynamo.cache.identity import Uncacheable
+from kp_dynamo.capture.class_dimension import move_classes_last
 from kp_dynamo.capture.cpu_view import retarget_to_cpu
 from kp_dynamo.capture.exponents import specialize_exponents
 from kp_dynamo.capture.held_tensors import lift_held_tensors
@@ -87,6 +88,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     key = _early_key(gm, inputs, moved, with_modules) if not held else None
     specialize_exponents(gm)
     remove_inactive_dropout(gm)
+    move_classes_last(gm)
     retarget_to_cpu(gm, mode)
     if mode == "xla":
         copy_views_of_view_as_real(gm)

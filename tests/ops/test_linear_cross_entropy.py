@@ -36,7 +36,7 @@ def test_logits_are_scaled_and_capped(scale, cap):
     leaves = [t.requires_grad_() for t in (x, weight, bias)]
     logits = F.linear(*leaves) * scale
     loss = F.cross_entropy(cap * torch.tanh(logits / cap) if cap else logits, target, reduction="none")
-    result, statistics = forward(*(t.detach() for t in leaves), target, scale, cap, 16)
+    result, statistics, _ = forward(*(t.detach() for t in leaves), target, scale, cap, 16)
     torch.testing.assert_close(result, loss.detach())
     found = backward(grad, *(t.detach() for t in leaves), target, scale, cap, 16, statistics)
     for one, other in zip(found, torch.autograd.grad(loss, leaves, grad), strict=True):
@@ -54,11 +54,53 @@ def test_every_block_size_gives_torchs_loss_and_gradients(rows, width, classes, 
     target = torch.arange(rows) * 5 % classes
     loss, gradients = exact(x, weight, bias, grad, target)
     given_bias = bias if has_bias else None
-    result, statistics = forward(x, weight, given_bias, target, 1.0, 0.0, block)
+    result, statistics, _ = forward(x, weight, given_bias, target, 1.0, 0.0, block)
     torch.testing.assert_close(result, loss)
     found = backward(grad, x, weight, given_bias, target, 1.0, 0.0, block, statistics)
     for one, other in zip(found, gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def smoothed(leaves, target, weights, share=0.25):
+    """Torch's losses with smoothed labels, without a reduction, and without the factor of the second loss."""
+    logits = F.linear(*leaves)
+    plain = F.cross_entropy(logits, target, weight=weights, reduction="none")
+    both = F.cross_entropy(logits, target, weight=weights, reduction="none", label_smoothing=share)
+    return plain, (both - (1 - share) * plain) * len(weights) / share
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 7), classes=st.integers(1, 23), block=st.integers(1, 30), mean=st.sampled_from([0.0, 1000.0]),
+    weights=st.sampled_from(["ones", "different", "zeros"]),
+)  # fmt: skip
+def test_the_second_loss_of_label_smoothing_and_its_gradients(rows, classes, block, mean, weights):
+    x, weight, bias, grad = operands(rows, 3, classes)
+    bias, target = bias + mean, torch.arange(rows) * 5 % classes
+    weights = {"ones": torch.ones, "different": torch.arange, "zeros": torch.zeros}[weights](classes).double()
+    smooth_grad = grad.flip(0) * 2
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    _, smooth = smoothed(leaves, target, weights)
+    plain = F.cross_entropy(F.linear(*leaves), target, reduction="none")
+    expected = torch.autograd.grad([plain, smooth], leaves, [grad, smooth_grad])
+    detached = [t.detach() for t in leaves]
+    loss, statistics, second = forward(*detached, target, 1.0, 0.0, block, weights)
+    torch.testing.assert_close(loss, plain.detach())
+    torch.testing.assert_close(second, smooth.detach(), rtol=1e-9, atol=1e-9)
+    found = backward(grad, *detached, target, 1.0, 0.0, block, statistics, weights, smooth_grad)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_the_second_loss_of_extreme_rows_is_eagers(value):
+    x, weight, bias, _ = operands(6, 8, 12)
+    for everywhere in (False, True):
+        bias[:] = value if everywhere else bias
+        bias[3] = value
+        eager = -F.log_softmax(F.linear(x, weight, bias), -1).sum(-1)
+        *_, second = forward(x, weight, bias, torch.arange(6), 1.0, 0.0, 4, torch.ones(12, dtype=torch.float64))
+        torch.testing.assert_close(second, eager, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -68,7 +110,7 @@ def test_the_loss_is_accumulated_in_float32_on_either_device(dtype):
     loss, gradients = exact(x, weight, bias, grad, target)
 
     def run(x, weight, bias, grad, target):
-        result, statistics = forward(x, weight, bias, target, 1.0, 0.0, 16)
+        result, statistics, _ = forward(x, weight, bias, target, 1.0, 0.0, 16)
         return result, *backward(grad, x, weight, bias, target, 1.0, 0.0, 16, statistics)
 
     for fn in (run, torch.compile(run, backend=kp_tpu, options={"precision": "float32"})):
@@ -84,7 +126,7 @@ def test_the_loss_is_accumulated_in_float32_on_either_device(dtype):
 def test_a_gradient_may_be_wider_than_the_operands():
     x, weight, bias, grad = operands(6, 8, 50, torch.bfloat16)
     target = torch.arange(6)
-    _, statistics = forward(x, weight, bias, target, 1.0, 0.0, 16)
+    _, statistics, _ = forward(x, weight, bias, target, 1.0, 0.0, 16)
     found = backward(grad, x, weight, bias, target, 1.0, 0.0, 16, statistics, out_dtype=torch.float32)
     assert {t.dtype for t in found} == {torch.float32}
 
@@ -94,7 +136,7 @@ def test_classes_that_are_ruled_out_have_no_probability():
     bias[:5] = -math.inf  # a whole block, and one class of the next
     target = torch.arange(5, 11)
     loss, gradients = exact(x, weight, bias, grad, target)
-    result, statistics = forward(x, weight, bias, target, 1.0, 0.0, 4)
+    result, statistics, _ = forward(x, weight, bias, target, 1.0, 0.0, 4)
     torch.testing.assert_close(result, loss)
     for one, other in zip(backward(grad, x, weight, bias, target, 1.0, 0.0, 4, statistics), gradients, strict=True):
         torch.testing.assert_close(one, other)
@@ -106,7 +148,7 @@ def test_rows_that_have_no_softmax_have_eagers_loss(value):
     bias[:] = value if value < 0 else bias
     bias[3] = value
     target = torch.arange(6)
-    result, _ = forward(x, weight, bias, target, 1.0, 0.0, 4)
+    result, *_ = forward(x, weight, bias, target, 1.0, 0.0, 4)
     torch.testing.assert_close(
         result, F.cross_entropy(F.linear(x, weight, bias), target, reduction="none"), equal_nan=True
     )
@@ -115,7 +157,7 @@ def test_rows_that_have_no_softmax_have_eagers_loss(value):
 def test_a_sure_and_right_row_keeps_its_small_loss():
     x, weight = torch.tensor([[1e4, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, -12.0], [0.0, 0.0]])
     target = torch.tensor([0])
-    loss, _ = forward(x, weight, None, target, 1.0, 0.0, 2)
+    loss, *_ = forward(x, weight, None, target, 1.0, 0.0, 2)
     torch.testing.assert_close(
         loss.double(), F.cross_entropy(x.double() @ weight.double().t(), target, reduction="none")
     )
@@ -128,6 +170,7 @@ def test_a_sure_and_right_row_keeps_its_small_loss():
         (lambda x, w, t: (x, w.double(), None, t, 1.0, 0.0, 4), TypeError, "must have the same floating-point dtype"),
         (lambda x, w, t: (x[0], w, None, t, 1.0, 0.0, 4), ValueError, "must have 2, 2 and 1"),
         (lambda x, w, t: (x, w, None, t, 1.0, 0.0, 0), ValueError, "block=0, soft_cap=0.0 are invalid"),
+        (lambda x, w, t: (x, w, None, t, 1.0, 0.0, 4, x[0]), ValueError, "one number for each of the 12 classes"),
     ],
 )
 def test_what_it_refuses(change, error, text):
@@ -140,6 +183,6 @@ def test_what_it_refuses(change, error, text):
 def test_flops_are_those_of_its_matmuls_without_the_recomputed_one():
     x, weight, bias, grad = operands(6, 8, 12)
     with FlopCounterMode(display=False) as counter:
-        _, statistics = forward(x, weight, bias, torch.arange(6), 1.0, 0.0, 4)
+        _, statistics, _ = forward(x, weight, bias, torch.arange(6), 1.0, 0.0, 4)
         backward(grad, x, weight, bias, torch.arange(6), 1.0, 0.0, 4, statistics)
     assert counter.get_total_flops() == 3 * 2 * 6 * 8 * 12

@@ -63,9 +63,9 @@ arg3_1: i64[6] = input
 ne_scalar: b8[6] = aten.ne.Scalar(arg3_1, -100)
 bitwise_not_default: b8[6] = aten.bitwise_not.default(ne_scalar)
 masked_fill_scalar: i64[6] = aten.masked_fill.Scalar(arg3_1, bitwise_not_default, 0)
-linear_cross_entropy_default = kp.linear_cross_entropy.default(arg0_1, arg1_1, None, masked_fill_scalar, 1.0, 0.0, 128)
 _to_copy_default: f32[6] = aten._to_copy.default(ne_scalar, dtype=torch.float32)
 sum_default: f32[] = aten.sum.default(_to_copy_default)
+linear_cross_entropy_default = kp.linear_cross_entropy.default(arg0_1, arg1_1, None, masked_fill_scalar, 1.0, 0.0, 128)
 getitem_2: f32[6] = <built-in function getitem>(linear_cross_entropy_default, 0)
 mul_tensor: f32[6] = aten.mul.Tensor(getitem_2, _to_copy_default)
 bitwise_not_default_1: b8[6] = aten.bitwise_not.default(ne_scalar)
@@ -119,6 +119,19 @@ CASES = {
     "a factor and a soft cap": lambda x, w, b, t: F.cross_entropy((F.linear(x, w, b) * 0.5 / 2).tanh() * 2.5, t),
     "a factor": lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b).float() / 8, t),
     "a negative factor": lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b) * -0.5, t),
+    "label smoothing": lambda x, w, b, t: F.cross_entropy(F.linear(x, w), t, label_smoothing=0.1),
+    "label smoothing, a sum": lambda x, w, b, t: F.cross_entropy(
+        F.linear(x, w, b) / 8, t, reduction="sum", label_smoothing=0.3
+    ),
+    "label smoothing, no reduction": lambda x, w, b, t: (
+        F.cross_entropy(3 * torch.tanh(F.linear(x, w) / 3), t, reduction="none", label_smoothing=1.0).square().sum()
+    ),
+    "label smoothing, class weights": lambda x, w, b, t: F.cross_entropy(
+        F.linear(x, w, b), t, weight=torch.arange(1.0, CLASSES + 1), label_smoothing=0.2
+    ),
+    "the sum of the log probabilities": lambda x, w, b, t: (
+        F.nll_loss(log_p := F.log_softmax(F.linear(x, w), -1), t) - 0.01 * log_p.sum(-1).square().mean()
+    ),
     "two heads": lambda x, w, b, t: plain(x, w, b, t) + 2 * F.cross_entropy(F.linear(x.tanh(), w * 3, b), t),
     "a tied embedding": lambda x, w, b, t: plain(F.embedding(t.clamp(0), w) * x, w, b, t),
 }
@@ -176,8 +189,16 @@ REFUSED = {
         lambda x, w, b, t: _with_logits(F.linear(x, w), t),
         "the gradient of the logits is also read by add",
     ),
-    "label smoothing": (
-        lambda x, w, b, t: F.cross_entropy(F.linear(x, w), t, label_smoothing=0.1),
+    "smoothing by learned class weights": (
+        lambda x, w, b, t: _smoothed_by(b, F.log_softmax(F.linear(x, w), -1), t),
+        "the log probabilities are also read by",
+    ),
+    "smoothing by other class weights": (
+        lambda x, w, b, t: _smoothed_by(b.detach(), F.log_softmax(F.linear(x, w), -1), t),
+        "the log probabilities are also read by",
+    ),
+    "two sums": (
+        lambda x, w, b, t: _summed_twice(F.log_softmax(F.linear(x, w), -1), t),
         "the log probabilities are also read by",
     ),
     "an entropy": (
@@ -226,6 +247,14 @@ def _with_logits(logits, target):
 
 def _with_entropy(log_p, target):
     return F.nll_loss(log_p, target) + (log_p.exp() * log_p).sum()
+
+
+def _smoothed_by(weights, log_p, target):
+    return F.nll_loss(log_p, target) - (log_p * weights).sum(-1).mean()
+
+
+def _summed_twice(log_p, target):
+    return F.nll_loss(log_p, target) - log_p.sum(-1).mean() + log_p.sum(0).square().sum()
 
 
 def _hooked(logits, target):

@@ -47,6 +47,11 @@ def test_repeated_layers_are_compiled_once(answers):
     assert answers["repeated_layers"]["programs"] == 6
 
 
+def test_a_large_head_is_computed_by_blocks_of_classes(answers):
+    assert answers["a_head_by_blocks"]["rewritten"] == [1, 1]
+    assert answers["a_head_by_blocks"]["difference"] < CLOSE
+
+
 def test_stock_goes_wrong_from_the_third_step(answers):
     first, second, *others = answers["stock"]
     assert max(first, second) < 1e-6

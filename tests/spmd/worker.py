@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch_xla
 import torch_xla.distributed.spmd as xs
@@ -35,6 +36,7 @@ from kp_dynamo import (
 )
 from kp_dynamo.compat import xla
 from kp_dynamo.telemetry import snapshot
+from tests.cross_entropies import fuse_small_heads
 
 STEPS = 20
 CHECKS: dict[str, Callable[[], Any]] = {}
@@ -195,6 +197,37 @@ def a_whole_step() -> Any:
         "loss": (loss.detach().cpu() - expected.detach()).abs().item(),
         "gradients": max((a.grad.cpu() - b.grad).abs().max().item() for a, b in gradients),
     }
+
+
+class Head(nn.Module):
+    """A head of 300 classes and its loss with smoothed labels, some of them ignored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.head = Block(), nn.Linear(16, 300)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.block(x)), target, label_smoothing=0.1)
+
+
+@check
+def a_head_by_blocks() -> Any:
+    """The weight of the head is sharded by classes, as its user may; the rows are sharded by the batch."""
+    torch.manual_seed(0)
+    eager = Head()
+    with pytest.MonkeyPatch.context() as patch:
+        rewritten = fuse_small_heads(patch)
+        found = []
+        for is_sharded in (False, True):
+            mine = devices().wrap_model(copy.deepcopy(eager))
+            if is_sharded:
+                xs.mark_sharding(mine.head.weight, mesh(4), (0, None))
+            x, target = batches()[0][0], torch.tensor([0, 299, -100, 7, 150, -100, 128, 1])
+            loss, expected = compiled(mine)(x.to("xla"), target.to("xla")), eager(x, target)
+            gradients = torch.autograd.grad(loss, list(mine.parameters()))
+            pairs = zip(gradients, torch.autograd.grad(expected, list(eager.parameters())), strict=True)
+            found.append(max((a.cpu() - b).abs().max().item() for a, b in [(loss.detach(), expected), *pairs]))
+    return {"difference": max(found), "rewritten": rewritten}
 
 
 @check

@@ -1,7 +1,7 @@
 """Matches a matmul, a log-softmax of its rows and their negative log likelihood, with the gradients of all three.
 
-Between the matmul and the log-softmax may stand what picks or reshapes rows, factors, and one tanh: the soft cap
-`cap * tanh(logits / cap)` of Gemma 2.
+The log-softmax may also be read by the sum of label smoothing. Between the matmul and the log-softmax may stand what
+picks or reshapes rows, factors, and one tanh: the soft cap `cap * tanh(logits / cap)` of Gemma 2.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kp_dynamo.graph.op_tables import DIVISIONS, MULTIPLICATIONS, RESHAPES
 from kp_dynamo.ops.linear_act import fits
 from kp_dynamo.passes.base import Refusal
 from kp_dynamo.passes.constants.values import MAX_FACTOR, factor_of
+from kp_dynamo.passes.cross_entropy.label_smoothing import Smoothing, smoothing_of, split_gradient
 from kp_dynamo.passes.linear.pattern import LINEAR_MATMULS
 
 aten = torch.ops.aten
@@ -77,11 +78,13 @@ class Gradients:
     Attributes:
         loss: aten.nll_loss_backward.
         chain: The gradient of the log-softmax and its successive users, to the gradient of the matmul's result.
+        smooth: The gradient of the sum of label smoothing, one number a row.
         d_x, d_weight, d_bias: The results: the matmul with the weight; those with x, [V, K] or [K, V]; the sums.
     """
 
     loss: fx.Node
     chain: tuple[fx.Node, ...]
+    smooth: fx.Node | None
     d_x: tuple[fx.Node, ...]
     d_weight: tuple[fx.Node, ...]
     d_bias: tuple[fx.Node, ...]
@@ -94,6 +97,7 @@ class Head:
     Attributes:
         chain: The matmul and its successive users before the log-softmax.
         loss: aten.nll_loss_forward, which reads rows [N, V].
+        smoothing: The sum of the log probabilities of a row, if the loss smooths its labels.
         is_read: Whether the logits have other readers, which need them whole.
     """
 
@@ -104,6 +108,7 @@ class Head:
     log_softmax: fx.Node
     loss: fx.Node
     scaling: Scaling = Scaling()
+    smoothing: Smoothing | None = None
     is_read: bool = False
     gradients: Gradients | None = None
 
@@ -137,7 +142,8 @@ def head_at(loss: fx.Node) -> Head | Refusal | None:
     if problem := _problem(head):
         return Refusal(chain[0], problem)
     reader = _reader(head)
-    found = _with_gradients(replace(head, scaling=scaling, is_read=reader is not None))
+    smoothing = smoothing_of(log_softmax, loss.args[2])  # type: ignore[arg-type]
+    found = _with_gradients(replace(head, scaling=scaling, smoothing=smoothing, is_read=reader is not None))
     if isinstance(found, Head) and found.is_read and found.gradients is None:
         return Refusal(chain[0], f"the logits are also read by {reader}, and no gradient of them is computed")
     return found
@@ -191,22 +197,25 @@ def _keeps_rows(node: fx.Node, num_classes: int) -> bool:
 
 
 def _with_gradients(head: Head) -> Head | Refusal:
-    readers = [user for user in head.log_softmax.users if user is not head.loss]
+    known = (head.loss, head.smoothing and head.smoothing.reader)
+    readers = [user for user in head.log_softmax.users if user not in known]
     if not readers:
         return head
     losses = [user for user in readers if user.target is aten.nll_loss_backward.default]
     softmaxes = [user for user in readers if user.target is aten._log_softmax_backward_data.default]
     if len(readers) != 2 or len(losses) != 1 or len(softmaxes) != 1:
         return Refusal(head.chain[0], f"the log probabilities are also read by {readers[-1].name}")
-    if softmaxes[0].args[0] is not losses[0] or len(losses[0].users) != 1:
+    parts = split_gradient(softmaxes[0].args[0], head.smoothing)  # type: ignore[arg-type]
+    if parts is None or parts[0] is not losses[0]:
         return Refusal(head.chain[0], f"the gradient of the log probabilities is also read or made by {softmaxes[0]}")
-    if losses[0].args[2:6] != head.loss.args[1:5]:
+    loss, smooth = parts
+    if loss.args[2:6] != head.loss.args[1:5]:
         return Refusal(head.chain[0], "the gradient of another loss reads the log probabilities")
-    found = _gradients(head, losses[0], softmaxes[0])
+    found = _gradients(head, loss, smooth, softmaxes[0])
     return found if isinstance(found, Refusal) else replace(head, gradients=found)
 
 
-def _gradients(head: Head, loss: fx.Node, softmax: fx.Node) -> Gradients | Refusal:
+def _gradients(head: Head, loss: fx.Node, smooth: fx.Node | None, softmax: fx.Node) -> Gradients | Refusal:
     chain = [softmax]
     while len(users := list(chain[-1].users)) == 1 and users[0].target in _BACKWARD:
         chain.append(users[0])
@@ -224,7 +233,7 @@ def _gradients(head: Head, loss: fx.Node, softmax: fx.Node) -> Gradients | Refus
         if kind is None:
             return Refusal(head.chain[0], f"the gradient of the logits is also read by {user.name}")
         results[kind] += list(user.users) if user.target is aten.t.default else [user]
-    return Gradients(loss, tuple(chain), **{name: tuple(nodes) for name, nodes in results.items()})
+    return Gradients(loss, tuple(chain), smooth, **{name: tuple(nodes) for name, nodes in results.items()})
 
 
 def _kind(user: fx.Node, d_logits: fx.Node, head: Head) -> str | None:
