@@ -11,6 +11,7 @@ from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUOptimizationError, TPUOutOfMemoryError
 from kp_dynamo.graph.editing import check_values
 from kp_dynamo.graph.least_memory import REMEDIES
+from kp_dynamo.graph.operand_dtypes import check_operand_dtypes
 from kp_dynamo.graph.places import Place, place_of
 from kp_dynamo.passes.base import GraphPass, PassReport
 from kp_dynamo.passes.layout.strides import keep_strides, result_values
@@ -25,11 +26,13 @@ def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions
     """Run the passes on `gm` in place; lint, recompile, time, count, trace and dump around each.
 
     Raises:
+        XLACompilationError: The operands of a matmul have several dtypes, as `check_operand_dtypes` says.
         TPUOptimizationError: A pass raised or left an ill-formed graph, or it refused a match and `strict` is set. The
             message names the pass and those that ran before it.
         TPUOutOfMemoryError: `checkpoint="auto"` cannot fit the budget.
         TPUConfigurationError: `dump_dir` cannot be written.
     """
+    check_operand_dtypes(gm.graph)
     reports: list[PassReport] = []
     start = time.perf_counter()
     dump_graph(gm, options, f"{graph_name}.0.captured")
