@@ -156,6 +156,9 @@ class CompileOptions:
     """Refusals, CPU fallbacks and graph surprises raise instead of warning. It is in the key because a program
     compiled without it may contain what it forbids."""
 
+    check_indices: bool = _option(False, rules.boolean())
+    """Indices out of range raise IndexError, as in eager: they are copied to the CPU in each call. For debug runs."""
+
     dump_dir: Path | None = _option(
         None, rules.folder() | rules.nothing(), not_in_key="it sets where graphs are written, not what is in them"
     )

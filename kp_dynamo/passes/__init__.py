@@ -7,6 +7,7 @@
 
 from kp_dynamo.passes.base import GraphPass
 from kp_dynamo.passes.cast_bf16 import CastBf16
+from kp_dynamo.passes.check_indices import CheckIndices
 from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fold_views import FoldViews
@@ -26,6 +27,7 @@ from kp_dynamo.passes.rewrite_stem_convolution import RewriteStemConvolution
 
 PASSES: tuple[type[GraphPass], ...] = (
     FoldConstants,  # constant tensors become numbers
+    CheckIndices,  # indices out of range raise; with the option of that name
     RewriteAttention,  # scores, mask, softmax and values become one kp::attention
     MaskPadding,  # ops that mix along a padded dimension see no padding
     FuseLinearCrossEntropy,  # a matmul and the cross entropy of its logits become one kp::linear_cross_entropy

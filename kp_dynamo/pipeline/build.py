@@ -12,6 +12,7 @@ from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.passes import PASSES
 from kp_dynamo.passes.base import GraphPass
 from kp_dynamo.passes.cast_bf16 import CastBf16
+from kp_dynamo.passes.check_indices import CheckIndices
 from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fold_views import FoldViews
@@ -56,6 +57,8 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), share
     ours: list[GraphPass] = [
         # First: the other passes then see Python numbers, not tensors that hold one.
         FoldConstants(),
+        # Before the loss of a large head is fused.
+        *([CheckIndices()] if options.check_indices else []),
         # Before the casts and the masks, which would insert nodes into the pattern that it matches.
         *([RewriteAttention()] if options.fuse else []),
         # Before the passes that introduce other operators: it has rules for ATen and kp::attention.

@@ -70,6 +70,12 @@ def plan_for(capture: Capture, options: CompileOptions, share: StepShare = WHOLE
             "donate='mutated' is invalid with lowering='stock': torch_xla's own bridge does not report which "
             "buffers it shares. Allowed: lowering='openxla', or donate='off'."
         )
+    if options.check_indices and (options.buckets is not None or options.lowering == "stock"):
+        other = "lowering='stock'" if options.buckets is None else "buckets"
+        raise TPUConfigurationError(
+            f"check_indices=True is invalid with {other}: padding may hold any index, and torch_xla's own bridge has "
+            "no operator that raises. Allowed: lowering='openxla' without buckets. Try: check in a run of its own."
+        )
     capture, bucketing = _bucketing(capture, options)
     pipeline = build_pipeline(options, bucketing.symbols if bucketing is not None else (), share)
     backward_pipeline = build_backward_pipeline(options)

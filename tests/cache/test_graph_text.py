@@ -242,6 +242,7 @@ OTHER_VALUES = {
     "disable_passes": ["cast_bf16"],
     "lowering": "stock",
     "strict": True,
+    "check_indices": True,
     "cache_size": 3,
     "dump_dir": "graphs",
 }

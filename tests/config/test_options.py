@@ -51,6 +51,7 @@ ANOTHER_VALUE = {
     "compile_timeout_s": 2.5,
     "lowering": "stock",
     "strict": True,
+    "check_indices": True,
     "dump_dir": Path("dumps"),
 }
 WRONG = {
@@ -74,6 +75,7 @@ WRONG = {
     "compile_timeout_s": [0, -1, "300", True],
     "lowering": ["torch_xla", None],
     "strict": [1, "true", None],
+    "check_indices": [1, "yes", None],
     "dump_dir": ["", b"dumps", 3, "a\0b", True],
 }
 PAIRS_WRONG = [(key, value) for key, values in WRONG.items() for value in values]
