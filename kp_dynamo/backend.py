@@ -10,8 +10,8 @@ from torch import fx
 
 from kp_dynamo.compat import importing, logging_calls, thread_state, xla
 from kp_dynamo.compat.versions import earlier_version
+from kp_dynamo.config.modes import accept_mode
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.telemetry import log
 
 
@@ -22,7 +22,7 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
         gm: Dynamo's graph.
         example_inputs: The graph inputs: all on the CPU (then the backend places them) or all on the XLA device.
         options: See `CompileOptions`.
-        mode: Only None or "default".
+        mode: None, "default" or "reduce-overhead", which mean the same.
 
     Returns:
         A callable with the arguments and results of `gm`.
@@ -31,11 +31,7 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
         TPUBackendError: Compilation failed, as one of its subclasses. torch wraps it in `BackendCompilerFailed`,
             as `.inner_exception`.
     """
-    if mode not in (None, "default"):
-        raise TPUConfigurationError(
-            f"mode={mode!r} is invalid: it is a mode of Inductor. Allowed: mode='default'. "
-            "Try: options={'level': ...}."
-        )
+    accept_mode(mode)
     chosen = CompileOptions.from_dict(options)
     xla.device()
     if (version := earlier_version()) is not None:

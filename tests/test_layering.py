@@ -59,8 +59,8 @@ MAY_IMPORT = {
         "kp_dynamo.exceptions",
     ),
     "kp_dynamo.backend": (
-        "torch", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions", "kp_dynamo.legacy_backend",
-        "kp_dynamo.session", "kp_dynamo.telemetry",
+        "torch", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.legacy_backend", "kp_dynamo.session",
+        "kp_dynamo.telemetry",
     ),
     "kp_dynamo.explanation": (
         "torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.graph", "kp_dynamo.runtime",
