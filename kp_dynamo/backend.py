@@ -70,6 +70,8 @@ def clear_cache() -> None:
 
 thread_state.install()
 logging_calls.install()
-# Dynamo traces before it calls a backend: XLA tensors with symbolic sizes must be traceable by then.
+# Dynamo traces before it calls a backend. By then its settings must be torch's, and XLA tensors with symbolic sizes
+# must be traceable.
 if "torch_xla" in sys.modules:
+    importing.restore_torch()
     importing.patch_torch_xla()

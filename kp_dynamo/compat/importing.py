@@ -1,9 +1,10 @@
-"""Import torch_xla once, without its changes to torch, and notice a fork."""
+"""Import torch_xla once, undo its changes to torch even if somebody else imported it, and notice a fork."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 import sys
 from types import ModuleType
@@ -13,6 +14,11 @@ import torch
 from kp_dynamo.compat import fast_extremes
 from kp_dynamo.compat.versions import check_versions, earlier_version
 from kp_dynamo.exceptions import TPUDeviceError, TPUNotAvailableError
+
+logger = logging.getLogger(__name__)
+
+# Settings of Dynamo that torch_xla 2.9 changes for every backend of the process, with the defaults of torch 2.9.
+_CHANGED_BY_TORCH_XLA = {"automatic_dynamic_shapes": True, "specialize_float": False}
 
 # Whether this process lost the XLA client in a fork; every compiled call reads it.
 forked = False
@@ -37,8 +43,7 @@ def load() -> ModuleType:
     check_versions()
     import torch._dynamo.config as dynamo_config
 
-    # torch_xla 2.9 changes both settings for every backend of the process.
-    before = {name: getattr(dynamo_config, name) for name in ("automatic_dynamic_shapes", "specialize_float")}
+    before = {name: getattr(dynamo_config, name) for name in _CHANGED_BY_TORCH_XLA}
     # Without an explicit device, torch_xla probes for a TPU's metadata server before it uses the CPU.
     if fast_extremes.is_on_cpu():
         os.environ["PJRT_DEVICE"] = "CPU"
@@ -55,8 +60,29 @@ def load() -> ModuleType:
         if is_first:
             # torch_xla 2.9 replaces it with its own GRU, which fails on the CPU.
             torch.nn.GRU = gru  # type: ignore[misc]
+    if not is_first:
+        restore_torch()
     patch_torch_xla()
     return torch_xla
+
+
+@functools.cache
+def restore_torch() -> None:
+    """Give torch back what torch_xla changed when somebody else imported it, such as the Trainer of transformers.
+
+    What was set before that import is unknown, so the settings get torch's defaults. Once: what is set later stays.
+    """
+    if load.cache_info().currsize or earlier_version() is not None:
+        return
+    import torch._dynamo.config as dynamo_config
+    from torch_xla.experimental.gru import GRU
+
+    for name, default in _CHANGED_BY_TORCH_XLA.items():
+        if getattr(dynamo_config, name) != default:
+            logger.info("torch_xla had changed torch._dynamo.config.%s; it is %s again.", name, default)
+            setattr(dynamo_config, name, default)
+    if torch.nn.GRU is GRU:
+        torch.nn.GRU = torch.nn.modules.rnn.GRU  # type: ignore[misc]
 
 
 def patch_torch_xla() -> None:
