@@ -46,7 +46,7 @@ setup: $(READY)
 $(READY): pyproject.toml setup.cfg constraints.txt
 	@echo "Setting up $(VENV): some minutes and 8 GB the first time"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tpu,test,bench]"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tpu,test,bench,friends]"
 	@touch $@
 
 demo: $(READY)

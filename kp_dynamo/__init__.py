@@ -150,8 +150,8 @@ _keep_nan()
 
 
 def __getattr__(name: str) -> object:
-    if name == "telemetry":
-        return import_module("kp_dynamo.telemetry")
+    if name in ("integrations", "telemetry"):
+        return import_module(f"kp_dynamo.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME_OF[name]), name)

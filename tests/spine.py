@@ -109,9 +109,10 @@ def _counts() -> dict[str, int]:
     }
 
 
-def run_script(source: str, env: Mapping[str, str] | None = None) -> str:
+def run_script(source: str, env: Mapping[str, str] | None = None, timeout_s: float = 120) -> str:
     """What a process of its own prints when it runs `source`; fails with its error output if it fails."""
     environment = {**os.environ, "PJRT_DEVICE": "CPU", **(env or {})}
-    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -76,6 +76,7 @@ MAY_IMPORT = {
         "kp_dynamo.config", "kp_dynamo.exceptions", "kp_dynamo.explanation", "kp_dynamo.hardware",
         "kp_dynamo.lowering", "kp_dynamo.session", "kp_dynamo.telemetry",
     ),
+    "kp_dynamo.integrations": ("accelerate", "kp_dynamo.config", "kp_dynamo.exceptions"),
     # The documented path of two names of the object API.
     "kp_dynamo.validation": ("kp_dynamo.api",),
     "kp_dynamo.cli": ("torch", "kp_dynamo.aot", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.explanation"),
@@ -90,6 +91,7 @@ ONLY_IMPORTED_BY = {
     "libtpu": ("kp_dynamo.aot",),
     "kp_dynamo.passes": ("kp_dynamo.passes", "kp_dynamo.pipeline"),
     "safetensors": ("kp_dynamo.api.checkpoint",),
+    "accelerate": ("kp_dynamo.integrations",),
     "passes": (),  # the link at the root is for readers
     "tests": (),
     "bench": (),

@@ -145,7 +145,7 @@ def test_the_wheel_says_what_it_is(wheel):
     assert entry_points.split() == ["[torch_dynamo_backends]", "kp_tpu", "=", "kp_dynamo.backend:kp_tpu"]
     assert top_level == "kp_dynamo\n"
     assert {"Requires-Dist: torch<2.10,>=2.9", "Requires-Dist: torch_xla<2.10,>=2.9"} <= set(described)
-    assert {f"Provides-Extra: {extra}" for extra in ("tpu", "test", "bench")} <= set(described)
+    assert {f"Provides-Extra: {extra}" for extra in ("tpu", "test", "bench", "friends")} <= set(described)
 
 
 @pytest.mark.slow
@@ -162,3 +162,7 @@ def test_the_wheel_compiles_in_an_empty_environment(wheel):
 
 def test_telemetry_is_there_after_the_import_alone():
     _run("import kp_dynamo\nassert kp_dynamo.telemetry.snapshot()")
+
+
+def test_the_integrations_are_there_after_the_import_alone():
+    _run("import kp_dynamo\nassert kp_dynamo.integrations.enable_accelerate")
