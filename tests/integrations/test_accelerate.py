@@ -219,6 +219,7 @@ EAGER = {f"{name} eager": {**case, "compiled": False, "regional": False} for nam
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # two processes, each with many trainings
 def test_twenty_steps_lose_as_eager_does():
     """On the CPU, where the backend copies the model, and on the XLA device, to which accelerate moves it."""
     on_cpu = losses_of("accelerator", {**CASES, **EAGER}, {"USE_TORCH_XLA": "0"})

@@ -32,6 +32,7 @@ def _eager(case):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # two processes, each with many trainings
 def test_twenty_steps_lose_as_eager_does():
     """On the CPU, where the backend copies the model, and on the XLA device, to which the Trainer moves it."""
     eager = {f"{name} eager": _eager(case) for name, case in CASES.items()}

@@ -26,7 +26,7 @@ warnings.simplefilter("ignore")
 from tests.integrations.training_runs import main
 main({library!r}, {cases!r})
 """
-    return json.loads(run_script(source, environment, timeout_s=540).splitlines()[-1])
+    return json.loads(run_script(source, environment, timeout_s=1500).splitlines()[-1])
 
 
 def main(library: str, cases: dict[str, Case]) -> None:
