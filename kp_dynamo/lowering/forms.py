@@ -21,6 +21,7 @@ from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
 from kp_dynamo.lowering.index_forms import INDEX_FORMS
 from kp_dynamo.lowering.integer_forms import INTEGER_FORMS
 from kp_dynamo.lowering.linalg_forms import LINALG_FORMS
+from kp_dynamo.lowering.loop_forms import LOOP_FORMS, SHARDED_LOOP_FORMS
 from kp_dynamo.lowering.norm_forms import NORM_FORMS
 from kp_dynamo.lowering.order_forms import ORDER_FORMS
 from kp_dynamo.lowering.pool_forms import POOL_FORMS
@@ -38,7 +39,7 @@ from kp_dynamo.lowering.view_forms import VIEW_FORMS
 FORMS: dict[Any, Callable[..., Any]] = {
     **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS,
     **LINALG_FORMS, **CAST_FORMS, **INTEGER_FORMS, **COMPARISON_FORMS, **INDEX_FORMS, **SCATTER_FORMS,
-    **SOFTMAX_FORMS, **SCAN_FORMS, **ORDER_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS, **COMPLEX_POWERS,
+    **SOFTMAX_FORMS, **SCAN_FORMS, **ORDER_FORMS, **LOOP_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS, **COMPLEX_POWERS,
 }  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
         return None
     form = FORMS.get(target, target)
     if is_sharded:
-        form = SHARDED_PADS.get(target, form)
+        form = {**SHARDED_PADS, **SHARDED_LOOP_FORMS}.get(target, form)
     if target in SCATTERS and is_sharded:
         form = partial(scattered, form)
     if (wide := in_float32(target, form)) is not target:
