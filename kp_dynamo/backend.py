@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from kp_dynamo.compat import importing, logging_calls, thread_state, xla
+from kp_dynamo.compat import importing, logging_calls, recurrent_modules, thread_state, xla
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.modes import accept_mode
 from kp_dynamo.config.options import CompileOptions
@@ -49,6 +49,7 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
 
 kp_tpu.takes_block_calls = True  # type: ignore[attr-defined]  # blocks.block_calls.choose asks
 kp_tpu.moves_log_calls = True  # type: ignore[attr-defined]  # compat.logging_calls asks
+kp_tpu.traces_recurrent = True  # type: ignore[attr-defined]  # compat.recurrent_modules asks
 
 
 def cache_stats() -> dict[str, Any]:
@@ -70,6 +71,7 @@ def clear_cache() -> None:
 
 thread_state.install()
 logging_calls.install()
+recurrent_modules.install()
 # Dynamo traces before it calls a backend. By then its settings must be torch's, and XLA tensors with symbolic sizes
 # must be traceable.
 if "torch_xla" in sys.modules:

@@ -15,9 +15,17 @@ from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutatio
 def backend_of_trace() -> Callable[..., Any] | None:
     """The backend that Dynamo traces for, without torch's wrappers; None inside the body of a higher-order operator."""
     output = InstructionTranslator.current_tx().output
-    if output.current_tracer.parent is not None:
-        return None
-    found: Any = output.compiler_fn
+    return backend_of_frame() if output.current_tracer.parent is None else None
+
+
+def backend_of_frame() -> Callable[..., Any]:
+    """As `backend_of_trace`, and the same inside the body of a higher-order operator."""
+    return without_wrappers(InstructionTranslator.current_tx().output.compiler_fn)
+
+
+def without_wrappers(backend: Any) -> Callable[..., Any]:
+    """A backend as it was given to `torch.compile`, or as its name was registered."""
+    found = backend
     while True:
         inner = getattr(found, "_torchdynamo_orig_callable", None) or getattr(found, "compiler_fn", None)
         if inner is None or inner is found:

@@ -1,7 +1,7 @@
 """Keep Dynamo out of torch_xla 2.9's GRU, which replaces `torch.nn.GRU` when torch_xla is imported.
 
 It runs torch_xla's own loop, which compiles its body itself and only takes XLA tensors. If Dynamo compiles it piece by
-piece, the process aborts. So Dynamo breaks the graph there, and CPU tensors use torch's GRU.
+piece, the process aborts. So Dynamo traces torch's GRU, and CPU tensors use it too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def install() -> None:
     @functools.wraps(plain)
     def forward(self: Any, input: Any, hx: Any = None) -> Any:
         data = input if isinstance(input, torch.Tensor) else input.data
-        return (loop if data.device.type == "xla" else plain)(self, input, hx)
+        is_eager = data.device.type == "xla" and not torch.compiler.is_compiling()
+        return (loop if is_eager else plain)(self, input, hx)
 
     GRU.forward = forward

@@ -22,7 +22,7 @@ from kp_dynamo.cache.compile_key import CompileKey
 from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture.capture import Capture, read_capture
-from kp_dynamo.compat import chips, logging_calls
+from kp_dynamo.compat import chips, logging_calls, recurrent_modules
 from kp_dynamo.compat.dynamo_trace import RestartTrace
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.error_boundary import translate_errors
@@ -115,6 +115,8 @@ class Session:
         backend.takes_block_calls = self._export is None  # type: ignore[attr-defined]  # block_calls.choose asks
         logging_calls.install()
         backend.moves_log_calls = True  # type: ignore[attr-defined]  # compat.logging_calls asks
+        recurrent_modules.install()
+        backend.traces_recurrent = True  # type: ignore[attr-defined]  # compat.recurrent_modules asks
         return backend
 
     def _around_calls(self, capture: Capture, options: CompileOptions) -> Callable[..., Any] | None:
