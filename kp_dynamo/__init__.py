@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from kp_dynamo.config.options import CompileOptions
     from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
     from kp_dynamo.explanation.explain import Explanation, explain
+    from kp_dynamo.integrations.generation import compile_for_generation
     from kp_dynamo.passes.base import GraphPass, PassReport
     from kp_dynamo.passes.flash_attention import FlashAttention
 
@@ -97,6 +98,7 @@ __all__ = [
     "cache_stats",
     "clear_cache",
     "compile_blocks",
+    "compile_for_generation",
     "create_xla_integration",
     "explain",
     "kp_tpu",
@@ -133,6 +135,7 @@ _HOME_OF = {
     "XLAUtilities": "kp_dynamo.api.xla_utilities",
     "aot_compile": "kp_dynamo.aot.compiling",
     "compile_blocks": "kp_dynamo.block_compiler",
+    "compile_for_generation": "kp_dynamo.integrations.generation",
     "cache_stats": "kp_dynamo.backend",
     "clear_cache": "kp_dynamo.backend",
     "create_xla_integration": "kp_dynamo.api.xla_optimizations",

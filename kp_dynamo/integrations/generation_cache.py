@@ -1,0 +1,146 @@
+"""The cache of `compile_for_generation`: keys and values [B, H, L, D] on the device, of one length L for all requests.
+
+B is the batch size, H the number of key heads, L the `max_length`, and D the size of a head. transformers' `generate`
+sees a `RequestCache`. A program sees `DeviceLayer`s, whose tensors are its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.cache_utils import Cache, EncoderDecoderCache, StaticLayer
+
+from kp_dynamo.exceptions import TPUModelPreparationError
+from kp_dynamo.integrations.device_weights import substituted
+
+
+class LayerShape(NamedTuple):
+    """The key heads, the size of a head, and the dtype of one layer."""
+
+    num_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+class DeviceLayer(StaticLayer):
+    """A layer inside a program. `num_seen` is the number of tokens that earlier calls wrote.
+
+    transformers' own layers count the rows that are not zero. Here rows after the true length hold values of the
+    padding, or of an earlier request.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, num_seen: Any) -> None:
+        super().__init__(max_cache_len=keys.shape[2])
+        self.max_batch_size, self.num_heads, _, self.head_dim = keys.shape
+        self.dtype, self.device = keys.dtype, keys.device
+        self.keys, self.values, self.is_initialized = keys, values, True
+        self.num_seen = num_seen
+
+    def get_seq_length(self) -> Any:
+        return self.num_seen
+
+
+def layers_of(tensors: Sequence[Tensor], num_seen: Any) -> Cache:
+    """A cache inside a program, from the keys and values of each layer in turn."""
+    pairs = zip(tensors[::2], tensors[1::2], strict=True)
+    return Cache(layers=[DeviceLayer(keys, values, num_seen) for keys, values in pairs])
+
+
+class RequestCache(Cache):
+    """The cache of one request, as `generate` sees it.
+
+    Sliding-window layers are of full length too: the masks hold the window, so padding cannot push tokens out of it.
+
+    Attributes:
+        tensors: Keys and values of each layer in turn.
+        cross: The same for the cross-attention of an encoder-decoder model; otherwise empty.
+        num_seen: How many tokens the cache holds.
+        order: The rows of the cache that the next step continues, in beam search; None for all in order.
+    """
+
+    def __init__(self, tensors: list[Tensor], cross: list[Tensor]) -> None:
+        length = tensors[0].shape[2]
+        super().__init__(layers=[StaticLayer(length) for _ in tensors[::2]])
+        self.tensors, self.cross = tensors, cross
+        self.num_seen = 0
+        self.order: Tensor | None = None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.num_seen
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Leaves the work to the next step's program."""
+        self.order = beam_idx.long()
+
+
+class CacheShapes(NamedTuple):
+    """The layers of a model's cache; `cross` is empty if the model has no encoder."""
+
+    own: tuple[LayerShape, ...]
+    cross: tuple[LayerShape, ...]
+
+    def allocate(self, batch: int, length: int, device: torch.device) -> RequestCache:
+        """Zeros on the device, copied from the CPU: `torch.zeros` there would compile a program for each shape."""
+
+        def zeros(shape: LayerShape) -> Tensor:
+            return torch.zeros(batch, shape.num_heads, length, shape.head_dim, dtype=shape.dtype).to(device)
+
+        own, cross = ([zeros(shape) for shape in part for _ in range(2)] for part in self)
+        return RequestCache(own, cross)
+
+
+class _OneTokenLayer(StaticLayer):
+    def __init__(self) -> None:
+        super().__init__(max_cache_len=1)
+
+
+class _OneToken(Cache):
+    """Grows by a layer when the model writes one. Nothing of it depends on values."""
+
+    is_compileable = True
+
+    def __init__(self) -> None:
+        super().__init__(layer_class_to_replicate=_OneTokenLayer)
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        return 1
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+def cache_shapes(model: nn.Module) -> CacheShapes:
+    """The shapes of a model's cache, from a forward of one token with fake tensors.
+
+    Raises:
+        TPUModelPreparationError: The model does not write one static cache entry a layer.
+    """
+    own, cross = _OneToken(), _OneToken()
+    try:
+        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), substituted(model, _fake):
+            token = torch.zeros(1, 1, dtype=torch.int64)
+            given: dict[str, Any] = {"input_ids": token, "attention_mask": token + 1, "cache_position": token[0]}
+            given |= {"past_key_values": own, "use_cache": True}
+            if model.config.is_encoder_decoder:  # type: ignore[union-attr]
+                given |= {"past_key_values": EncoderDecoderCache(own, cross), "decoder_input_ids": token}
+            model(**given)
+        return CacheShapes(_shapes(own), _shapes(cross))
+    except Exception as cause:
+        raise TPUModelPreparationError(
+            f"{type(model).__name__} cannot use a static cache: one token with fake tensors failed with "
+            f"{type(cause).__name__}: {cause}. Allowed: models that generate with cache_implementation='static'."
+        ) from cause
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return nn.Parameter(fake, requires_grad=False) if isinstance(tensor, nn.Parameter) else fake
+
+
+def _shapes(cache: Cache) -> tuple[LayerShape, ...]:
+    written = [layer.keys for layer in cache.layers if layer.keys is not None]
+    return tuple(LayerShape(keys.shape[1], keys.shape[3], keys.dtype) for keys in written)
