@@ -76,13 +76,12 @@ MAY_IMPORT = {
         "kp_dynamo.config", "kp_dynamo.exceptions", "kp_dynamo.explanation", "kp_dynamo.hardware",
         "kp_dynamo.lowering", "kp_dynamo.session", "kp_dynamo.telemetry",
     ),
-    "kp_dynamo.integrations": ("accelerate", "kp_dynamo.config", "kp_dynamo.exceptions"),
     # The documented path of two names of the object API.
     "kp_dynamo.validation": ("kp_dynamo.api",),
     # The libraries that people use with the backend. A module imports its own, and nothing imports the module.
     "kp_dynamo.integrations": (
-        "torch", "transformers", "kp_dynamo.buckets", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions",
-        "kp_dynamo.session",
+        "torch", "accelerate", "transformers", "kp_dynamo.buckets", "kp_dynamo.compat", "kp_dynamo.config",
+        "kp_dynamo.exceptions", "kp_dynamo.session",
     ),
     "kp_dynamo.cli": ("torch", "kp_dynamo.aot", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.explanation"),
     "kp_dynamo.__main__": ("kp_dynamo.cli",),
