@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
 
-from kp_dynamo.compat import importing, logging_calls, recurrent_modules, thread_state, xla
+from kp_dynamo import uncompiled_frames
+from kp_dynamo.compat import given_up_frames, importing, logging_calls, recurrent_modules, thread_state, xla
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.modes import accept_mode
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.telemetry import log
+from kp_dynamo.telemetry.counters import TELEMETRY
 
 
 def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, mode: str | None = None) -> Any:
@@ -31,6 +34,7 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
         TPUBackendError: Compilation failed, as one of its subclasses. torch wraps it in `BackendCompilerFailed`,
             as `.inner_exception`.
     """
+    TELEMETRY.count("captures")
     accept_mode(mode)
     chosen = CompileOptions.from_dict(options)
     xla.device()
@@ -50,6 +54,7 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
 kp_tpu.takes_block_calls = True  # type: ignore[attr-defined]  # blocks.block_calls.choose asks
 kp_tpu.moves_log_calls = True  # type: ignore[attr-defined]  # compat.logging_calls asks
 kp_tpu.traces_recurrent = True  # type: ignore[attr-defined]  # compat.recurrent_modules asks
+kp_tpu.on_given_up = uncompiled_frames.report  # type: ignore[attr-defined]  # compat.given_up_frames asks
 
 
 def cache_stats() -> dict[str, Any]:
@@ -72,6 +77,8 @@ def clear_cache() -> None:
 thread_state.install()
 logging_calls.install()
 recurrent_modules.install()
+given_up_frames.install()
+atexit.register(uncompiled_frames.warn_if_unused)
 # Dynamo traces before it calls a backend. By then its settings must be torch's, and XLA tensors with symbolic sizes
 # must be traceable.
 if "torch_xla" in sys.modules:

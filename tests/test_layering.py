@@ -49,10 +49,14 @@ MAY_IMPORT = {
         "torch", "sympy", "numpy", "matplotlib", "kp_dynamo.autograd", "kp_dynamo.cache", "kp_dynamo.capture",
         "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.lowering", "kp_dynamo.passes", "kp_dynamo.telemetry",
     ),
+    "kp_dynamo.uncompiled_frames": (
+        "torch", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions", "kp_dynamo.telemetry",
+    ),
     "kp_dynamo.session": (
         "torch", "kp_dynamo.autograd", "kp_dynamo.blocks", "kp_dynamo.buckets", "kp_dynamo.cache", "kp_dynamo.capture",
         "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.error_boundary", "kp_dynamo.exceptions", "kp_dynamo.graph",
         "kp_dynamo.hardware", "kp_dynamo.lowering", "kp_dynamo.pipeline", "kp_dynamo.runtime", "kp_dynamo.telemetry",
+        "kp_dynamo.uncompiled_frames",
     ),
     "kp_dynamo.legacy_backend": (
         "torch", "kp_dynamo.capture", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.error_boundary",
@@ -60,7 +64,7 @@ MAY_IMPORT = {
     ),
     "kp_dynamo.backend": (
         "torch", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.legacy_backend", "kp_dynamo.session",
-        "kp_dynamo.telemetry",
+        "kp_dynamo.telemetry", "kp_dynamo.uncompiled_frames",
     ),
     "kp_dynamo.explanation": (
         "torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.graph", "kp_dynamo.runtime",

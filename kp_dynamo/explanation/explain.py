@@ -7,10 +7,18 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.compat import xla
+from kp_dynamo.compat import given_up_frames, xla
+from kp_dynamo.compat.given_up_frames import GivenUp
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.explanation.reports import Explanation
-from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks, run_backward, uncompiled_call
+from kp_dynamo.explanation.run_once import (
+    dynamo_seconds,
+    fresh_dynamo,
+    graph_breaks,
+    run_backward,
+    uncompiled_call,
+    uncompiled_frame,
+)
 
 __all__ = ["Explanation", "explain"]
 
@@ -49,12 +57,17 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
         log_event(event)
         recorder(event)
 
-    session = Session(chosen.cache_size, observe=observe)
+    session, given_up = Session(chosen.cache_size, observe=observe), list[GivenUp]()
+    backend = session.as_backend(chosen)
+    if not chosen.strict:
+        backend.on_given_up = given_up.append  # type: ignore[attr-defined]
 
     with fresh_dynamo():
         dynamo_before = dynamo_seconds()
-        run_backward(torch.compile(uncompiled_call(model), backend=session.as_backend(chosen))(*args, **kwargs))
+        run_backward(torch.compile(uncompiled_call(model), backend=backend)(*args, **kwargs))
+        given_up_frames.collect()
         return Explanation(
+            uncompiled=tuple(uncompiled_frame(found) for found in dict.fromkeys(given_up)),
             graph_breaks=graph_breaks(),
             captures=tuple(recorder.captures),
             divisions=tuple(recorder.divisions),

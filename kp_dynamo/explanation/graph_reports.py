@@ -10,6 +10,19 @@ from kp_dynamo.graph.places import Place
 
 
 @dataclass(frozen=True)
+class UncompiledFrame:
+    """A function that Dynamo gave up, so that it ran eagerly.
+
+    Attributes:
+        line: The line at which Dynamo gave up, or the beginning of the function: "model.py:12 in forward".
+        reason: Why, in Dynamo's words.
+    """
+
+    line: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class GraphBreak:
     """A graph break of Dynamo.
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from kp_dynamo.explanation.graph_reports import CaptureReport, DivisionReport, FallbackReport, GraphBreak, GraphReport
+from kp_dynamo.explanation.graph_reports import (
+    CaptureReport,
+    DivisionReport,
+    FallbackReport,
+    GraphBreak,
+    GraphReport,
+    UncompiledFrame,
+)
 from kp_dynamo.explanation.pass_text import first_places
 from kp_dynamo.explanation.text_layout import rows_with_details
 from kp_dynamo.graph.places import Place, short_line
@@ -18,6 +25,14 @@ def section(title: str, items: Sequence[T], lines: Callable[[Sequence[T]], Itera
     yield f"{title}: {len(items) or 'none'}"
     if items:
         yield from (f"  {line}" for line in lines(items))
+
+
+def uncompiled_lines(frames: Sequence[UncompiledFrame]) -> Iterator[str]:
+    """The functions that Dynamo gave up; nothing if there are none."""
+    if frames:
+        yield f"NOT COMPILED, runs eagerly: {len(frames)}"
+    for found in frames:
+        yield f"  {short_line(found.line)}: {found.reason.strip().splitlines()[0]}"
 
 
 def break_lines(breaks: Sequence[GraphBreak]) -> Iterator[str]:

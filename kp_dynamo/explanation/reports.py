@@ -13,6 +13,7 @@ from kp_dynamo.explanation.graph_reports import (
     GraphBreak,
     GraphReport,
     PassOnGraph,
+    UncompiledFrame,
 )
 from kp_dynamo.explanation.pass_text import pass_lines
 from kp_dynamo.explanation.report_text import (
@@ -22,6 +23,7 @@ from kp_dynamo.explanation.report_text import (
     fallback_lines,
     graph_lines,
     section,
+    uncompiled_lines,
 )
 from kp_dynamo.explanation.text_layout import counted, wrapped
 
@@ -38,6 +40,7 @@ class Explanation:
         graphs: The graphs that were lowered.
         fallbacks: Operators that ran on the CPU.
         seconds: Time by stage: "dynamo", "aot" (AOTAutograd, partition and keys), "passes", "trace", "xla".
+        uncompiled: Functions that Dynamo gave up, which ran eagerly.
     """
 
     graph_breaks: tuple[GraphBreak, ...]
@@ -47,6 +50,7 @@ class Explanation:
     graphs: tuple[GraphReport, ...]
     fallbacks: tuple[FallbackReport, ...]
     seconds: dict[str, float]
+    uncompiled: tuple[UncompiledFrame, ...] = ()
 
     @property
     def num_programs(self) -> int:
@@ -76,6 +80,7 @@ class Explanation:
         """
         return wrapped(
             [
+                *uncompiled_lines(self.uncompiled),
                 *section("graph breaks", self.graph_breaks, break_lines),
                 *section("graphs captured by Dynamo", self.captures, capture_lines),
                 *division_lines(self.divisions, verbose),

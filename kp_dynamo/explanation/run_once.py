@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from kp_dynamo.explanation.graph_reports import GraphBreak
+from kp_dynamo.compat.given_up_frames import GivenUp
+from kp_dynamo.explanation.graph_reports import GraphBreak, UncompiledFrame
 from kp_dynamo.graph.source_lines import frame_line
 
 
@@ -67,6 +68,11 @@ def dynamo_seconds() -> float:
 def graph_breaks() -> tuple[GraphBreak, ...]:
     """The graph breaks that Dynamo recorded since its last reset, including those before the first operator."""
     return tuple(_graph_break(r.reason, r.user_stack) for r in torch._dynamo.utils.graph_break_reasons)
+
+
+def uncompiled_frame(found: GivenUp) -> UncompiledFrame:
+    """A frame that Dynamo gave up, for a report."""
+    return UncompiledFrame(found.line or found.frame, found.reason)
 
 
 def _graph_break(reason: str, user_stack: Sequence[FrameSummary]) -> GraphBreak:

@@ -22,7 +22,7 @@ from kp_dynamo.cache.compile_key import CompileKey
 from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture.capture import Capture, read_capture
-from kp_dynamo.compat import chips, logging_calls, recurrent_modules
+from kp_dynamo.compat import chips, given_up_frames, logging_calls, recurrent_modules
 from kp_dynamo.compat.dynamo_trace import RestartTrace
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.error_boundary import translate_errors
@@ -41,6 +41,7 @@ from kp_dynamo.session.padded_pieces import padded_pieces
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.time_budget import time_budget
+from kp_dynamo.uncompiled_frames import report_as
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,8 @@ class Session:
         backend.moves_log_calls = True  # type: ignore[attr-defined]  # compat.logging_calls asks
         recurrent_modules.install()
         backend.traces_recurrent = True  # type: ignore[attr-defined]  # compat.recurrent_modules asks
+        given_up_frames.install()
+        backend.on_given_up = partial(report_as, strict=options.strict)  # type: ignore[attr-defined]
         return backend
 
     def _around_calls(self, capture: Capture, options: CompileOptions) -> Callable[..., Any] | None:

@@ -56,6 +56,8 @@ def snapshot() -> dict[str, Any]:
     """
     with TELEMETRY._lock:
         return {
+            "captures": TELEMETRY.counts["captures"],
+            "uncompiled_frames": TELEMETRY.counts["uncompiled_frames"],
             "graphs": TELEMETRY.counts["graphs"],
             "programs": TELEMETRY.counts["programs"],
             "aot_traces": TELEMETRY.counts["aot_traces"],
