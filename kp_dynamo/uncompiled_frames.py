@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _SIZE = re.compile(r"tensor '(?P<source>.+?)' size mismatch at index (?P<dim>\d+)")
 _LENGTH = re.compile(r"len\((?P<source>L\[.+?\][^)]*)\)")
-_SOURCE = re.compile(r"L\['\w+'\][\w.\[\]']*")
+_COMPARED = re.compile(r"(?:not )?(?P<name>[A-Za-z_][\w.\[\]']*)(?= [=!<>]| is )")
 _CACHE = re.compile(r"past|cache|key_value", re.IGNORECASE)
 
 
@@ -81,9 +81,9 @@ def _recompiled(reason: str) -> tuple[str, str]:
                 f"Try: kp_dynamo.mark_sequence({name}, {dim}) before the first call, and the option buckets='pow2'."
             )
         return f"the length of {name} differs from call to call", f"Try: pass a tensor of a fixed size, {limit}"
-    why = reason.split(": ", 1)[-1].split("  #")[0].strip()
-    if source := _SOURCE.search(why):
-        name = python_name(source[0])
+    why = python_name(reason.split(": ", 1)[-1].split("  #")[0].strip())
+    if compared := _COMPARED.match(why):
+        name = compared["name"]
         return f"{name} differs ({why})", f"Try: keep {name} the same in all calls, or pass it as a tensor, {limit}"
     return why or "Dynamo gives no reason", f"Try: TORCH_LOGS=recompiles, which shows each reason, {limit}"
 

@@ -181,13 +181,3 @@ run = torch.compile(model, backend="kp_tpu")
 @pytest.mark.parametrize(("call", "is_said"), [("run.generate(torch.ones(3))", True), ("run(torch.ones(3))", False)])
 def test_a_process_that_compiled_nothing_says_so_at_exit(call: str, is_said: bool) -> None:
     assert ("nothing was compiled with it" in run_script(UNUSED.format(call=call))) == is_said
-
-
-def test_a_padding_mask_of_an_encoder_in_evaluation_is_compiled(caplog) -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2).eval()
-    x, mask = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    with torch.no_grad():
-        found = explain(lambda x: model(x, src_key_padding_mask=mask), x)
-        assert not found.uncompiled
-        assert found.num_programs
