@@ -100,6 +100,7 @@ def warn_if_unused() -> None:
     if "kp_tpu" in registry._COMPILER_FNS and not TELEMETRY.counts["captures"]:
         logger.warning(
             "this process asked for backend='kp_tpu', and nothing was compiled with it. No compiled function was "
-            "called, or Dynamo gave up all of them. A method of the model, such as torch.compile(model).generate, is "
-            "not compiled: compile what it calls, with model.forward = torch.compile(model.forward, backend='kp_tpu')."
+            "called, or Dynamo gave up all of them. A method of the model is not compiled: for torch.compile(model)"
+            ".generate, use kp_dynamo.compile_for_generation; for another method, compile what it calls, with "
+            "model.forward = torch.compile(model.forward, backend='kp_tpu')."
         )

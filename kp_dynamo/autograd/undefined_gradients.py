@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType
 
-from kp_dynamo.graph.nodes import is_tangent, primal_inputs
+from kp_dynamo.graph.nodes import called_name, is_tangent, primal_inputs
 
 _WITH_TANGENT = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 _ZEROS = ("angle", "copysign", "sgn", "sign")
@@ -152,9 +152,8 @@ def _has_own_backward(node: fx.Node) -> bool:
 
 def _gives_zeros(node: fx.Node) -> bool:
     """Whether a node's gradients are zeros that the joint graph makes without the gradient of its result."""
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
     value = node.meta.get("example_value")
-    is_named = str(name).split(".")[0].rstrip("_") in _ZEROS
+    is_named = called_name(node).split(".")[0].rstrip("_") in _ZEROS
     return is_named and isinstance(value, torch.Tensor) and value.requires_grad
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from kp_dynamo.blocks.regions import called_name
+from kp_dynamo.graph.nodes import called_name
 
 _VIEWS = ("getitem", "view", "reshape", "contiguous", "squeeze", "unsqueeze", "flatten")
 _CASTS = ("float", "to")

@@ -16,8 +16,8 @@ from torch import fx
 
 from kp_dynamo.blocks.constant_values import computed, independent
 from kp_dynamo.blocks.copies import copied
-from kp_dynamo.blocks.regions import called_name
 from kp_dynamo.capture.capture import Capture
+from kp_dynamo.graph.nodes import called_name
 
 _MAX_ELEMENTS = 1 << 26  # a mask of 8192 x 8192
 # They read their operands whatever the strides are, unlike a view.

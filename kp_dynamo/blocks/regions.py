@@ -72,8 +72,3 @@ def is_level_of_torch_func(node: fx.Node) -> bool:
 def name_of(node: fx.Node) -> str:
     """The name of the function that a node calls."""
     return str(getattr(node.target, "__name__", ""))
-
-
-def called_name(node: fx.Node) -> str:
-    """The name of the function or method that a node calls."""
-    return node.target if node.op == "call_method" else name_of(node)  # type: ignore[return-value]

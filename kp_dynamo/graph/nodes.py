@@ -20,6 +20,11 @@ def tensor_of(node: object) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def called_name(node: fx.Node) -> str:
+    """The name of the function or method that a node of Dynamo's graph calls; "" if it has none."""
+    return str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+
+
 def fake_of(node: fx.Node) -> torch.Tensor:
     """The fake tensor of a node whose value is known to be a single tensor."""
     value = tensor_of(node)

@@ -34,7 +34,7 @@ class RewriteStemConvolution:
     Fires on aten.convolution and the gradients of its weight and bias (aten.convolution_backward), of images with at
     most `most` channels, with a stride of at least 2 from row to row and a kernel of several rows.
 
-    Leaves alone dilation, groups, symbolic sizes, images or results that are not contiguous, and gradients of images.
+    Leaves alone dilation, groups, symbolic sizes, operands that are not contiguous, and gradients of images.
 
     Attributes:
         most: The most channels of an image.
