@@ -184,7 +184,17 @@ def test_the_dictionary_is_json():
     read = json.loads(json.dumps(explanation.to_dict()))
     assert read["totals"] == {"programs": 2, "hits": 0, "misses": 1}
     assert read["fallbacks"][0]["op"] == "aten.special_erfcx.default"
-    assert set(read) == {"graph_breaks", "captures", "divisions", "passes", "graphs", "fallbacks", "seconds", "totals"}
+    assert set(read) == {
+        "graph_breaks",
+        "captures",
+        "divisions",
+        "passes",
+        "graphs",
+        "fallbacks",
+        "seconds",
+        "uncompiled",
+        "totals",
+    }
 
 
 def test_keyword_arguments_reach_the_model():
