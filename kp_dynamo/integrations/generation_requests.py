@@ -49,7 +49,7 @@ class Requests:
     def __init__(self, model: nn.Module, max_length: int, buckets: Buckets, options: dict[str, Any]) -> None:
         self.max_length, self._buckets = max_length, buckets
         self._has_encoder = bool(model.config.is_encoder_decoder)  # type: ignore[union-attr]
-        self._shapes = cache_shapes(model)
+        self._shapes, self._dtype = cache_shapes(model), model.dtype
         self._weights, self._programs = DeviceWeights(model), Programs(model, options)
         self._model = model
         self._last: RequestCache | None = None
@@ -75,6 +75,8 @@ class Requests:
     def new_cache(self, batch: int) -> RequestCache:
         """The cache of a request of `batch` rows. It reuses the buffers of the last request if that had as many."""
         last, self._last = self._last, None
+        if self._model.dtype != self._dtype:  # model.bfloat16() since the last request
+            last, self._shapes, self._dtype = None, cache_shapes(self._model), self._model.dtype
         if last is not None and last.tensors[0].shape[0] == batch:
             self._last = RequestCache(last.tensors, last.cross)
         else:

@@ -325,6 +325,17 @@ def test_changed_weights_are_seen():
 
 
 @pytest.mark.slow
+def test_a_model_that_is_cast_gets_a_cache_of_its_dtype():
+    model = wide(llama())
+    compiled = kp_dynamo.compile_for_generation(model, max_length=64, options=EXACT)
+    given = prompts(2, 6)
+    compiled.generate(given, max_new_tokens=6)
+    model.double()
+    wanted = model.generate(given, max_new_tokens=6)
+    assert torch.equal(compiled.generate(given, max_new_tokens=6), wanted)
+
+
+@pytest.mark.slow
 def test_nan_of_a_request_stays_in_it():
     model = wide(llama())
     compiled = kp_dynamo.compile_for_generation(model, max_length=64, options=EXACT)
