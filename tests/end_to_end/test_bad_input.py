@@ -71,7 +71,7 @@ BAD_OPTIONS = [
     ),
     (
         {"disable_passes": ["nonsense"]},
-        "disable_passes=['nonsense'] is invalid: unknown pass. Allowed: cast_bf16, checkpoint_attention",
+        "disable_passes=['nonsense'] is invalid: unknown pass. Allowed: cast_bf16, check_indices, checkpoint_attention",
     ),
     ({3: 4}, "option 3 is unknown"),
 ]
