@@ -74,6 +74,8 @@ def test_importing_the_package_is_cheap():
 def test_importing_every_module_neither_imports_torch_xla_nor_changes_dynamo():
     modules = [p.relative_to(ROOT).with_suffix("") for p in (ROOT / "kp_dynamo").rglob("*.py")]
     names = [".".join(m.parts).removesuffix(".__init__") for m in modules if m.stem != "__main__"]
+    # Each imports its library, of which some import torch_xla.
+    names = [name for name in names if not name.startswith("kp_dynamo.integrations.")]
     code = f"""
 import sys, importlib, torch._dynamo.config as config
 before = config.get_config_copy()
