@@ -247,16 +247,16 @@ def test_a_bfloat16_model_and_autocast_have_eagers_dtypes(kind: str) -> None:
 
 
 def test_the_steps_are_compiled_once() -> None:
-    """The issue's bound: 512 steps compile in at most twice the time of 32. The While's body has no length."""
-    seconds = []
-    for steps in (4, 32, 512):  # the first warms up
+    """The body of the While has no length. In CPU-seconds, which other processes do not change."""
+    seconds: dict[int, list[float]] = {4: [], 32: [], 512: []}
+    for steps in (4, 32, 512, 32, 512):  # the first warms up
         clear_cache()
         torch._dynamo.reset()
         stack, x = nn.LSTM(8, 8, num_layers=2), torch.randn(steps, 2, 8, requires_grad=True)
-        start = time.perf_counter()
+        start = time.process_time()
         compiled(stack, fullgraph=True)(x)[0].sum().backward()
-        seconds.append(time.perf_counter() - start)
-    assert seconds[2] <= 2 * seconds[1] + 0.5  # half a second of noise
+        seconds[steps].append(time.process_time() - start)
+    assert min(seconds[512]) <= 2 * min(seconds[32])
 
 
 def test_checkpoint_and_repeated_layers() -> None:

@@ -104,7 +104,7 @@ def slow(*values: object) -> object:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("make", [llama, gpt2, slow(qwen3), slow(mistral)])
+@pytest.mark.parametrize("make", [llama, slow(gpt2), slow(qwen3), slow(mistral)])
 def test_greedy_tokens_are_those_of_eager(make):
     model = wide(make())
     compiled = kp_dynamo.compile_for_generation(model, max_length=64, options=EXACT)
@@ -126,6 +126,7 @@ def test_beam_search_is_that_of_eager(make, mode):
     assert torch.equal(compiled.generate(**given, max_new_tokens=10, **mode), wanted)
 
 
+@pytest.mark.slow
 def test_encoder_decoder_with_prompts_of_several_lengths():
     model = wide(t5())
     compiled = kp_dynamo.compile_for_generation(model, max_length=64, options=EXACT)
