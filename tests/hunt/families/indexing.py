@@ -29,7 +29,7 @@ _SORTED = (
     "{0}.scatter_add({1}, {0}.argsort({1}), {0})", "torch.zeros_like({0}).scatter({1}, {0}.argmax({1}, keepdim=True), 1.0)", "{0}.quantile(0.3, dim={1})",
     "{0}.scatter_reduce({1}, {0}.argsort({1}), {0}, 'amax')", "{0}.cummax({1}).values", "{0}.mode({1}).values", "torch.diff({0}, dim={1})", "{0}.renorm(2, {1}, 1.0)",
     "{0}.softmax({1}).cumsum({1})", "{0}.unique_consecutive(dim=0)", "{0}.select({1}, 0)", "{0}.narrow({1}, 0, 1)", "{0}.masked_scatter({0} > 0, {0}.flatten() * 2)", "{0}.scatter({1}, {0}.argsort({1}).repeat_interleave(2, {1}), 1.5)", "torch.aminmax({0}, dim={1})[1]", "{0}.round().sort({1}, stable=True)[1]", "({0} * 2).round().argsort({1}, stable=True, descending=True)",
-    "torch.where({0} > 1, {0} / 0 - {0} / 0, {0}).nan_to_num(9.0).sort({1}).values", "torch.where({0} > 1, {0} - float('nan'), {0}).sort({1})[1]", "{0}.nanmedian({1}).values",
+    "torch.where({0} > 1, {0} / 0 - {0} / 0, {0}).nan_to_num(9.0).sort({1}).values", "torch.where({0} > 1, {0} - float('nan'), {0}).sort({1}, stable=True)[1]", "{0}.nanmedian({1}).values",
 )  # fmt: skip
 
 
