@@ -40,10 +40,13 @@ print(snapshot()["graphs"])
 """
 
 
-@pytest.mark.parametrize(("order", "graphs"), [(LOADED_AFTER, 2), (LOADED_BEFORE, 2)], ids=["after", "before"])
-def test_what_an_import_of_the_trainer_changes_is_undone(order, graphs):
+@pytest.mark.parametrize(
+    "order",
+    [pytest.param(LOADED_AFTER, id="after"), pytest.param(LOADED_BEFORE, id="before", marks=pytest.mark.slow)],
+)
+def test_what_an_import_of_the_trainer_changes_is_undone(order):
     source = f"def double(x):\n    return 2 * x\n{order}{CHECKS}"
-    assert int(run_script(source, {"USE_TORCH_XLA": "1"}).split()[-1]) == graphs
+    assert int(run_script(source, {"USE_TORCH_XLA": "1"}).split()[-1]) == 2
 
 
 @pytest.mark.slow

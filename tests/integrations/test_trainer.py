@@ -63,6 +63,7 @@ def test_the_variable_that_training_arguments_set(tmp_path):
     assert TorchDynamoPlugin().to_kwargs() == {"backend": "kp_tpu", "options": {"strict": True}}
 
 
+@pytest.mark.slow
 def test_the_default_optimizer_is_refused_beside_torch_xla(tmp_path):
     """The pitfall of the page. If it is gone, so may the line there."""
     enable_accelerate()
