@@ -28,7 +28,7 @@ def section(title: str, items: Sequence[T], lines: Callable[[Sequence[T]], Itera
 
 
 def uncompiled_lines(frames: Sequence[UncompiledFrame]) -> Iterator[str]:
-    """The functions that Dynamo gave up; nothing if there are none."""
+    """The functions that Dynamo gave up, with their number before them; no line if it gave up no function."""
     if frames:
         yield f"NOT COMPILED, runs eagerly: {len(frames)}"
     for found in frames:

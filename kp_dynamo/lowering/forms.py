@@ -42,6 +42,9 @@ FORMS: dict[Any, Callable[..., Any]] = {
     **SOFTMAX_FORMS, **SCAN_FORMS, **ORDER_FORMS, **LOOP_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS, **COMPLEX_POWERS,
 }  # fmt: skip
 
+# Under SPMD, these come before `FORMS`.
+SHARDED_FORMS: dict[Any, Callable[..., Any]] = {**SHARDED_PADS, **SHARDED_LOOP_FORMS}
+
 
 def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
     """The form that replaces an operator while a graph is traced; None if torch_xla's own lowering is right.
@@ -54,7 +57,7 @@ def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:
         return None
     form = FORMS.get(target, target)
     if is_sharded:
-        form = {**SHARDED_PADS, **SHARDED_LOOP_FORMS}.get(target, form)
+        form = SHARDED_FORMS.get(target, form)
     if target in SCATTERS and is_sharded:
         form = partial(scattered, form)
     if (wide := in_float32(target, form)) is not target:

@@ -24,7 +24,7 @@ class Smoothing:
     Attributes:
         reader: The reader of the log probabilities: the sum, or the product with the class weights before it.
         total: The sum, [N].
-        weights: The view [1, V] of the class weights; None if there are none.
+        weights: The view [1, V] of the class weights; None if the loss has no class weights.
     """
 
     reader: fx.Node
