@@ -12,6 +12,7 @@ kinds, and nothing of torch is patched to see them:
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import sys
 import time
@@ -69,6 +70,9 @@ class _Started:
 
 
 _started: dict[str, _Started] = {}
+
+# Its wrapper of `step` breaks the graph on purpose; Dynamo then compiles the step inside.
+_OPTIMIZER = inspect.getfile(torch.optim.Optimizer)
 _PACKED = "its input is a packed sequence (PackedSequence): its steps have batches of different sizes"
 
 
@@ -111,7 +115,9 @@ def _on_start() -> str:
     if _on_end not in callback_handler.end_callbacks:
         callback_handler.register_end_callback(_on_end)
     context = _compilation()
-    if context is not None and (report := _report_of(context["compiler_fn"])) is not None and not context["one_graph"]:
+    if context is None or context["code"].co_filename == _OPTIMIZER:
+        return ""
+    if (report := _report_of(context["compiler_fn"])) is not None and not context["one_graph"]:
         options = _options_of(context["compiler_fn"])
         number = str(CompileContext.current_compile_id())
         complaints, breaks = Counter(counters["unimplemented"]), len(graph_break_reasons)

@@ -94,6 +94,17 @@ def test_a_graph_break_is_no_frame_that_is_given_up(caplog) -> None:
     assert not warnings_of(caplog)
 
 
+def test_the_step_of_an_optimizer_is_no_frame_that_is_given_up(caplog) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    step = torch.compile(lambda: optimizer.step(), backend="kp_tpu", options={"strict": True})
+    with torch.no_grad():
+        step()
+        torch.compile(lambda x: x + 1, backend="kp_tpu")(torch.ones(2))
+    assert "gave up" not in caplog.text
+
+
 def test_other_backends_are_not_reported(caplog) -> None:
     compiled(torch.sin)(torch.ones(3))
     torch.compile(given_up, backend="eager")(torch.ones(3))
