@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 
 def inputs_on_cpu(inputs: Sequence[Any]) -> list[Any]:
@@ -35,8 +36,16 @@ def _fake_mode() -> FakeTensorMode:
 
 def _cpu_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     is_ours = isinstance(tensor, FakeTensor) and tensor.fake_mode is mode
-    like = tensor if is_ours else _dynamo_fake(tensor, mode)
+    like = tensor if is_ours or _has_only_numbers(tensor) else _dynamo_fake(tensor, mode)
     return cpu_fake(like, tensor, mode)
+
+
+def _has_only_numbers(tensor: torch.Tensor) -> bool:
+    """Whether Dynamo's fake of a tensor has no symbols, so that the tensor itself tells its sizes and strides."""
+    context = TracingContext.try_get()
+    symbolic = context.tensor_to_context.get(tensor) if context is not None else None
+    is_static = symbolic is not None and all(size is DimDynamic.STATIC for size in symbolic.dynamic_sizes)
+    return is_static and type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_contiguous()
 
 
 def cpu_fake(like: torch.Tensor, tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:

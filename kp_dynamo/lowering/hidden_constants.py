@@ -52,6 +52,8 @@ def hidden(constant: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
 
 def divided(x: torch.Tensor, divisor: float) -> torch.Tensor:
     """x / divisor for a floating-point x, rounded once."""
+    if _is_power_of_two(divisor):
+        return x / divisor  # XLA's product with the reciprocal is exact, and the program is smaller
     return x / hidden(torch.full((), divisor, dtype=x.dtype, device=x.device), x)
 
 

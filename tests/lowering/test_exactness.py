@@ -6,7 +6,9 @@ XLA's algebra divides by a constant by multiplying with its reciprocal, and adds
 import pytest
 import torch
 import torch.nn.functional as F
+import torch_xla
 
+from kp_dynamo.lowering import hidden_constants
 from tests.spine import DEVICES, compiled, on
 
 WHOLE = torch.arange(1, 400).float()
@@ -98,3 +100,12 @@ def test_other_dtypes(dtype):
 
     x = (torch.arange(1, 40) * 41).to(dtype)
     torch.testing.assert_close(compiled(fn)(x), fn(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("count", "hides"), [(41, True), (64, False), (96, True)])
+def test_a_count_whose_reciprocal_is_exact_is_not_hidden(count, hides):
+    # Each hidden count is six operations of a program.
+    x = torch.full((3, count), 7.1, device="xla")
+    average = hidden_constants.mean(x, [1])
+    assert ("select" in torch_xla._XLAC._get_xla_tensors_hlo([average])) == hides
+    torch.testing.assert_close(average.cpu(), torch.full((3,), 7.1), rtol=0 if count == 64 else 1e-6, atol=0)
