@@ -20,7 +20,7 @@ from kp_dynamo.capture.cpu_view import retarget_to_cpu
 from kp_dynamo.capture.exponents import specialize_exponents
 from kp_dynamo.capture.held_tensors import lift_held_tensors
 from kp_dynamo.capture.inactive_dropout import remove_inactive_dropout
-from kp_dynamo.capture.inputs_on_cpu import inputs_on_cpu, is_fake
+from kp_dynamo.capture.inputs_on_cpu import has_static_sizes, inputs_on_cpu, is_fake
 from kp_dynamo.capture.nested_regions import inline_nested_regions
 from kp_dynamo.capture.nested_tensors import refuse_nested_tensors
 from kp_dynamo.capture.tensor_devices import placement_mode
@@ -147,10 +147,7 @@ def _is_plain(value: Any) -> bool:
         return all(isinstance(size, int) for size in value.shape)
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return False
-    context = torch._guards.TracingContext.try_get()
-    symbolic = context.tensor_to_context.get(value) if context is not None else None
-    sizes = getattr(symbolic, "dynamic_sizes", ())
-    return all(size is torch.fx.experimental.symbolic_shapes.DimDynamic.STATIC for size in sizes)
+    return has_static_sizes(value)
 
 
 def _has_numbers(gm: fx.GraphModule) -> bool:

@@ -42,10 +42,20 @@ def _cpu_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 def _has_only_numbers(tensor: torch.Tensor) -> bool:
     """Whether Dynamo's fake of a tensor has no symbols, so that the tensor itself tells its sizes and strides."""
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and tensor.is_contiguous() and has_static_sizes(tensor)
+
+
+def has_static_sizes(tensor: torch.Tensor) -> bool:
+    """Whether Dynamo traces a tensor of the caller with numbers for all of its sizes."""
+    sizes = getattr(_symbolic_context(tensor), "dynamic_sizes", ())
+    return all(size is DimDynamic.STATIC for size in sizes)
+
+
+def _symbolic_context(tensor: torch.Tensor) -> Any:
+    """How Dynamo chose the symbols of a tensor; None if it saw no such tensor."""
     context = TracingContext.try_get()
-    symbolic = context.tensor_to_context.get(tensor) if context is not None else None
-    is_static = symbolic is not None and all(size is DimDynamic.STATIC for size in symbolic.dynamic_sizes)
-    return is_static and type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_contiguous()
+    return context.tensor_to_context.get(tensor) if context is not None else None
 
 
 def cpu_fake(like: torch.Tensor, tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
@@ -61,8 +71,7 @@ def cpu_fake(like: torch.Tensor, tensor: torch.Tensor, mode: FakeTensorMode) -> 
 
 def _dynamo_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     """The fake tensor that Dynamo made for `tensor`, with the symbols and sources of its sizes."""
-    context = TracingContext.try_get()
-    symbolic = context.tensor_to_context.get(tensor) if context is not None else None
+    symbolic = _symbolic_context(tensor)
     if symbolic is None:
         return mode.from_tensor(tensor, static_shapes=True)
     return mode.from_tensor(tensor, symbolic_context=symbolic, source=symbolic.tensor_source, trace=False)
