@@ -44,9 +44,11 @@ def primal_inputs(graph: fx.Graph) -> list[fx.Node]:
 
 def backward_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Nodes of a joint graph that depend on an incoming gradient."""
-    found: set[fx.Node] = set()
+    found = {node for node in graph.find_nodes(op="placeholder") if is_tangent(node)}
+    if not found:  # an inference graph: several passes ask
+        return found
     for node in graph.nodes:
-        if is_tangent(node) or any(source in found for source in node.all_input_nodes):
+        if not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return {node for node in found if node.op != "output"}
 
