@@ -97,7 +97,7 @@ def test_results_and_gradients_are_those_of_eager(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"blocks": "on"}, {"checkpoint": "blocks"}, {"donate": "mutated"}], ids=str)
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
 def test_other_options_devices_and_lengths(options, device, monkeypatch):
     rewritten = fuse_small_heads(monkeypatch)
     model = Model()
@@ -147,7 +147,7 @@ def test_autocast_that_ends_before_the_logits_are_upcast(device, monkeypatch):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
 def test_autocast_around_the_head(inside, device, monkeypatch):
     """The gradient of the logits is computed under the autocast of the forward, as in eager."""
     rewritten = fuse_small_heads(monkeypatch)

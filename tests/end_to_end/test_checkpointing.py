@@ -98,6 +98,7 @@ def test_an_invalid_share_raises_with_the_allowed_values(share):
     assert isinstance(caught.value.inner_exception, TPUConfigurationError)
 
 
+@pytest.mark.slow
 def test_optimizer_state_takes_its_room():
     model, _ = model_and_reference()
     options = {"checkpoint": "auto", "memory_budget_gb": 0.0105, "precision": "float32"}

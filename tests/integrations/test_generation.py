@@ -114,10 +114,9 @@ def test_greedy_tokens_are_those_of_eager(make):
         assert torch.equal(compiled.generate(**given, max_new_tokens=12), wanted)
 
 
-@pytest.mark.parametrize("make", [llama, slow(t5)])
-@pytest.mark.parametrize(
-    "mode", [{"num_beams": 3}, slow({"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5})]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [llama, t5])
+@pytest.mark.parametrize("mode", [{"num_beams": 3}, {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5}])
 def test_beam_search_is_that_of_eager(make, mode):
     model = wide(make())
     compiled = kp_dynamo.compile_for_generation(model, max_length=64, options=EXACT)
@@ -227,14 +226,9 @@ def test_sampling_repeats_under_a_seed_and_is_that_of_eager():
     assert not torch.equal(sample(compiled, 6), first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "mode",
-    [
-        slow({"temperature": 0.6}),
-        slow({"top_k": 5}),
-        slow({"top_p": 0.7}),
-        {"temperature": 1.5, "top_k": 12, "top_p": 0.8},
-    ],
+    "mode", [{"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.7}, {"temperature": 1.5, "top_k": 12, "top_p": 0.8}]
 )
 def test_samples_are_distributed_as_softmax_says(mode):
     """Of the second token, which the decoding program makes; the first is the same in all rows."""
