@@ -55,11 +55,27 @@ def _norm_inside(args: Any, results: Any) -> torch.Tensor:
     return args[0].abs().max() * results[2].abs().max()
 
 
+def _norm_backward_inside(rstd: int) -> Callable[[Any, Any], torch.Tensor]:
+    """Of a backward whose argument at this position is one over the deviation."""
+
+    def size(args: Any, _: Any) -> torch.Tensor:
+        if args[rstd] is None or args[rstd].numel() == 0:  # BatchNorm in evaluation, which only multiplies
+            return args[0].new_zeros(())
+        return args[0].abs().max() * args[rstd].abs().max()
+
+    return size
+
+
 # What operators round inside, where digits cancel: the size of that in the result, from arguments and results. GELU
 # adds 1 to `erf`, which is near -1. Norms subtract the mean from `x`, which XLA may fuse with the product that `x` is.
+# Their backwards subtract two sums over the gradient, which cancel: where one element of a row stands out, all but
+# `eps / variance` of the gradient does.
 _INSIDE: dict[Any, Callable[[Any, Any], torch.Tensor]] = {
     _aten.gelu: lambda args, result: args[0].abs() / 2,
     **dict.fromkeys((_aten.native_layer_norm, _aten.native_group_norm, _aten.native_batch_norm), _norm_inside),
+    _aten.native_layer_norm_backward: _norm_backward_inside(4),
+    _aten.native_group_norm_backward: _norm_backward_inside(3),
+    _aten.native_batch_norm_backward: _norm_backward_inside(6),
 }
 # Take `x`, which may have been stored in bfloat16 for them, and its mean and deviation, which may be those of `x`
 # before that: XLA keeps excess precision where it fuses.
@@ -134,7 +150,7 @@ class Jitter(TorchDispatchMode):
 
     def _moved_inside(self, packet: Any, args: Any, results: Any) -> Any:
         first = results[0] if isinstance(results, tuple) else results
-        if packet not in _INSIDE or first.numel() == 0:
+        if packet not in _INSIDE or first is None or first.numel() == 0:  # None: no gradient is asked for
             return results
         size = _INSIDE[packet](args, results).nan_to_num(0.0, 0.0, 0.0)
         first.add_((size * (self._factor(first, 0.0) - 1)).to(first.dtype))

@@ -201,6 +201,20 @@ def test_what_cancels_inside_an_operator_moves():
     assert 1e-8 < (tail - torch.nn.functional.gelu(torch.tensor(-5.2).double())).abs().max() < 2**-23 * 2.6
 
 
+def test_sums_that_cancel_in_the_backward_of_a_norm_move():
+    """Of an element that stands out, all but `eps / variance` of the gradient cancels, in sums that round apart."""
+    x = torch.tensor([[0, 0.49, 0, 0]], requires_grad=True)
+    d_y = torch.tensor([[-0.43, 0, 0.26, 0.17]])
+    result = torch.nn.functional.layer_norm(x, (4,))
+    [exact] = torch.autograd.grad(torch.nn.functional.layer_norm(x.double(), (4,)), x, d_y.double())
+    found = []
+    for number in range(6):
+        with Jitter("nothing", number):
+            found += torch.autograd.grad(result, x, d_y, retain_graph=True)
+    errors = [(one - exact)[0, 1].abs().item() for one in found]
+    assert 1e-8 < max(errors) < 2**-22 * 0.43 * 4.7
+
+
 ONE_LINEAR = """
 class Model(nn.Module):
     def __init__(self):
