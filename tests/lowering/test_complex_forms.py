@@ -53,7 +53,9 @@ def assert_equal_where_eager_is_a_number(mine, eager):
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
-@pytest.mark.parametrize("fn", [*OF_PARTS, torch.exp, torch.sgn], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", [*OF_PARTS, torch.exp, torch.sgn, torch.sigmoid, torch.square], ids=lambda fn: fn.__name__
+)
 def test_at_extremes(fn, dtype):
     """XLA multiplies by an infinity or divides by its size where C99 has a limit: exp(-inf + inf j) is 0."""
     # On the CPU: `.cpu()` of an XLA tensor of complex128 loses its imaginary part.
