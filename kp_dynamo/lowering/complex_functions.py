@@ -93,7 +93,7 @@ def _expm1(a: torch.Tensor, b: torch.Tensor) -> Parts:
     return a.expm1() * b.cos() - 2 * half * half, imaginary
 
 
-def _sigmoid(z: torch.Tensor) -> torch.Tensor:
+def _sigmoid(z: torch.Tensor) -> Any:
     """1 / (1 + exp(-z)), as ATen. XLA's own logistic function is NaN at inf + inf i, where the limit is 1."""
     if not z.is_complex():
         return aten.sigmoid.default(z)
