@@ -93,13 +93,11 @@ def _expm1(a: torch.Tensor, b: torch.Tensor) -> Parts:
     return a.expm1() * b.cos() - 2 * half * half, imaginary
 
 
-def _sigmoid(z: torch.Tensor) -> Any:
+def _sigmoid(a: torch.Tensor, b: torch.Tensor) -> Parts:
     """1 / (1 + exp(-z)), as ATen. XLA's own logistic function is NaN at inf + inf i, where the limit is 1."""
-    if not z.is_complex():
-        return aten.sigmoid.default(z)
-    real, imaginary = exp(*split(-z))
+    real, imaginary = exp(-a, -b)
     real = torch.where(imaginary.isnan(), imaginary, real)  # no limit without an angle: XLA's reciprocal would be 0
-    return join(1 + real, imaginary).reciprocal()
+    return split(join(1 + real, imaginary).reciprocal())
 
 
 def _of_parts(form: Callable[[torch.Tensor, torch.Tensor], Parts], op: Any, factor: float = 1.0) -> Any:
@@ -136,5 +134,5 @@ COMPLEX_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.exp.default: _of_parts(exp, aten.exp.default),
     aten.expm1.default: _of_parts(_expm1, aten.expm1.default),
     aten.sgn.default: _of_parts(_sgn, aten.sgn.default),
-    aten.sigmoid.default: _sigmoid,
+    aten.sigmoid.default: _of_parts(_sigmoid, aten.sigmoid.default),
 }
