@@ -161,7 +161,6 @@ print(torch.nn.GRU(3, 4)(torch.ones(2, 1, 3))[0].shape)
     assert run_script(source).strip() == "torch.Size([2, 1, 4])"
 
 
-@pytest.mark.slow
 def test_the_gru_of_torch_xla_runs_beside_compiled_code():
     """`import torch_xla` puts it in the place of torch.nn.GRU. Compiled in pieces it ended the process."""
     source = """
