@@ -22,7 +22,7 @@ from kp_dynamo.blocks.head_chain import HeadChain, head_chain
 from kp_dynamo.blocks.node_effects import effects_of
 from kp_dynamo.blocks.regions import Region, name_of, regions
 
-_LOSSES = ("cross_entropy", "nll_loss")
+_LOSSES = ("cross_entropy", "nll_loss", "gather", "logsumexp")
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
     linear_cross_entropy(x, weight, bias, target, scale, soft_cap, block, smooth_weights=None)
         -> (loss, statistics, smooth_loss)
     linear_cross_entropy_backward(grad, x, weight, bias, target, scale, soft_cap, block, statistics,
-                                  smooth_weights=None, smooth_grad=None, *, out_dtype=None)
+                                  smooth_weights=None, smooth_grad=None, lse_grad=None, *, out_dtype=None)
         -> (d_x, d_weight, d_bias)
 
     x [N, K], weight [V, K], bias [V] or None, target [N] of 0 to V - 1, smooth_weights [V] or None; loss, smooth_loss,
-    grad and smooth_grad [N]; statistics [2, N], the maximum of a row's logits and the logarithm of the sum of their
-    exponentials after it is subtracted
+    grad, smooth_grad and lse_grad [N]; statistics [2, N], the maximum of a row's logits and the logarithm of the sum of
+    their exponentials after it is subtracted
 
 `loss` is the negative log probability of each row's target under the softmax of its logits, and has no reduction. The
 logits are scale * (x @ weight.T + bias), or soft_cap * tanh(that / soft_cap) unless soft_cap is 0 (Gemma 2).
@@ -16,7 +16,10 @@ logits are scale * (x @ weight.T + bias), or soft_cap * tanh(that / soft_cap) un
 smoothing (Szegedy et al., arXiv:1512.00567); without weights it has the size 0. At most `block` columns of the logits
 exist at a time, in float32 (float64 for float64 operands); the backward computes them again. The running maximum and
 sum are those of Milakov and Gimelshein, arXiv:1805.02867; the gradient of a row is grad * (softmax - one_hot(target)) +
-smooth_grad * (sum(smooth_weights) * softmax - smooth_weights).
+smooth_grad * (sum(smooth_weights) * softmax - smooth_weights) + lse_grad * softmax.
+
+The sum of the two statistics is the log-sum-exp of a row, which a z-loss squares (Chowdhery et al., arXiv:2204.02311).
+`lse_grad` is its gradient.
 
 A pass inserts the operators into graphs after autograd, so they need no derivatives.
 """
@@ -40,7 +43,7 @@ _library.define(
 )
 _library.define(
     f"linear_cross_entropy_backward(Tensor grad, {_HEAD}, Tensor statistics, Tensor? smooth_weights=None, "
-    "Tensor? smooth_grad=None, *, ScalarType? out_dtype=None) -> (Tensor, Tensor, Tensor)",
+    "Tensor? smooth_grad=None, Tensor? lse_grad=None, *, ScalarType? out_dtype=None) -> (Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 

@@ -115,12 +115,12 @@ def losses(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def gradients(grad: Tensor, *arguments: Any, out_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """(d_x, d_weight, d_bias) of the arguments of `kp::linear_cross_entropy_backward`."""
-    head, (statistics, *smooth) = Head(*arguments[:NUM_OPERANDS]), arguments[NUM_OPERANDS:]
+    head, (statistics, *others) = Head(*arguments[:NUM_OPERANDS]), arguments[NUM_OPERANDS:]
     x, result = head.x.to(head.dtype), out_dtype or head.x.dtype
     d_x, d_weight, d_bias = torch.zeros_like(x), [], []
     for columns in head.columns():
         logits, d_x = head.logits(columns, after=d_x)
-        d_logits = _d_logits(head, logits, columns, statistics, grad, *smooth)
+        d_logits = _d_logits(head, logits, columns, statistics, grad, *others)
         # Rounded as the gradient of the logits is where they are whole.
         rounded = d_logits.to(head.x.dtype).to(head.dtype)
         d_x = d_x + rounded @ head.weight[columns].to(head.dtype)
@@ -137,14 +137,17 @@ def _d_logits(
     grad: Tensor,
     smooth_weights: Tensor | None = None,
     smooth_grad: Tensor | None = None,
+    lse_grad: Tensor | None = None,
 ) -> Tensor:
-    """The derivative of both losses by a block of the matmul and bias."""
+    """The derivative of the losses and the log-sum-exp by a block of the matmul and bias."""
     capped = head.capped(logits)
     softmax = torch.exp((capped - statistics[0, :, None]) - statistics[1, :, None])
     found = (softmax - head.is_target(columns).to(head.dtype)) * grad.to(head.dtype)[:, None]
     if smooth_weights is not None and smooth_grad is not None:
         weights = smooth_weights.to(head.dtype)
         found = found + (weights.sum() * softmax - weights[columns]) * smooth_grad.to(head.dtype)[:, None]
+    if lse_grad is not None:
+        found = found + softmax * lse_grad.to(head.dtype)[:, None]
     if head.soft_cap:
         found = found * (1 - torch.square(capped / head.soft_cap))
     return found if head.scale == 1 else found * head.scale

@@ -92,6 +92,28 @@ def test_the_second_loss_of_label_smoothing_and_its_gradients(rows, classes, blo
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("smooth", [False, True])
+@pytest.mark.parametrize(("scale", "cap"), [(1.0, 0.0), (-2.0, 0.7)])
+@pytest.mark.parametrize("block", [5, 50])
+def test_the_log_sum_exp_and_its_gradient_beside_the_loss(block, scale, cap, smooth):
+    x, weight, bias, grad = operands(6, 8, 50)
+    target, lse_grad = torch.arange(6), grad.flip(0) * 2
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    logits = F.linear(*leaves) * scale
+    logits = cap * torch.tanh(logits / cap) if cap else logits
+    losses = [F.cross_entropy(logits, target, reduction="none"), logits.logsumexp(1)]
+    sums = [-F.log_softmax(logits, 1).sum(1)] if smooth else []
+    expected = torch.autograd.grad(losses + sums, leaves, [grad, lse_grad, grad + 1][: 2 + smooth])
+    detached = [t.detach() for t in leaves]
+    weights = torch.ones(50, dtype=torch.float64) if smooth else None
+    _, statistics, _ = forward(*detached, target, scale, cap, block, weights)
+    torch.testing.assert_close(statistics.sum(0), losses[1].detach())
+    second = (weights, grad + 1 if smooth else None)
+    found = backward(grad, *detached, target, scale, cap, block, statistics, *second, lse_grad)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_the_second_loss_of_extreme_rows_is_eagers(value):
     x, weight, bias, _ = operands(6, 8, 12)

@@ -1,1 +1,1 @@
-"""What `fuse_linear_cross_entropy` is made of: a Linear layer whose logits only a cross entropy reads."""
+"""What `fuse_linear_cross_entropy` is made of: a Linear layer whose logits a loss of one class per row reads."""
