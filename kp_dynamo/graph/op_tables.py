@@ -32,6 +32,7 @@ MATMULS: dict[Any, tuple[int, ...]] = {
     kp.attention_train.default: (0, 1, 2),
     kp.attention_backward.default: (0, 1, 2, 3, 4),
     kp.attention_backward.bias: (0, 1, 2, 3, 4),
+    kp.attention_backward.sinks: (0, 1, 2, 3, 4),
     kp.flash_attention.default: (0, 1, 2),
     kp.flash_attention_train.default: (0, 1, 2),
     kp.flash_attention_backward.default: (0, 1, 2, 3, 4),

@@ -1,15 +1,18 @@
 """`kp::attention`, `kp::attention_train` and its backward: attention that passes no S x T tensor between programs.
 
-    attention(q, k, v, masks, fills, batch_dims, scale, is_causal, zero_rows, block, key, rate, soft_cap) -> result
+    attention(q, k, v, masks, fills, batch_dims, scale, is_causal, zero_rows, block, key, rate, soft_cap, sinks)
+        -> result
     attention_train(the same) -> (result, statistics)
-    attention_backward(grad, q, k, v, result, statistics, masks, ..., block, q_factor, k_factor, key, rate, soft_cap)
-        -> (d_q, d_k, d_v)
+    attention_backward(grad, q, k, v, result, statistics, masks, ..., block, q_factor, k_factor, key, rate, soft_cap,
+                       sinks) -> (d_q, d_k, d_v)
     attention_backward.bias(the same) -> (d_q, d_k, d_v, d_bias), for a bias [H, S, T] that is one of the masks
+    attention_backward.sinks(the same) -> (d_q, d_k, d_v, d_sinks), d_sinks [N, S]
 
     q [N, S, D], k [M, D, T], v [M, T, E], result and grad [N, S, E], statistics [2, N, S]; N = B x H
     M = N / G: each G neighbouring heads share keys and values (Ainslie et al., arXiv:2305.13245); most often G is 1
     key [4] random numbers for the dropout of the probabilities (`dropout_mask.py`), or None for no dropout
     soft_cap a bound of the scores before the masks, or 0 for none
+    sinks [B|1, H|1, S|1, 1] one more score for each row, of a key without a value (Agarwal et al., arXiv:2508.10925)
 
 `attention_forms.py` implements them and documents the arguments. A pass inserts them into graphs after autograd, so the
 operators need no derivatives.
@@ -18,7 +21,7 @@ operators need no derivatives.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,7 +37,7 @@ from kp_dynamo.ops.dropout_mask import KEY_SIZE, Dropout
 
 _library = torch.library.Library("kp", "FRAGMENT")
 _SCORING = "Tensor[] masks, float[] fills, SymInt[] batch_dims, float scale, bool is_causal, bool zero_rows, int block"
-_OPTIONAL = "Tensor? key=None, float rate=0.0, float soft_cap=0.0"
+_OPTIONAL = "Tensor? key=None, float rate=0.0, float soft_cap=0.0, Tensor? sinks=None"
 _OPERANDS = f"(Tensor q, Tensor k, Tensor v, {_SCORING}, {_OPTIONAL})"
 _library.define(f"attention{_OPERANDS} -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.define(f"attention_train{_OPERANDS} -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
@@ -43,7 +46,8 @@ _BACKWARD = (
     f"float q_factor, float k_factor, {_OPTIONAL}) -> (Tensor, Tensor, Tensor"
 )
 _library.define(f"attention_backward{_BACKWARD})", tags=torch.Tag.pt2_compliant_tag)
-_library.define(f"attention_backward.bias{_BACKWARD}, Tensor)", tags=torch.Tag.pt2_compliant_tag)
+for _also in ("bias", "sinks"):
+    _library.define(f"attention_backward.{_also}{_BACKWARD}, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
@@ -55,14 +59,20 @@ def _attention_train(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tenso
 
 
 def _attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any, has_bias: bool
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any, also: Any
 ) -> tuple[Tensor, ...]:
     scoring, (q_factor, k_factor, *optional) = _split(rest)
     saved = Saved(q, k, v, result, statistics)
     checked, drop = _checked((q, k, v, grad, result), scoring, optional)
-    if has_bias and len(checked.batch_dims) != 2:
+    if also == "bias" and len(checked.batch_dims) != 2:
         raise ValueError(f"kp::attention_backward.bias: batch_dims={checked.batch_dims} are invalid: must be B and H")
-    return forms.attention_backward(grad, saved, checked, (q_factor, k_factor), drop, has_bias)
+    if also == "sinks" and checked.sinks is None:
+        raise ValueError("kp::attention_backward.sinks: sinks=None is invalid: must be a tensor")
+    return forms.attention_backward(grad, saved, checked, (q_factor, k_factor), drop, also)
+
+
+def _dense(backward: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    return lambda *arguments: tuple(result.contiguous() for result in backward(*arguments))
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
@@ -92,6 +102,13 @@ def _attention_backward_bias_fake(
     return *found, q.new_empty(shape, dtype=compute_dtype(q.dtype))
 
 
+def _attention_backward_sinks_fake(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, statistics: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    found = _attention_backward_fake(grad, q, k, v, result, statistics, *rest)
+    return *found, q.new_empty(q.shape[:2], dtype=compute_dtype(q.dtype))
+
+
 def _split(arguments: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """The arguments of the scoring, and those after them; torch leaves out defaults at the end."""
     return arguments[:NUM_SCORING], arguments[NUM_SCORING:]
@@ -109,6 +126,10 @@ def _checked(
         raise ValueError(f"kp::attention: block={by_name.block} is invalid: it must be at least 1")
     if not 0 <= by_name.soft_cap < math.inf:
         raise ValueError(f"kp::attention: soft_cap={by_name.soft_cap} is invalid: it must be positive, or 0 for none")
+    if by_name.sinks is not None and (by_name.sinks.dim() < 2 or by_name.sinks.shape[-1] != 1):
+        raise ValueError(
+            f"kp::attention: sinks of the shape {list(by_name.sinks.shape)} are invalid: must be [B|1, H|1, S|1, 1]"
+        )
     return by_name, _checked_dropout(*optional[:2])
 
 
@@ -149,12 +170,15 @@ def _checked_dropout(key: Tensor | None = None, rate: float = 0.0) -> Dropout | 
 for _device in ("CPU", "Functionalize"):
     _library.impl("attention", _attention, _device)
     _library.impl("attention_train", _attention_train, _device)
-    _library.impl("attention_backward", partial(_attention_backward, has_bias=False), _device)
-    _library.impl("attention_backward.bias", partial(_attention_backward, has_bias=True), _device)
+    for _also, _name in (("", ""), ("bias", ".bias"), ("sinks", ".sinks")):
+        _backward: Any = partial(_attention_backward, also=_also)
+        # XLA's tensors have no strides; a graph that runs on the CPU may view the gradients as the fake ones.
+        _library.impl(f"attention_backward{_name}", _dense(_backward) if _device == "CPU" else _backward, _device)
 torch.library.register_fake("kp::attention", _attention_fake, lib=_library)
 torch.library.register_fake("kp::attention_train", _attention_train_fake, lib=_library)
 torch.library.register_fake("kp::attention_backward", _attention_backward_fake, lib=_library)
 torch.library.register_fake("kp::attention_backward.bias", _attention_backward_bias_fake, lib=_library)
+torch.library.register_fake("kp::attention_backward.sinks", _attention_backward_sinks_fake, lib=_library)
 
 
 @register_flop_formula([torch.ops.kp.attention, torch.ops.kp.attention_train])

@@ -11,7 +11,8 @@ from kp_dynamo.ops import attention as _attention  # noqa: F401  # registers the
 from kp_dynamo.ops.attention_scoring import NUM_SCORING, Scoring
 from kp_dynamo.ops.dropout_mask import Dropout
 
-_BACKWARDS = torch.ops.kp.attention_backward.default, torch.ops.kp.attention_backward.bias
+_backward = torch.ops.kp.attention_backward
+_BACKWARDS = _backward.default, _backward.bias, _backward.sinks
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class AttentionArgs:
     def last(self) -> tuple[Any, ...]:
         """The arguments after those of the scoring."""
         key, rate = (None, 0.0) if self.dropout is None else (self.dropout.key, self.dropout.rate)
+        if self.scoring.sinks is not None:
+            return *self.factors, key, rate, self.scoring.soft_cap, self.scoring.sinks
         if self.scoring.soft_cap:
             return *self.factors, key, rate, self.scoring.soft_cap
         return self.factors if key is None else (*self.factors, key, rate)

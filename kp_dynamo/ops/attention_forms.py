@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ training (v6e 0.78 / 0.61, v5p 0.97 / 1.00). Of narrow ones that form is slower 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dropout: Dropout | None = None) -> Tensor:
     """[N, S, D], [M, D, T], [M, T, E] -> dropout(softmax(scores)) @ v, [N, S, E]."""
-    if scoring.zero_rows or dropout is not None or q.shape[2] > _NARROW:
+    if scoring.zero_rows or scoring.sinks is not None or dropout is not None or q.shape[2] > _NARROW:
         return attention_train(q, k, v, scoring, dropout)[0]
     parts = []
     for first, end, keys in scoring.blocks(q.shape[1], k.shape[2]):
@@ -46,7 +47,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dropout: Dropou
 def attention_train(
     q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dropout: Dropout | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`attention`, and for each row its largest score and the sum of its exponentials, [2, N, S].
+    """`attention`, and for each row its largest score and the sum of its exponentials, [2, N, S], with its sink.
 
     They are not merged into one logsumexp: if a mask adds -1e9 to a whole row, float32 cannot hold the sum beside it.
     """
@@ -62,7 +63,9 @@ def _with_statistics(
     q: Tensor, k: Tensor, v: Tensor, first: int, scoring: Scoring, dropout: Dropout | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     scores = scoring.scores(q, k, first)
-    largest = scores.amax(-1, keepdim=True)
+    largest, sinks = scores.amax(-1, keepdim=True), scoring.sink_scores(q, k, first)
+    if sinks is not None:
+        largest = torch.maximum(largest, sinks)
     if scoring.zero_rows:
         # If a row has no scores, exp(score - largest) becomes 0 instead of NaN.
         largest = largest.clamp(min=torch.finfo(largest.dtype).min)
@@ -72,6 +75,8 @@ def _with_statistics(
     else:
         kept = with_heads_of(v, dropout.kept(q.shape[0], first, q.shape[1], v.shape[1]))
         result, sums = _weighted_of_kept(weights, v, kept, dropout.rate)
+    if sinks is not None:
+        sums = sums + torch.exp(sinks - largest)
     if scoring.zero_rows:
         sums = torch.where(sums == 0, torch.inf, sums)  # no keys: 0 / inf, in the gradients as well
     return with_heads_of(q, result / sums), with_heads_of(q, largest), with_heads_of(q, sums)
@@ -113,13 +118,14 @@ def attention_backward(
     scoring: Scoring,
     factors: tuple[float, float],
     dropout: Dropout | None = None,
-    has_bias: bool = False,
+    also: Literal["", "bias", "sinks"] = "",
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k and v, in their shapes and dtypes, from the gradient of the result, [N, S, E].
 
     Those of shared keys and values are sums over the heads that share them. The gradient of q is multiplied by the
-    first of `factors`, the gradient of k by the second. With `has_bias`, a fourth result is the gradient of a bias
-    [H, S, T] among the masks, which all sequences read: their sum, in the dtype of the scores.
+    first of `factors`, the gradient of k by the second. `also` asks for a fourth result, in the dtype of the scores.
+    "bias": the gradient of a bias [H, S, T] among the masks, which all sequences read: their sum. "sinks": the gradient
+    of the sink of each row, [N, S].
     """
     scaled, delta = _scaled_gradient(grad, saved, dropout)
     parts: list[_Gradients] = []
@@ -133,7 +139,9 @@ def attention_backward(
     d_v = _sum_of_parts([part.v for part in parts], 1, saved.v.shape[1])
     d_q = _joined([part.q for part in parts], 1) * factors[0]
     found = d_q.to(saved.q.dtype), (d_k * factors[1]).to(saved.k.dtype), d_v.to(saved.v.dtype)
-    if not has_bias:
+    if also == "sinks":
+        return *found, _joined([part.sinks for part in parts], 1).squeeze(-1)
+    if not also:
         return found
     num_keys = saved.k.shape[2]
     biases = [_bias_gradient(part.scores, scoring.batch_dims, part.q.shape[1], num_keys) for part in parts]
@@ -164,12 +172,13 @@ def _scaled_gradient(grad: Tensor, saved: Saved, dropout: Dropout | None) -> tup
 
 @dataclass(frozen=True)
 class _Gradients:
-    """The gradients of a block's q, k, v and scores, those [M, t, G * s] and not rounded."""
+    """The gradients of a block's q, k, v, scores, those [M, t, G * s] and not rounded, and sinks, [N, s, 1]."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     scores: Tensor
+    sinks: Tensor
 
 
 @dataclass(frozen=True)
@@ -199,7 +208,16 @@ class _Block:
         exact = scoring.without_masked(d_s, first, self.q.shape[0] // self.k.shape[0])
         d_s = scoring.through_cap(exact, self.q, self.k).to(dtype)
         d_q = matmul(d_s.transpose(1, 2), self.k.transpose(1, 2))
-        return _Gradients(with_heads_of(self.q, d_q), matmul(d_s, q).transpose(1, 2), matmul(used, grad), exact)
+        d_k, d_v, d_sinks = matmul(d_s, q).transpose(1, 2), matmul(used, grad), self._d_sinks(first, scoring)
+        return _Gradients(with_heads_of(self.q, d_q), d_k, d_v, exact, d_sinks)
+
+    def _d_sinks(self, first: int, scoring: Scoring) -> Tensor:
+        """The gradient of the sink of each row; its probability has no value, so only the other probabilities fall."""
+        sinks = scoring.sink_scores(self.q, self.k, first)
+        if sinks is None:
+            return self.delta
+        delta, largest = (with_heads_of(self.v, x) for x in (self.delta, self.largest))
+        return with_heads_of(self.q, -torch.exp(sinks - largest) * delta)
 
 
 def _sum_of_parts(parts: list[Tensor], dim: int, size: int) -> Tensor:

@@ -32,6 +32,7 @@ class Scoring:
         zero_rows: Whether a row without keys is 0; otherwise it is NaN.
         block: Queries that are computed at a time: their scores should fit into the chip's vector memory.
         soft_cap: The scaled scores become soft_cap * tanh(scores / soft_cap), as in Gemma 2; 0 for none.
+        sinks: One more score for each row, [B|1, H|1, S|1, 1], of a key without a value, as in GPT-OSS; None for none.
     """
 
     masks: Sequence[Tensor]
@@ -42,10 +43,11 @@ class Scoring:
     zero_rows: bool
     block: int
     soft_cap: float = 0.0
+    sinks: Tensor | None = None
 
     @property
     def in_order(self) -> tuple[Any, ...]:
-        """The arguments as the operators take them; the soft cap is their last one, after those of dropout."""
+        """The first arguments as the operators take them; the soft cap and the sinks come after those of dropout."""
         return (
             self.masks, self.fills, self.batch_dims, self.scale, self.is_causal, self.zero_rows, self.block,
         )  # fmt: skip
@@ -68,6 +70,12 @@ class Scoring:
             keys = torch.arange(sizes[2], dtype=torch.int32, device=q.device)
             scores = torch.where(_repeated(queries[:, None], sizes[0]) >= keys, scores, -torch.inf)
         return scores
+
+    def sink_scores(self, q: Tensor, k: Tensor, first: int) -> Tensor | None:
+        """The sinks of a block, [M, G * s, 1] or fewer; None if there are none."""
+        if self.sinks is None:
+            return None
+        return self._flat(self.sinks, first, (q.shape[0] // k.shape[0], q.shape[1], 1)).to(compute_dtype(q.dtype))
 
     def capped(self, q: Tensor, k: Tensor) -> Tensor:
         """The scores of `scores` before they are masked."""

@@ -47,7 +47,7 @@ class FlashAttention:
 
     Refuses, with the reason
 
-    2. masks that are operands, and rows that may have no key;
+    2. masks that are operands, sinks, and rows that may have no key;
     3. symbolic sizes: a kernel is built for fixed sizes;
     4. a number of queries or keys that is not a multiple of 128;
     5. values whose width differs from that of the keys, and widths that the kernel has no layout for;
@@ -114,6 +114,8 @@ def _problem(args: AttentionArgs) -> str | None:
         return "dropout of its probabilities"
     if scoring.soft_cap:
         return "a soft cap of its scores"
+    if scoring.sinks is not None:
+        return "sinks"
     if scoring.zero_rows:
         return "rows that may have no key"
     if any(isinstance(size, torch.SymInt) for size in (*sizes, q.shape[0])):

@@ -72,17 +72,22 @@ class RewriteAttention:
        the random numbers, and compute the mask from it in the forward and in the backward (`ops/dropout_mask.py`).
 
     7. a learned bias that all sequences read, such as T5's relative positions: its gradient, [H, S, T], is a result of
-       the backward (`attention/learned_bias.py`).
+       the backward (`attention/learned_bias.py`);
+    8. sinks, as in GPT-OSS: a score that is appended to each row, and dropped after the softmax; their gradient,
+       [N, S], is a result of the backward (`attention/sinks.py`);
+    9. scores or probabilities that something else reads in a joint graph, without a gradient: the first matmul and the
+       softmax stay for that reader.
 
     Refuses, with the reason
 
-    8. any other op between the softmax and its matmul;
-    9. scores or probabilities with another reader: returned attention weights, sinks;
-    10. any other learned mask: its gradient has the size of the scores;
-    11. operands of several dtypes;
-    12. scores that are transposed, regrouped, repeated, rounded to a narrower dtype or upcast to float64 in between
+    10. any other op between the softmax and its matmul;
+    11. scores or probabilities with another reader in inference, where nothing would be gained; those that get a
+        gradient from another reader; those that another reader reads after their dropout, whose mask would be another;
+    12. any other learned mask: its gradient has the size of the scores; a learned bias beside learned sinks;
+    13. operands of several dtypes;
+    14. scores that are transposed, regrouped, repeated, rounded to a narrower dtype or upcast to float64 in between
         (`score_layout.py`): a softmax over queries, groups of heads in the rows of a matmul;
-    13. scores times more than 1e3 (`constants/values.py`).
+    15. scores times more than 1e3 (`constants/values.py`).
 
     Keys stay [N, D, T], as the matmul reads them, and shared ones [M, D, T]. A mask that is not evaluated is an operand
     of both operators, and may be saved at its own size. docs/measurements.md has the measured effect.
@@ -124,7 +129,12 @@ def _match(softmax: fx.Node, forward: set[fx.Node], backward: set[fx.Node]) -> _
     if found is None or isinstance(found, Refusal):
         return found
     gradients = gradients_of(found, backward)
-    return gradients if isinstance(gradients, Refusal) else _Match(found, gradients)
+    if isinstance(gradients, Refusal):
+        reasons = [reason for reason in (found.reading, gradients.reason) if reason]
+        return Refusal(softmax, ", and ".join(reasons))
+    if gradients is None and found.reading:
+        return Refusal(softmax, f"{found.reading}: without a gradient, there is nothing to gain")
+    return _Match(found, gradients)
 
 
 def _is_repeated(mask: fx.Node) -> bool:
@@ -139,7 +149,7 @@ class _Rewriting:
     def __init__(self, graph: fx.Graph, found: Attention, block: int, runs: FakeRuns) -> None:
         self.graph, self.found, self.block = graph, found, block
         self.insert = partial(insert_call, graph, runs=runs)
-        self.k: Any = found.first.args[1]
+        self.k: Any = found.k
         self.v: Any = found.second.args[1]
         self.sharing: Sharing | None = None
 
@@ -147,7 +157,7 @@ class _Rewriting:
         found = self.found
         self._share(gradients)
         with self.graph.inserting_before(found.second):
-            q, q_factor = self._unscaled(found.first.args[0], found.scale)
+            q, q_factor = self._unscaled(found.q, found.scale)
             k, k_factor = self._unscaled(self.k, found.scale * q_factor)
             scale = _rounded(found.scale * q_factor * k_factor)
             args = AttentionArgs(q, k, self.v, self._scoring(scale), dropout=self._dropout())
@@ -160,7 +170,7 @@ class _Rewriting:
                 backward = BackwardArgs(gradients.grad, result, self._part(made, 1), factors)
                 self._put_gradients(gradients, replace(args, backward=backward))
         erase_unused(found.second)
-        if found.dropout is not None:
+        if found.dropout is not None and not found.dropout.random.users:
             self._erase_random(found.dropout.random)
 
     def _share(self, gradients: Gradients | None) -> None:
@@ -190,11 +200,12 @@ class _Rewriting:
         # The first matmul that reads the gradient; this may be d_w if d_v is not needed.
         first = min(n for n in (*replaced, *gradients.inside) if gradients.grad in n.all_input_nodes)
         with self.graph.inserting_before(first):
-            overloads = kp.attention_backward
-            target = overloads.default if gradients.bias is None else overloads.bias
+            target = _backward_of(gradients)
             made = self.insert(target, args.in_order, {}, like=first)
             parts = [self._part(made, i) if node else None for i, node in enumerate(gradients.results)]
             d_bias = None if gradients.bias is None else self._part(made, 3)
+            if gradients.sinks is not None:
+                self._put_sinks(gradients.sinks, self._part(made, 3))
         if gradients.bias is not None and d_bias is not None:
             gradients.bias.put(d_bias, self.insert)
         sums = (None, None, None) if self.sharing is None else (None, self.sharing.d_k, self.sharing.d_v)
@@ -204,6 +215,12 @@ class _Rewriting:
             elif node is not None and part is not None:
                 node.replace_all_uses_with(part)
                 erase_unused(node)
+
+    def _put_sinks(self, replaced: fx.Node, rows: fx.Node) -> None:
+        """Take `rows` [N, S] for the gradient of the sinks, [..., S, 1]."""
+        part = self.insert(aten.reshape.default, (rows, [*self.found.batch_dims, -1, 1]), {}, like=replaced)
+        replaced.replace_all_uses_with(cast_to(part, tensor_of(replaced).dtype, like=replaced))  # type: ignore[union-attr]
+        erase_unused(replaced)
 
     def _part(self, node: fx.Node, index: int) -> fx.Node:
         return self.insert(operator.getitem, (node, index), {}, like=node)
@@ -226,9 +243,10 @@ class _Rewriting:
         masks, causal = self._masks()
         nodes: Any = [self._as_kept(mask) for mask in masks]
         can_be_empty = self.found.zeroes_rows and bool(masks)
-        batch_dims = self.found.batch_dims if masks else ()
-        fills = [self._fill(mask) for mask in masks]
-        return Scoring(nodes, fills, batch_dims, scale, causal, can_be_empty, self._block(), self.found.soft_cap)
+        sinks: Any = None if self.found.sinks is None else self.found.sinks.values
+        batch_dims = self.found.batch_dims if masks or sinks else ()
+        fills, soft_cap = [self._fill(mask) for mask in masks], self.found.soft_cap
+        return Scoring(nodes, fills, batch_dims, scale, causal, can_be_empty, self._block(), soft_cap, sinks)
 
     def _block(self) -> int:
         """Queries that are computed at a time: of heads that share keys, the rows are computed together."""
@@ -256,7 +274,7 @@ class _Rewriting:
 
     def _masks(self) -> tuple[list[Mask], bool]:
         """The remaining masks, and whether the others amount to a causal one."""
-        sizes = tensor_of(self.found.softmax).shape[-2:]  # type: ignore[union-attr]
+        sizes = tensor_of(self.found.first).shape[-2:]  # type: ignore[union-attr]
         if not all(isinstance(size, int) for size in sizes):
             return list(self.found.masks), False
         return without_known(self.found.masks, *sizes)
@@ -274,6 +292,13 @@ class _Rewriting:
         """The fill value of a boolean mask in the dtype of the scores: a factor may push it out of their range."""
         dtype = tensor_of(self.found.second).dtype  # type: ignore[union-attr]
         return Constant(mask.fill or 0.0, None).as_float(compute_dtype(dtype))
+
+
+def _backward_of(gradients: Gradients) -> Any:
+    """The overload that returns these gradients."""
+    if gradients.bias is not None:
+        return kp.attention_backward.bias
+    return kp.attention_backward.default if gradients.sinks is None else kp.attention_backward.sinks
 
 
 def _rounded(scale: float) -> float:

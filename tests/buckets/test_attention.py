@@ -65,9 +65,16 @@ def behind_merged_heads(x: Tensor, keep: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(heads, x, x).transpose(1, 2).flatten(2)
 
 
+def with_sinks(x: Tensor, keep: Tensor) -> Tensor:
+    """One more score for each head, and for each row one that padding makes NaN."""
+    scores = (x @ x.sin().mT).masked_fill(~keep[:, None, None, :], -1e9)
+    sinks = x.sum(-1, keepdim=True) + torch.linspace(-1, 1, H)[:, None, None]
+    return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ x.cos()
+
+
 CASES = (
     plain, causal, with_kept_keys, with_added_mask, rows_without_keys, by_hand, one_query, keys_of_no_padding,
-    behind_merged_heads,
+    behind_merged_heads, with_sinks,
 )  # fmt: skip
 
 

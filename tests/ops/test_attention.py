@@ -129,6 +129,32 @@ def test_the_gradient_of_a_bias_is_autograd_s(is_causal, dropout, num_shared):
     assert all(torch.equal(one, other) for one, other in zip(found, others, strict=False))
 
 
+@pytest.mark.parametrize("num_shared", [4, 2])
+@pytest.mark.parametrize("dropout", [(None, 0.0), (KEY, 0.3)])
+@pytest.mark.parametrize("scoring", [MASKED, CAUSAL])
+@pytest.mark.parametrize("shape", [(1, 2, 1, 1), (2, 2, S, 1), (1, 1)], ids=str)
+def test_sinks_are_one_more_score_of_each_row(shape, scoring, dropout, num_shared):
+    """Values and gradients, by autograd, of a softmax whose last probability is dropped."""
+    q, k, v, grad = (t.requires_grad_() for t in operands(F64))
+    k, v = (t[:num_shared].detach().requires_grad_() for t in (k, v))
+    sinks = torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    scoring = (*scoring[:2], [2, 2], *scoring[3:])
+    scores = Scoring(*scoring).scores(q, k.repeat_interleave(N // num_shared, 0), 0)
+    column = sinks.expand(2, 2, S, 1).reshape(N, S, 1)
+    weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+    if dropout[1]:
+        weights = weights * Dropout(KEY, 0.3).kept(N, 0, S, T) / 0.7
+    result = weights @ v.repeat_interleave(N // num_shared, 0)
+    expected = torch.autograd.grad(result, (q, k, v, column), grad)
+    arguments = (*dropout, 0.0, sinks.detach())
+    with torch.no_grad():
+        forward = kp.attention_train(q, k, v, *scoring, *arguments)
+        found = kp.attention_backward.sinks(grad, q, k, v, *forward, *scoring, 0.5, 0.5, *arguments)
+        torch.testing.assert_close(kp.attention(q, k, v, *scoring, *arguments), result, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(forward[0], result.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(list(found), [*expected[:3], expected[3].squeeze(-1)], rtol=1e-12, atol=1e-12)
+
+
 def test_the_gradient_of_a_bias_needs_the_sizes_of_batch_and_heads():
     q, k, v, grad = operands()
     scoring = ([torch.zeros(S, T)], [0.0], [4], 0.5, False, False, 3)
@@ -208,6 +234,7 @@ def test_flops_are_those_of_the_matmuls():
         (lambda q, k, v: (q, k, v, *CAUSAL, None, 0.5), "rate=0.5 needs a key, 4 random numbers"),
         (lambda q, k, v: (q, k, v, *CAUSAL, KEY[:2], 0.5), "the key is torch.float32[2], must be float32 [4]"),
         (lambda q, k, v: (q, k, v, *CAUSAL, KEY, 1.0), "rate=1.0 is invalid: it must be at least 0 and less than 1"),
+        (lambda q, k, v: (q, k, v, *CAUSAL, None, 0.0, 0.0, KEY), "sinks of the shape [4] are invalid"),
         (lambda q, k, v: (q, k, v, *CAUSAL[:-1], 0), "block=0 is invalid: it must be at least 1"),
     ],
 )

@@ -441,11 +441,6 @@ def weights_too(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return weights @ v, weights
 
 
-def sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    scores = q @ k.transpose(2, 3)
-    return torch.cat([scores, scores.new_zeros(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1] @ v
-
-
 def weights_of(q: Tensor, k: Tensor) -> Tensor:
     return (q @ k.transpose(2, 3)).softmax(-1)
 
@@ -602,7 +597,6 @@ def test_dropout_draws_a_key(case, block):
         (by_hand(lambda s: s.sigmoid()), "its scores pass through aten.sigmoid.default"),
         (by_hand(lambda s: (s + 1.5) * 2), "its scores pass through aten.add.Tensor"),
         (by_hand(lambda s: (s + torch.ones(6, 6).cumsum(0)) * 2), "masks the scores before they are scaled"),
-        (sinks, "its probabilities pass through aten.slice.Tensor"),
         (by_hand(lambda s: s / 1e-9), "its scores are multiplied by 1e+09. Allowed: at most 1000"),
     ],
 )

@@ -25,6 +25,7 @@ from kp_dynamo.passes.attention.learned_bias import (
 )
 from kp_dynamo.passes.attention.pattern import Attention
 from kp_dynamo.passes.attention.score_layout import layout_problem
+from kp_dynamo.passes.attention.sinks import sink_gradient, without_sink_column
 from kp_dynamo.passes.base import Refusal
 from kp_dynamo.passes.constants.values import constant_of, factor_of
 
@@ -45,6 +46,7 @@ class Gradients:
         d_v: The same for v.
         inside: The nodes between `grad` and these.
         bias: How the gradient of the scores reaches a learned bias, or None.
+        sinks: The gradient of the sinks, [..., S, 1], or None.
     """
 
     grad: fx.Node
@@ -53,6 +55,7 @@ class Gradients:
     d_v: fx.Node | None
     inside: frozenset[fx.Node]
     bias: BiasGradient | OneSequence | None = None
+    sinks: fx.Node | None = None
 
     @property
     def results(self) -> tuple[fx.Node | None, ...]:
@@ -97,6 +100,7 @@ class _Search:
         self.steps: _Steps | None = _Steps()
         self.inside: set[fx.Node] = set()
         self.bias: BiasGradient | OneSequence | None = None
+        self.sinks: fx.Node | None = None
 
     def run(self) -> Gradients:
         v = self.found.second.args[1]
@@ -111,12 +115,31 @@ class _Search:
         if d_v is not None and d_v.args[1] is not grad:
             raise _Differs("the backward reads two gradients of its result")
         self.inside |= {softmax_backward, d_w}
-        d_q, d_k = self._score_matmuls(softmax_backward)
-        return Gradients(grad, d_q, d_k, d_v, frozenset(self.inside), self.bias)  # type: ignore[arg-type]
+        d_q, d_k = self._score_matmuls(self._without_sinks(softmax_backward))
+        if self.bias is not None and self.sinks is not None:
+            raise _Differs("both its sinks and a bias have a gradient")
+        return Gradients(grad, d_q, d_k, d_v, frozenset(self.inside), self.bias, self.sinks)  # type: ignore[arg-type]
+
+    def _without_sinks(self, gradient: fx.Node) -> fx.Node:
+        """The gradient of the scores, from that of the scores and the sinks."""
+        if self.found.sinks is None:
+            return gradient
+        parts = sink_gradient(self.found.sinks, gradient)
+        if parts is None or parts.d_scores is None:
+            raise _Differs("the gradient of its scores and sinks is not divided into both")
+        self.inside |= {*parts.inside, parts.d_scores}
+        self.sinks = parts.d_sinks
+        return parts.d_scores
 
     def _gradient_of_weights(self, node: Any) -> Any:
         """The gradient of the second matmul's operand, from that of the softmax's result."""
         dropout = self.found.dropout
+        if self.found.sinks is not None:
+            inner = without_sink_column(node, self.found.sinks)
+            if inner is None:
+                raise _Differs("the gradient of its probabilities is not 0 for the sinks")
+            self.inside.add(node)
+            node = inner
         while isinstance(node, fx.Node):
             if node.target in VIEWS_AND_CASTS:
                 self._check_layout(node, node.args[0])
@@ -148,7 +171,7 @@ class _Search:
 
     def _score_matmuls(self, node: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
         """d_q and d_k, after the masks and factors that `node` goes through."""
-        q, k = self.found.first.args
+        q, k = self.found.q, self.found.k
         while True:
             users = self._readers(node)
             matmuls = [u for u in users if u.target is aten.bmm.default]
@@ -192,7 +215,7 @@ class _Search:
     def _leads_to_matmuls(self, node: fx.Node) -> bool:
         """Whether a gradient of scores, at a reader of another one, goes on to a matmul with queries or keys."""
         if node.target is aten.bmm.default:
-            q, k = self.found.first.args
+            q, k = self.found.q, self.found.k
             return _is_transposed(node.args[1], k) or _is_transposed(node.args[0], q)
         others = aten.copy.default, aten.where.self, aten.masked_fill.Scalar, aten.tanh_backward.default
         goes_on = node.target in (*VIEWS_AND_CASTS, *others)
@@ -284,11 +307,12 @@ def _problem(found: Attention, gradients: Gradients, steps: _Steps | None) -> st
     )
     if not is_alike:
         return "the gradient of its scores has other masks or another scale or soft cap than the scores"
-    known = {*found.inside, *gradients.inside, found.second, *(r for r in gradients.results if r is not None)}
+    results = (r for r in (*gradients.results, gradients.sinks) if r is not None)
+    known = {*found.inside, *found.readers, *gradients.inside, found.second, *results}
     if gradients.bias is not None:
         known |= set(gradients.bias.readers)
     for node in sorted(found.inside | gradients.inside):
-        for user in node.users:
+        for user in node.users if node.target is not aten.sym_size.int else ():
             if user not in known:
                 return f"{user.name} also reads {node.name}"
     return None

@@ -62,13 +62,22 @@ class ScoreChain:
     def walk_up(self, node: Any) -> None:
         while isinstance(node, fx.Node) and node in self.forward and self.first is None:
             self.seen.add(node)
-            if node.target is aten.bmm.default:
-                self.first = node
-                self.scale *= self.soft_cap or 1.0
+            if is_score_matmul(node):
+                self._finish(node)
             else:
                 source = self._step(node)
                 self.steps.append((node, source))
                 node = source
+
+    def _finish(self, matmul: fx.Node) -> None:
+        """End at the matmul; one that also adds a mask adds it before all factors."""
+        self.first = matmul
+        if matmul.target is aten.baddbmm.default:
+            if self.scale != 1 or self.soft_cap:
+                self.problem = self.problem or f"{matmul.name} masks the scores before they are scaled or capped"
+            self.note_batch_dims(matmul)
+            self.masks += [Mask(part) for part in _parts(matmul.args[0])]  # type: ignore[arg-type]  # it is a tensor
+        self.scale *= self.soft_cap or 1.0
 
     def _step(self, node: fx.Node) -> Any:
         """The scores that a node reads; records what the node does to them."""
@@ -92,15 +101,22 @@ class ScoreChain:
             mask = replace(mask, fill=mask.fill * self.scale)
         elif self.scale != 1:
             self.problem = self.problem or f"{node.name} masks the scores before they are scaled"
-        self._note_batch_dims(node)
+        self.note_batch_dims(node)
         self.masks += [mask] if mask.fill is not None else [Mask(part) for part in _parts(mask.node)]
         return scores
 
-    def _note_batch_dims(self, node: fx.Node) -> None:
+    def note_batch_dims(self, node: fx.Node) -> None:
+        """Record the sizes of scores before [S, T], for what broadcasts to them."""
         batch_dims = _batch_dims(node)
         if batch_dims is None or (self.batch_dims and self.batch_dims != batch_dims):
             self.problem = self.problem or f"the shape of {node.name} is symbolic, or differs from that of another mask"
         self.batch_dims = batch_dims or ()
+
+
+def is_score_matmul(node: fx.Node) -> bool:
+    """Whether a node multiplies batches of matrices, and possibly adds a mask: `nn.MultiheadAttention` does."""
+    is_plain = all(factor == 1 for factor in node.kwargs.values())
+    return node.target is aten.bmm.default or (node.target is aten.baddbmm.default and is_plain)
 
 
 def _parts(mask: fx.Node) -> list[fx.Node]:
@@ -150,7 +166,7 @@ def _leads_to_matmul(node: object, forward: set[fx.Node]) -> bool:
     """Whether a value is a batched matmul, possibly moved, scaled, capped and masked."""
     if not isinstance(node, fx.Node) or node not in forward:
         return False
-    if node.target is aten.bmm.default:
+    if is_score_matmul(node):
         return True
     if node.target is aten.add.Tensor:
         return any(_leads_to_matmul(source, forward) for source in node.args)

@@ -12,6 +12,7 @@ from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.graph.op_tables import VIEWS_AND_CASTS
 from kp_dynamo.passes.attention.dropout import AppliedDropout, dropout_of
 from kp_dynamo.passes.attention.score_chain import replaced_value
+from kp_dynamo.passes.attention.sinks import Sinks
 from kp_dynamo.passes.base import Refusal
 
 aten = torch.ops.aten
@@ -41,11 +42,13 @@ class ValueChain:
     dropout: AppliedDropout | None
 
 
-def value_chain(softmax: fx.Node, forward: set[fx.Node]) -> ValueChain | Refusal | None:
+def value_chain(softmax: fx.Node, forward: set[fx.Node], sinks: Sinks | None) -> ValueChain | Refusal | None:
     """The chain of a softmax; a refusal if another op lies before the matmul."""
     node, seen, zeroes_rows = softmax, {softmax}, softmax.target is aten._safe_softmax.default
     steps: list[tuple[fx.Node, fx.Node]] = []
-    if rule := _zero_rule(softmax, forward):
+    if sinks is not None:
+        node, seen = sinks.kept, seen | sinks.inside
+    elif rule := _zero_rule(softmax, forward):
         seen |= set(rule)
         node, zeroes_rows = rule[-1], True
     dropout: AppliedDropout | None = None

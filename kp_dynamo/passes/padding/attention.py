@@ -36,8 +36,8 @@ def _attention(call: Call) -> Any:
     args = AttentionArgs.of(call)
     q, k, v = args.operands
     scoring = _padded_scoring(call, args)
-    fill = call.masks.filled
-    result = call.run(fill(q, [2], 0), fill(k, [1], 0), fill(v, [1], 0), *scoring.in_order, *args.last)
+    fill, last = call.masks.filled, replace(args, scoring=scoring).last
+    result = call.run(fill(q, [2], 0), fill(k, [1], 0), fill(v, [1], 0), *scoring.in_order, *last)
     dims = (*q.dims[:2], v.dims[2])
     if call.target is kp.attention.default:
         return Padded(result, dims)
@@ -47,6 +47,7 @@ def _attention(call: Call) -> Any:
 @rule(
     kp.attention_backward.default,
     kp.attention_backward.bias,
+    kp.attention_backward.sinks,
     layouts={**_OPERANDS, "grad": "nse", "result": "nse", "statistics": "zns"},
 )
 def _attention_backward(call: Call) -> tuple[Padded, ...]:
@@ -57,11 +58,13 @@ def _attention_backward(call: Call) -> tuple[Padded, ...]:
     # The statistics get 1, to divide by. Tails of masks would reach the weights.
     operands = *map(call.masks.cleared, cleared), call.masks.cleared(statistics, 1)
     scoring = replace(scoring, masks=[call.masks.cleared(m) for m in scoring.masks])
-    results = call.run(*operands, *scoring.in_order, *args.last)
+    results = call.run(*operands, *scoring.in_order, *replace(args, scoring=scoring).last)
     dims = [x.dims for x in (args.q, args.k, args.v)]
     if call.target is kp.attention_backward.bias:
         heads = plain(scoring.batch_dims)[1]
         dims.append((heads, args.q.dims[1], args.k.dims[2]))
+    if call.target is kp.attention_backward.sinks:
+        dims.append(args.q.dims[:2])
     return tuple(Padded(result, of) for result, of in zip(results, dims, strict=True))
 
 
@@ -71,9 +74,14 @@ def _padded_scoring(call: Call, args: AttentionArgs) -> Any:
     _check_heads(args.q.dims[0], args.k.dims[0])
     masks: Any = scoring.masks
     batch_dims = plain(scoring.batch_dims)
-    if masks and not same(args.q.dims[0], tuple(a for atoms in batch_dims for a in atoms)):
+    has_dims = masks or scoring.sinks is not None
+    if has_dims and not same(args.q.dims[0], tuple(a for atoms in batch_dims for a in atoms)):
         raise Refused("the attention heads and masks have different layouts")
     masks = [aligned(call.masks, m, (*batch_dims, queries, keys)) for m in masks]
+    sinks: Any = scoring.sinks
+    if sinks is not None:
+        sinks = call.masks.cleared(aligned(call.masks, sinks, (*batch_dims, queries, ())))
+    scoring = replace(scoring, sinks=sinks)
     if not has_tail(keys):
         return replace(scoring, masks=masks)
     zero_rows = scoring.zero_rows or _is_zero_without_keys(keys, is_masked=bool(masks))
