@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.lowering.complex_parts import join, split
 from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
 
 aten = torch.ops.aten
@@ -60,6 +61,12 @@ def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, value: Any = 
     return x + a * value * b
 
 
+def _conj_physical(z: torch.Tensor) -> torch.Tensor:
+    """torch_xla has no lowering; `conj` itself is a view."""
+    real, imaginary = split(z)
+    return join(real, -imaginary)
+
+
 def _view_as_real(z: torch.Tensor) -> torch.Tensor:
     """torch_xla's own layout lacks a dimension, so XLA aborts the process in a matmul or a concatenation."""
     parts = aten.view_as_real.default(z)
@@ -83,6 +90,8 @@ COMPLEX_FORMS: dict[Any, Callable[..., Any]] = {
     aten.sub.Scalar: _sub_number,
     aten.addcmul.default: _addcmul,
     aten.view_as_real.default: _view_as_real,
+    aten._conj_physical.default: _conj_physical,
+    aten._neg_view.default: torch.neg,  # the imaginary part of a conjugate
     **{
         op: _logical(op)
         for op in (

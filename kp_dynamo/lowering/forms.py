@@ -18,6 +18,7 @@ from kp_dynamo.lowering.complex_forms import COMPLEX_FORMS
 from kp_dynamo.lowering.complex_functions import COMPLEX_FUNCTIONS
 from kp_dynamo.lowering.complex_powers import COMPLEX_POWERS
 from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
+from kp_dynamo.lowering.fourier_forms import FOURIER_FORMS
 from kp_dynamo.lowering.index_forms import INDEX_FORMS
 from kp_dynamo.lowering.integer_forms import INTEGER_FORMS
 from kp_dynamo.lowering.linalg_forms import LINALG_FORMS
@@ -30,16 +31,19 @@ from kp_dynamo.lowering.random_forms import RANDOM_FORMS
 from kp_dynamo.lowering.reduction_forms import REDUCTION_FORMS
 from kp_dynamo.lowering.scan_forms import SCAN_FORMS
 from kp_dynamo.lowering.scatter_forms import SCATTER_FORMS
+from kp_dynamo.lowering.search_forms import SEARCH_FORMS
 from kp_dynamo.lowering.sharded_forms import sharding_form
 from kp_dynamo.lowering.sharded_pads import SHARDED_PADS
 from kp_dynamo.lowering.sharded_scatters import SCATTERS, scattered
 from kp_dynamo.lowering.softmax_forms import SOFTMAX_FORMS
 from kp_dynamo.lowering.view_forms import VIEW_FORMS
+from kp_dynamo.lowering.window_forms import WINDOW_FORMS
 
 FORMS: dict[Any, Callable[..., Any]] = {
     **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS,
     **LINALG_FORMS, **CAST_FORMS, **INTEGER_FORMS, **COMPARISON_FORMS, **INDEX_FORMS, **SCATTER_FORMS,
     **SOFTMAX_FORMS, **SCAN_FORMS, **ORDER_FORMS, **LOOP_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS, **COMPLEX_POWERS,
+    **FOURIER_FORMS, **WINDOW_FORMS, **SEARCH_FORMS,
 }  # fmt: skip
 
 # Under SPMD, these come before `FORMS`.

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.lowering.hlo_module import Shape, fft_module
+
 
 def reduce_max(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
     """The maximum along `dims`, with an initial value of -inf: torch_xla's own uses the lowest finite number."""
@@ -22,6 +24,28 @@ def reduce_min(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
 def window_sums(x: torch.Tensor, sizes: list[int], strides: list[int]) -> torch.Tensor:
     """The sums over windows of the last dimensions, without padding."""
     return _registered("kp_window_sums", _window_sums)(x, sizes=sizes, strides=strides)  # type: ignore[no-any-return]
+
+
+def halved(x: torch.Tensor) -> torch.Tensor:
+    """Half of an integer that is at least 0, rounded down: torch_xla divides integers as float32."""
+    return _registered("kp_halved", _halved)(x)  # type: ignore[no-any-return]
+
+
+def _halved(x: Any) -> Any:
+    from torch_xla.core import xla_builder as xb
+
+    return x / xb.Op.scalar(x.builder(), 2, x.shape().dtype)
+
+
+def fft(x: torch.Tensor, kind: str, length: int) -> torch.Tensor:
+    """The discrete Fourier transform of the last dimension; the inverse kinds divide by its length.
+
+    Args:
+        x: Complex, or real for "RFFT".
+        kind: "FFT", "IFFT", "RFFT" (the first `length // 2 + 1` frequencies) or "IRFFT" (the inverse of that).
+        length: The number of samples.
+    """
+    return _registered("kp_fft", _fft)(x, kind=kind, length=length)  # type: ignore[no-any-return]
 
 
 @functools.cache
@@ -78,3 +102,13 @@ def _has_sign(x: Any) -> Any:
     kind = x.shape().dtype
     number = x.bitcast({"16": "s16", "32": "s32", "64": "s64"}[kind[-2:]])
     return number < xb.Op.scalar(x.builder(), 0, number.shape().dtype)
+
+
+def _fft(x: Any, *, kind: str, length: int) -> Any:
+    from torch_xla.core import xla_builder as xb
+
+    operand = Shape(x.shape().dtype, tuple(x.shape().sizes))
+    real, complex_ = {"f32": ("f32", "c64"), "c64": ("f32", "c64")}.get(operand.xla_type, ("f64", "c128"))
+    last = length // 2 + 1 if kind == "RFFT" else length
+    result = Shape(real if kind == "IRFFT" else complex_, (*operand.sizes[:-1], last))
+    return xb.Op.call(xb.computation_from_module_proto("fft", fft_module(kind, length, operand, result)), [x])

@@ -28,13 +28,13 @@ def test_results_and_gradients_are_those_of_eager():
         check_like_eager(lambda x: eigenvalues(x) * torch.tensor([1.0, 2.0, 3.0], device=x.device), MATRIX)
     assert counts.fallbacks == 4
     with counted() as counts:
-        check_gradients_like_eager(lambda x: torch.fft.rfft(x * 2).abs() + 1, MATRIX.clone().requires_grad_())
+        check_gradients_like_eager(lambda x: torch.linalg.matrix_exp(x * 0.2) + 1, MATRIX.clone().requires_grad_())
     assert counts.fallbacks == 4
 
 
 def test_two_of_them_with_programs_before_between_and_after():
     with counted() as counts:
-        check_like_eager(lambda x: torch.fft.fft(eigenvalues(x) - 1).abs() + 1, MATRIX)
+        check_like_eager(lambda x: torch.linalg.matrix_exp((eigenvalues(x) * 0.02 - 1).diag()).abs() + 1, MATRIX)
     assert (counts.programs, counts.fallbacks) == (6, 8)
 
 
@@ -98,7 +98,7 @@ def test_with_dynamic_shapes():
 def test_a_view_with_a_symbolic_stride_that_crosses_a_cut():
     def cropped(x):
         first = (x * 2)[:, :2]
-        mean = torch.fft.rfft(x).abs().mean()
+        mean = x.mode(1).values.mean()
         return first + mean, x + mean
 
     check_like_eager(cropped, torch.randn(3, 5), dynamic=True)
@@ -146,7 +146,7 @@ def test_a_sort_of_operator_that_needs_a_value():
     "pending",
     [
         lambda x: torch.complex(x, 2 * x).conj().imag,
-        lambda x: torch.fft.rfft(x).conj().imag + 1,
+        lambda x: torch.linalg.eigvals(x[:, :3]).conj().imag + 1,
         lambda x: torch._neg_view(x) * 2,
     ],
 )
@@ -173,9 +173,9 @@ def test_gradients_through_an_lu_of_a_transposed_matrix(name, view):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_cpu_is_given_the_imaginary_part_of_complex128(device):
-    x = torch.randn(3, 5, dtype=torch.complex128)
-    run = compiled(lambda x: torch.view_as_real(torch.fft.fft(x * 2)))
-    torch.testing.assert_close(run(x.to(device)).cpu(), torch.view_as_real(torch.fft.fft(x * 2)))
+    x = torch.randn(3, 3, dtype=torch.complex128)
+    run = compiled(lambda x: torch.view_as_real(torch.linalg.matrix_exp(x * 0.5)))
+    torch.testing.assert_close(run(x.to(device)).cpu(), torch.view_as_real(torch.linalg.matrix_exp(x * 0.5)))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -200,8 +200,8 @@ def test_the_cpu_is_given_what_was_written_into_an_expanded_tensor(device):
     """torch 2.9 takes the strides of the result for those of the expanded tensor, 0."""
 
     def fn(x):
-        whole = torch.tensor(0j).expand(3, 6).slice_scatter(x * 2, 1, 0, 4)
-        return torch.view_as_real(torch.fft.fft(whole, dim=1))
+        whole = torch.tensor(0j).expand(3, 3).slice_scatter(x * 0.5, 1, 0, 2)
+        return torch.view_as_real(torch.linalg.matrix_exp(whole))
 
-    x = torch.randn(3, 4, dtype=torch.complex64)
+    x = torch.randn(3, 2, dtype=torch.complex64)
     torch.testing.assert_close(compiled(fn)(x.to(device)).cpu(), fn(x))

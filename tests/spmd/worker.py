@@ -350,12 +350,44 @@ def saved_beside_the_cpu() -> Any:
 
     def spectrum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         z = torch.view_as_complex(torch.stack([x, y + 0.3], -1))
-        return torch.fft.irfft((z * z + 5).log() * 2, n=6)
+        return torch.linalg.matrix_exp((z * z + 5).log()[:, None, None]).abs()
 
     mine, eager = (devices().shard_batch(y)).requires_grad_(), y.clone().requires_grad_()
     compiled(spectrum)(devices().shard_batch(x), mine).abs().sum().backward()
     spectrum(x, eager).abs().sum().backward()
     return (mine.grad.cpu() - eager.grad).abs().max().item()
+
+
+@check
+def transforms() -> Any:
+    """Largest difference of Fourier transforms and their gradients, along rows and along the sharded dimension."""
+    functions = [
+        lambda x: torch.fft.rfft(x).abs(),
+        lambda x: torch.fft.fft(x, dim=0, norm="ortho").abs(),
+        lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * 2, s=x.shape),
+        lambda x: x.unfold(1, 3, 2).sum(-1),
+        lambda x: x.unfold(0, 2, 1).sum(-1),
+    ]
+    found = []
+    for rows in (8, 5):
+        for function in functions:
+            x = torch.randn(rows, 6)
+            mine, eager = devices().shard_batch(x).requires_grad_(), x.clone().requires_grad_()
+            results = compiled(function)(mine), function(eager)
+            results[0].square().sum().backward(), results[1].square().sum().backward()
+            found += [(results[0].cpu() - results[1]).abs().max(), (mine.grad.cpu() - eager.grad).abs().max()]
+    return max(found).item()
+
+
+@check
+def searches() -> Any:
+    """Whether searches of sharded numbers and for sharded values are eager's."""
+    numbers, values = torch.randn(8, 5).sort(-1).values, torch.randn(8, 3)
+    pairs = [
+        (compiled(torch.searchsorted)(*map(devices().shard_batch, (numbers, values))), (numbers, values)),
+        (compiled(torch.searchsorted)(numbers[0].to("xla"), devices().shard_batch(values)), (numbers[0], values)),
+    ]
+    return [torch.equal(mine.cpu(), torch.searchsorted(*args)) for mine, args in pairs]
 
 
 @check

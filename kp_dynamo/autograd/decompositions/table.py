@@ -15,8 +15,10 @@ from kp_dynamo.autograd.decompositions.float64_precision import float64_decompos
 from kp_dynamo.autograd.decompositions.group_norm import native_group_norm_backward
 from kp_dynamo.autograd.decompositions.integer_division import RIGHT_SHIFTS, div_mode, floor_divide, right_shift
 from kp_dynamo.autograd.decompositions.nan_order import order_decompositions
+from kp_dynamo.autograd.decompositions.patches import patch_decompositions
 from kp_dynamo.autograd.decompositions.pooling import avg_pool, avg_pool_backward
 from kp_dynamo.autograd.decompositions.unbatched_losses import unbatched_loss_decompositions
+from kp_dynamo.autograd.decompositions.weight_norm import weight_norm_interface_backward
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
 
@@ -59,11 +61,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table.update(unbatched_loss_decompositions())
     table[aten.native_dropout.default] = _native_dropout
     table[aten.native_group_norm_backward.default] = native_group_norm_backward
+    table[aten._weight_norm_interface_backward.default] = weight_norm_interface_backward
     table[aten.abs.default] = _abs
     table[aten.hypot.default] = _hypot
     # torch_xla 2.9's roll divides by the size of the dimension, and aborts the process if the size is 0.
     # Its linspace computes in float32 for every dtype.
     table.update(get_decompositions([aten.roll, aten.linspace]))
+    table.update(patch_decompositions(get_decompositions([aten.im2col, aten.col2im])))
     table[aten.avg_pool2d.default] = table[aten.avg_pool3d.default] = avg_pool
     table[aten.avg_pool2d_backward.default] = table[aten.avg_pool3d_backward.default] = avg_pool_backward
     table[aten.floor_divide.default] = table[aten.floor_divide.Scalar] = floor_divide

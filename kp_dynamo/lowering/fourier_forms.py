@@ -1,0 +1,87 @@
+"""Discrete Fourier transforms, as XLA's Fft of one dimension after the other: torch_xla 2.9 has no lowering for them.
+
+`stft`, `istft`, and the gradients of all transforms reach the lowering as these three operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kp_dynamo.lowering.complex_parts import join, split
+from kp_dynamo.lowering.hlo_ops import fft
+
+aten = torch.ops.aten
+
+_NONE, _BY_ROOT, _BY_LENGTH = range(3)  # ATen's `fft_norm_mode`
+
+
+def _complex_to_complex(x: torch.Tensor, dims: Sequence[int], norm: int, forward: bool) -> torch.Tensor:
+    factor = _factor(norm, _length(x, dims), is_inverse=not forward)
+    return _scaled(_transformed(x, dims, forward), factor)
+
+
+def _real_to_complex(x: torch.Tensor, dims: Sequence[int], norm: int, onesided: bool) -> torch.Tensor:
+    x = _scaled(x, _factor(norm, _length(x, dims), is_inverse=False))
+    if not onesided:
+        return _transformed(join(x, torch.zeros_like(x)), dims, True)
+    *others, last = dims
+    return _transformed(_along(x, last, "RFFT", x.shape[last]), others, True)
+
+
+def _complex_to_real(x: torch.Tensor, dims: Sequence[int], norm: int, length: int) -> torch.Tensor:
+    *others, last = dims
+    if x.shape[last] != length // 2 + 1:
+        raise NotImplementedError("XLA's inverse transform reads exactly half of the frequencies")
+    factor = _factor(norm, _length(x, others) * length, is_inverse=True)
+    return _scaled(_along(_transformed(x, others, False), last, "IRFFT", length), factor)
+
+
+def _transformed(x: torch.Tensor, dims: Sequence[int], forward: bool) -> torch.Tensor:
+    for dim in dims:
+        x = _along(x, dim, "FFT" if forward else "IFFT", x.shape[dim])
+    return x if dims else x.clone()
+
+
+def _along(x: torch.Tensor, dim: int, kind: str, length: int) -> torch.Tensor:
+    """One transform of a dimension that is made the last, as XLA wants it."""
+    moved = x.movedim(dim, -1)
+    if not x.numel():
+        return _of_nothing(moved, kind, length).movedim(-1, dim)
+    return fft(moved, kind, length).movedim(-1, dim)
+
+
+def _of_nothing(x: torch.Tensor, kind: str, length: int) -> torch.Tensor:
+    dtype = x.dtype.to_real() if kind == "IRFFT" else x.dtype.to_complex()
+    last = length // 2 + 1 if kind == "RFFT" else length
+    return torch.zeros((*x.shape[:-1], last), dtype=dtype, device=x.device)
+
+
+def _length(x: torch.Tensor, dims: Sequence[int]) -> int:
+    return math.prod(x.shape[dim] for dim in dims)
+
+
+def _factor(norm: int, length: int, is_inverse: bool) -> float:
+    """What scales XLA's result: it has divided by the length already if the transform is an inverse one."""
+    power = {_NONE: 0.0, _BY_ROOT: -0.5, _BY_LENGTH: -1.0}[norm] + is_inverse
+    return float(length) ** power if length else 1.0
+
+
+def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """Each part by itself: XLA's complex product makes the other part of an infinity NaN."""
+    if factor == 1:
+        return x
+    if not x.is_complex():
+        return x * factor
+    real, imaginary = split(x)
+    return join(real * factor, imaginary * factor)
+
+
+FOURIER_FORMS: dict[Any, Callable[..., torch.Tensor]] = {
+    aten._fft_c2c.default: _complex_to_complex,
+    aten._fft_r2c.default: _real_to_complex,
+    aten._fft_c2r.default: _complex_to_real,
+}
