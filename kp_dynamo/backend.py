@@ -10,7 +10,15 @@ from typing import Any
 from torch import fx
 
 from kp_dynamo import uncompiled_frames
-from kp_dynamo.compat import given_up_frames, importing, logging_calls, recurrent_modules, thread_state, xla
+from kp_dynamo.compat import (
+    given_up_frames,
+    importing,
+    logging_calls,
+    padded_encoders,
+    recurrent_modules,
+    thread_state,
+    xla,
+)
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.modes import accept_mode
 from kp_dynamo.config.options import CompileOptions
@@ -54,6 +62,7 @@ def kp_tpu(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = 
 kp_tpu.takes_block_calls = True  # type: ignore[attr-defined]  # blocks.block_calls.choose asks
 kp_tpu.moves_log_calls = True  # type: ignore[attr-defined]  # compat.logging_calls asks
 kp_tpu.traces_recurrent = True  # type: ignore[attr-defined]  # compat.recurrent_modules asks
+kp_tpu.traces_padded_encoders = True  # type: ignore[attr-defined]  # compat.padded_encoders asks
 kp_tpu.on_given_up = uncompiled_frames.report  # type: ignore[attr-defined]  # compat.given_up_frames asks
 
 
@@ -77,6 +86,7 @@ def clear_cache() -> None:
 thread_state.install()
 logging_calls.install()
 recurrent_modules.install()
+padded_encoders.install()
 given_up_frames.install()
 atexit.register(uncompiled_frames.warn_if_unused)
 # Dynamo traces before it calls a backend. By then its settings must be torch's, and XLA tensors with symbolic sizes

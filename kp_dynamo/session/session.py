@@ -22,7 +22,13 @@ from kp_dynamo.cache.compile_key import CompileKey
 from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture.capture import Capture, read_capture
-from kp_dynamo.compat import chips, given_up_frames, logging_calls, recurrent_modules
+from kp_dynamo.compat import (
+    chips,
+    given_up_frames,
+    logging_calls,
+    padded_encoders,
+    recurrent_modules,
+)
 from kp_dynamo.compat.dynamo_trace import RestartTrace
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.error_boundary import translate_errors
@@ -118,6 +124,8 @@ class Session:
         backend.moves_log_calls = True  # type: ignore[attr-defined]  # compat.logging_calls asks
         recurrent_modules.install()
         backend.traces_recurrent = True  # type: ignore[attr-defined]  # compat.recurrent_modules asks
+        padded_encoders.install()
+        backend.traces_padded_encoders = True  # type: ignore[attr-defined]  # compat.padded_encoders asks
         given_up_frames.install()
         backend.on_given_up = partial(report_as, strict=options.strict)  # type: ignore[attr-defined]
         return backend

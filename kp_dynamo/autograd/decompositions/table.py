@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from kp_dynamo.autograd.decompositions.encoder_layer import native_multi_head_attention, transformer_encoder_layer
 from kp_dynamo.autograd.decompositions.float64_precision import float64_decompositions
 from kp_dynamo.autograd.decompositions.group_norm import native_group_norm_backward
 from kp_dynamo.autograd.decompositions.integer_division import RIGHT_SHIFTS, div_mode, floor_divide, right_shift
@@ -21,6 +20,7 @@ from kp_dynamo.autograd.decompositions.unbatched_losses import unbatched_loss_de
 from kp_dynamo.autograd.decompositions.weight_norm import weight_norm_interface_backward
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
+from kp_dynamo.ops.encoder_layer import native_multi_head_attention, transformer_encoder_layer
 
 aten = torch.ops.aten
 

@@ -1,8 +1,8 @@
-"""Decompositions of torch's fused attention and encoder layer.
+"""The formulas of torch's fused attention and encoder layer.
 
 In evaluation mode on the CPU, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` each call one operator that XLA
-lacks. The formulas are those of the modules (torch/nn/modules/transformer.py, activation.py).
-Shapes: B batch, S length, D width, H heads.
+lacks. AOTAutograd decomposes it by these formulas; if a size varies, Dynamo traces them. They are those of the modules
+(torch/nn/modules/transformer.py, activation.py). Shapes: B batch, S length, D width, H heads.
 """
 
 from __future__ import annotations
