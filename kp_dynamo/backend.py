@@ -11,6 +11,7 @@ from torch import fx
 
 from kp_dynamo import uncompiled_frames
 from kp_dynamo.compat import (
+    device_errors,
     given_up_frames,
     importing,
     logging_calls,
@@ -22,6 +23,7 @@ from kp_dynamo.compat import (
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.modes import accept_mode
 from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.graph.operand_devices import problem_of_devices
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
 
@@ -63,6 +65,7 @@ kp_tpu.takes_block_calls = True  # type: ignore[attr-defined]  # blocks.block_ca
 kp_tpu.moves_log_calls = True  # type: ignore[attr-defined]  # compat.logging_calls asks
 kp_tpu.traces_recurrent = True  # type: ignore[attr-defined]  # compat.recurrent_modules asks
 kp_tpu.traces_padded_encoders = True  # type: ignore[attr-defined]  # compat.padded_encoders asks
+kp_tpu.explain_devices = problem_of_devices  # type: ignore[attr-defined]  # compat.device_errors asks
 kp_tpu.on_given_up = uncompiled_frames.report  # type: ignore[attr-defined]  # compat.given_up_frames asks
 
 
@@ -87,6 +90,7 @@ thread_state.install()
 logging_calls.install()
 recurrent_modules.install()
 padded_encoders.install()
+device_errors.install()
 given_up_frames.install()
 atexit.register(uncompiled_frames.warn_if_unused)
 # Dynamo traces before it calls a backend. By then its settings must be torch's, and XLA tensors with symbolic sizes

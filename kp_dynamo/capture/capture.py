@@ -26,6 +26,7 @@ from kp_dynamo.capture.nested_tensors import refuse_nested_tensors
 from kp_dynamo.capture.tensor_devices import placement_mode
 from kp_dynamo.capture.views_as_real import copy_views_of_view_as_real
 from kp_dynamo.compat import xla
+from kp_dynamo.graph.operand_devices import name_of_value
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     held = [*gm.parameters(), *gm.buffers()]
     tensors = [x for x in [*held, *inputs] if isinstance(x, torch.Tensor)]
     results = _result_devices(gm)
-    mode = placement_mode(tensors, default=next((d.type for _, d in results), "cpu"))
+    mode = placement_mode(tensors, next((d.type for _, d in results), "cpu"), _names(gm, inputs))
     if any(is_fake(t) for t in tensors):
         mode = "fake"
     if mode == "xla" and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
@@ -114,6 +115,13 @@ def piece_capture(
     key = _early_key(gm, inputs, (), with_modules)
     key = None if key is None else (*key, ("passed", tuple(sorted(passed)) if stays else "as arguments"))
     return Capture(gm, inputs, whole.mode, [], (), key, passed, stays)
+
+
+def _names(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[int, str]:
+    """The names of the tensors that a graph reads, by their ids."""
+    named = {id(x): name for name, x in (*gm.named_parameters(), *gm.named_buffers())}
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return named | {id(x): name_of_value(node) for x, node in zip(inputs, placeholders, strict=False)}
 
 
 def _result_devices(gm: fx.GraphModule) -> list[tuple[int, torch.device]]:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from kp_dynamo.exceptions import TPUDeviceError
 
+_MOST_NAMED = 4
+_NO_NAMES: Mapping[int, str] = {}
 
-def placement_mode(tensors: Sequence[torch.Tensor], default: str) -> str:
+
+def placement_mode(tensors: Sequence[torch.Tensor], default: str, names: Mapping[int, str] = _NO_NAMES) -> str:
     """ "cpu" if inputs must be placed, "xla" if they are on the device already.
 
     0-dim CPU tensors can be mixed with either, as in eager.
+
+    Args:
+        tensors: Those that a graph reads.
+        default: The mode of a graph that reads none.
+        names: By the ids of tensors, their names in Python.
 
     Raises:
         TPUDeviceError: Tensors on both, on a device that is neither, or on an XLA device that is not the first.
@@ -36,8 +44,15 @@ def placement_mode(tensors: Sequence[torch.Tensor], default: str) -> str:
         )
     if on_cpu and on_xla:
         raise TPUDeviceError(
-            f"{len(on_xla)} graph inputs are on {on_xla[0].device} and {len(on_cpu)} on the CPU "
-            f"(the first of these has shape {tuple(on_cpu[0].shape)}). "
+            f"{len(on_xla)} graph inputs are on {on_xla[0].device}{_named(on_xla, names)} and {len(on_cpu)} on the CPU"
+            f"{_named(on_cpu, names)}; the first of these has shape {tuple(on_cpu[0].shape)}. "
             "Allowed: all on the CPU, or all on the XLA device. Try: move model and inputs with .to('xla')."
         )
     return "xla" if on_xla else "cpu" if any(t.device.type == "cpu" for t in tensors) else default
+
+
+def _named(tensors: Sequence[torch.Tensor], names: Mapping[int, str]) -> str:
+    """ " (x, layers.0.weight, ...)"; "" if no name is known."""
+    known = [name for t in tensors if (name := names.get(id(t)))]
+    shown = [*known[:_MOST_NAMED], *(["..."] if len(known) > _MOST_NAMED else [])]
+    return f" ({', '.join(shown)})" if shown else ""

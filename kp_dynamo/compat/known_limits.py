@@ -19,6 +19,11 @@ class KnownLimit:
 
 KNOWN_LIMITS = (
     KnownLimit(
+        '`model.to("xla")` before torch_xla is imported raises an error of torch that does not say so. '
+        "`import kp_dynamo` does not import torch_xla; the first compiled call does.",
+        "`import torch_xla` first, or leave the model and its inputs on the CPU: the backend copies them.",
+    ),
+    KnownLimit(
         '`module.to("xla")` unties weights that two modules share. They then train apart.',
         "Call `torch.__future__.set_swap_module_params_on_conversion(True)` first.",
     ),

@@ -24,6 +24,7 @@ from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture.capture import Capture, read_capture
 from kp_dynamo.compat import (
     chips,
+    device_errors,
     given_up_frames,
     logging_calls,
     padded_encoders,
@@ -33,6 +34,7 @@ from kp_dynamo.compat.dynamo_trace import RestartTrace
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.exceptions import TPUDeviceError
+from kp_dynamo.graph.operand_devices import problem_of_devices
 from kp_dynamo.graph.step_share import WHOLE, StepShare
 from kp_dynamo.lowering import Lowering, get_lowering
 from kp_dynamo.runtime.compiled_graph import Program, Runtime
@@ -126,6 +128,8 @@ class Session:
         backend.traces_recurrent = True  # type: ignore[attr-defined]  # compat.recurrent_modules asks
         padded_encoders.install()
         backend.traces_padded_encoders = True  # type: ignore[attr-defined]  # compat.padded_encoders asks
+        device_errors.install()
+        backend.explain_devices = problem_of_devices  # type: ignore[attr-defined]  # compat.device_errors asks
         given_up_frames.install()
         backend.on_given_up = partial(report_as, strict=options.strict)  # type: ignore[attr-defined]
         return backend

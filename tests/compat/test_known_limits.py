@@ -15,12 +15,33 @@ from kp_dynamo import aot_compile
 from kp_dynamo.compat.known_limits import KNOWN_LIMITS
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.telemetry import snapshot
+from tests.spine import run_script
 
 
 def limit(words):
     """The one limit that says `words`; a test that names none is out of date."""
     (found,) = [known for known in KNOWN_LIMITS if words in known.what]
     return found
+
+
+BEFORE_TORCH_XLA = """
+import sys, torch, kp_dynamo
+assert "torch_xla" not in sys.modules
+try:
+    torch.nn.Linear(2, 2).to("xla")
+except (RuntimeError, NotImplementedError) as error:
+    print(str(error).splitlines()[0])
+import torch_xla
+print(torch.nn.Linear(2, 2).to("xla").weight.device)
+"""
+
+
+def test_a_model_cannot_move_before_torch_xla_is_imported():
+    assert "import torch_xla" in limit('`model.to("xla")` before torch_xla is imported').cure
+    error, device = run_script(BEFORE_TORCH_XLA).splitlines()
+    assert "xla" in error.lower()
+    assert "torch_xla" not in error
+    assert device == "xla:0"
 
 
 def test_eager_work_is_taken_for_other_work():

@@ -317,7 +317,9 @@ class HalfThere(nn.Module):
 
 def test_a_model_half_on_the_cpu():
     message = failure(TPUDeviceError, compiled(HalfThere("xla")), torch.ones(1, 2))
-    assert message.startswith("1 graph inputs are on xla:0 and 3 on the CPU (the first of these has shape (")
+    assert message.startswith("1 graph inputs are on xla:0 (there.weight) and 3 on the CPU (")
+    assert "here.weight" in message
+    assert "x" in re.split(r"\W+", message)
     assert message.endswith("Try: move model and inputs with .to('xla').")
 
 
@@ -326,10 +328,55 @@ def test_a_model_half_on_meta():
     assert message.startswith("a graph input is on meta (shape (2, 2)). Allowed: all on the CPU, or all on the XLA")
 
 
-def test_a_model_on_another_device_than_its_input():
-    # Here Dynamo is first: its own error names both.
-    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="two different devices cpu, xla:0"):
-        compiled(nn.Linear(2, 2).to("xla"))(torch.ones(1, 2))
+class Named(nn.Module):
+    """Two layers, the second of which meets what the first returns."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2).to(first), nn.Linear(2, 2).to(second)])
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x).relu())
+
+
+IN_A_LAYER = {
+    "input": (
+        "xla",
+        "xla",
+        "cpu",
+        "linear in layers.0 (Linear) are on two devices: x is on cpu, layers.0.weight is on",
+    ),
+    "model": (
+        "cpu",
+        "cpu",
+        "xla",
+        "linear in layers.0 (Linear) are on two devices: x is on xla:0, layers.0.weight is on",
+    ),
+    "layer": (
+        "cpu",
+        "xla",
+        "cpu",
+        "linear in layers.1 (Linear) are on two devices: relu is on cpu, layers.1.weight is on",
+    ),
+}
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("what", IN_A_LAYER)
+def test_a_model_on_another_device_than_its_input(what, train):
+    # Dynamo is first: it stops before it calls the backend.
+    first, second, device, expected = IN_A_LAYER[what]
+    run = compiled(Named(first, second).train(train))
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError) as raised:
+        run(torch.ones(1, 2, device=device))
+    message = str(raised.value)
+    assert message.startswith(f"the operands of {expected}")
+    assert "Try: move the inputs with .to('xla'), or the model with .to('cpu')." in message
+
+
+def test_another_backend_keeps_torch_s_own_message():
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="found two different devices cpu, xla:0"):
+        torch.compile(nn.Linear(2, 2).to("xla"), backend="eager")(torch.ones(1, 2))
 
 
 @dataclass(frozen=True)
