@@ -24,7 +24,7 @@ from kp_dynamo.exceptions import (
     XLACompilationError,
     XLACompilationTimeoutError,
 )
-from kp_dynamo.graph.least_memory import REMEDIES
+from kp_dynamo.graph.least_memory import remedies
 
 _INSTALL = 'Install the TPU compiler with pip install "kp_dynamo[tpu]".'
 _NARROWER = (
@@ -74,10 +74,11 @@ class TpuCompiler:
     Args:
         target: "v4", "v5e", "v5p", "v6e" or "v7".
         deadline: `time.monotonic()` at which compiling is aborted, or None.
+        checkpoint: The option of the programs, so that no error advises what is on.
     """
 
-    def __init__(self, target: str, deadline: float | None = None) -> None:
-        self.target, self._deadline = target, deadline
+    def __init__(self, target: str, deadline: float | None = None, checkpoint: str | float = "off") -> None:
+        self.target, self._deadline, self._checkpoint = target, deadline, checkpoint
         self.versions: dict[str, str] = {}
         self._submitted: deque[Job] = deque()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -147,7 +148,8 @@ class TpuCompiler:
             raise TPUNotAvailableError(f"the TPU compiler for target={self.target} cannot start: {problem}. {advice}")
         if _NO_ROOM.search(problem):
             raise TPUOutOfMemoryError(
-                f"the program does not fit the memory of a {self.target}. {_short(problem)} {REMEDIES}"
+                f"the program does not fit the memory of a {self.target}. {_short(problem)} "
+                f"{remedies(self._checkpoint)}"
             )
         advice = _NARROWER if "Mosaic failed" in problem and "Bad lhs type" in problem else ""
         raise XLACompilationError(f"the compiler for {self.target} rejected a program: {_short(problem)}{advice}")

@@ -65,7 +65,7 @@ def aot_compile(
     request = request_of(model, args, target, options, backend, train)
     timeout_s = request.given.get("compile_timeout_s") if timeout_s is None else timeout_s
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    with TpuCompiler(target, deadline) as compiler:
+    with TpuCompiler(target, deadline, request.options.checkpoint) as compiler:
         xla.device()
         run = _Run(request, compiler)
         with fresh_dynamo(), torch.inference_mode(False), torch.set_grad_enabled(train):

@@ -18,10 +18,17 @@ _NUM_SHOWN = 5
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """How much of a chip's memory a program may use."""
+    """How much of a chip's memory a program may use.
+
+    Attributes:
+        chip: The chip.
+        num_bytes: The bytes that a program may use.
+        checkpoint: The option, so that no remedy is one that is on already.
+    """
 
     chip: Chip
     num_bytes: float
+    checkpoint: str | float = "off"
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ def require_room(graph: fx.Graph, name: str, budget: MemoryBudget) -> int:
     raise TPUOutOfMemoryError(
         f"the {name} program takes at least {needed / GB:.2f} GB for its {len(held)} arguments and results. Allowed: "
         f"{budget.num_bytes / GB:.2f} GB of the {budget.chip.hbm_bytes / GB:.2f} GB of a {budget.chip.name}. "
-        f"The largest: {largest}. {REMEDIES}"
+        f"The largest: {largest}. {remedies(budget.checkpoint)}"
     )
 
 
@@ -89,7 +96,25 @@ def _counted(held: list[IoTensor]) -> list[str]:
     return [text if count == 1 else f"{count} x {text}" for text, count in counts.items()]
 
 
-REMEDIES = (
-    'Try: a smaller batch or sequence; in training, recompute activations (checkpoint="blocks" or "auto"); '
-    'parameters in bfloat16 (model.bfloat16()); a chip with more memory (target="v5p").'
-)
+def remedies(checkpoint: str | float, *others: str) -> str:
+    """What to do about too little memory.
+
+    Args:
+        checkpoint: The option: what it recomputes already is no remedy.
+        *others: Further remedies.
+    """
+    tries = ["a smaller batch or sequence", *_more_recomputation(checkpoint), *others]
+    tries += ["parameters in bfloat16 (model.bfloat16())", 'a chip with more memory (target="v5p")']
+    return f"Try: {'; '.join(tries)}."
+
+
+def _more_recomputation(checkpoint: str | float) -> list[str]:
+    match checkpoint:
+        case "off" | "attention":
+            return ['in training, recompute activations (checkpoint="blocks" or "auto")']
+        case "blocks":
+            return ['in training, recompute as much as is needed (checkpoint="auto")']
+        case "auto" | 0:
+            return []
+        case share:
+            return [f"in training, keep fewer activations (checkpoint={float(share) / 2:g})"]

@@ -10,7 +10,7 @@ from torch import fx
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUOptimizationError, TPUOutOfMemoryError
 from kp_dynamo.graph.editing import check_values
-from kp_dynamo.graph.least_memory import REMEDIES
+from kp_dynamo.graph.least_memory import remedies
 from kp_dynamo.graph.operand_dtypes import check_operand_dtypes
 from kp_dynamo.graph.places import Place, place_of
 from kp_dynamo.passes.base import GraphPass, PassReport
@@ -20,6 +20,8 @@ from kp_dynamo.pipeline.build import OUR_PASSES, Pipeline
 from kp_dynamo.pipeline.dumps import dump_graph, dump_reports
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
+
+_LESS_STATE = "optimizer_state_factor=1 or 0 if the optimizer keeps less state than AdamW's two moments"
 
 
 def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions, graph_name: str) -> list[PassReport]:
@@ -64,7 +66,7 @@ def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> P
                 check_values(gm.graph)
             gm.recompile()
     except BudgetError as cause:
-        raise TPUOutOfMemoryError(f"checkpoint='auto': {cause}. {REMEDIES}") from None
+        raise TPUOutOfMemoryError(f"checkpoint='auto': {cause}. {remedies('auto', _LESS_STATE)}") from None
     except Exception as cause:
         ran = f"after {', '.join(before)}" if before else "as the first pass"
         raise TPUOptimizationError(

@@ -56,7 +56,7 @@ class CompilePlan:
         if not options.is_memory_bounded:
             return None
         room = memory_budget_bytes(options.chip, options.memory_fraction, options.memory_budget_gb)
-        return MemoryBudget(options.chip, room)
+        return MemoryBudget(options.chip, room, options.checkpoint)
 
 
 def plan_for(capture: Capture, options: CompileOptions, share: StepShare = WHOLE) -> CompilePlan:

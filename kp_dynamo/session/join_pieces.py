@@ -29,7 +29,7 @@ def shares_of(division: Division, capture: Capture, options: CompileOptions) -> 
     """
     budget = memory_budget_bytes(options.chip, options.memory_fraction, options.memory_budget_gb)
     if options.is_memory_bounded:
-        require_room(capture.gm.graph, "whole", MemoryBudget(options.chip, budget))
+        require_room(capture.gm.graph, "whole", MemoryBudget(options.chip, budget, options.checkpoint))
     return step_shares(division, capture.inputs, budget, options.optimizer_state_factor)
 
 

@@ -91,6 +91,18 @@ def test_a_budget_that_cannot_be_met_names_the_smallest_that_can():
         compiled(model, checkpoint="auto", memory_budget_gb=float(smallest) - 0.001)(TOKENS)
 
 
+def test_a_budget_that_the_optimizer_alone_exceeds_has_no_negative_figures():
+    model, _ = model_and_reference()
+    with pytest.raises(Exception, match=r"leave nothing of the 1\.9 MiB that the step may use") as caught:
+        compiled(model, checkpoint="auto", memory_budget_gb=0.002, optimizer_state_factor=20)(TOKENS)
+    message = str(caught.value.inner_exception)
+    assert re.search(r"the states of the optimizer alone, \d+\.\d MiB, leave nothing", message)
+    assert not re.search(r"-\d", message)
+    assert "optimizer_state_factor=1 or 0" in message
+    # It is on already.
+    assert message.count("checkpoint=") == 1
+
+
 @pytest.mark.parametrize("share", [-0.1, -1, 1.1, float("nan"), "0.5"])
 def test_an_invalid_share_raises_with_the_allowed_values(share):
     with pytest.raises(Exception, match=r"option checkpoint=.* Allowed: .*'auto', a number >= 0 and <= 1") as caught:

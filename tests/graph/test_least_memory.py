@@ -8,7 +8,7 @@ import torch
 from kp_dynamo.compat import chips
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUOutOfMemoryError
-from kp_dynamo.graph.least_memory import MemoryBudget, held_by, require_room
+from kp_dynamo.graph.least_memory import MemoryBudget, held_by, remedies, require_room
 from kp_dynamo.hardware import CHIPS
 from tests.graphs import trace_inference
 from tests.spine import compiled
@@ -38,6 +38,28 @@ def test_what_fits_is_measured_and_what_does_not_is_refused():
     assert "smaller batch" in message
     assert "bfloat16" in message
     assert 'target="v5p"' in message
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "remedy"),
+    [
+        ("off", 'checkpoint="blocks" or "auto"'),
+        ("attention", 'checkpoint="blocks" or "auto"'),
+        ("blocks", 'checkpoint="auto"'),
+        (0.5, "checkpoint=0.25"),
+        ("auto", ""),
+        (0.0, ""),
+    ],
+)
+def test_no_remedy_is_on_already(checkpoint, remedy):
+    text = remedies(checkpoint, "another")
+    assert ("checkpoint" in text) == bool(remedy)
+    assert remedy in text
+    assert "; another; " in text
+    gm = trace_inference(product, torch.ones(8, 16), torch.ones(16, 4))
+    with pytest.raises(TPUOutOfMemoryError) as refused:
+        require_room(gm.graph, "inference", MemoryBudget(CHIPS["v5e"], 1, checkpoint))
+    assert ("checkpoint" in str(refused.value)) == bool(remedy)
 
 
 def test_equal_tensors_are_named_once():

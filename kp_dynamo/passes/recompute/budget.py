@@ -59,7 +59,7 @@ def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
     if _all_bytes(gm.graph) <= room:
         return PassReport(name, 0)
     before = _peak(gm, budget)
-    given = f"{room / _MIB:.1f} MiB are available in addition to {state / _MIB:.1f} MiB of optimizer state"
+    given = _available(room, state, budget)
     if before <= room:
         return PassReport(name, 0, notes=(f"nothing is recomputed: {before / _MIB:.1f} MiB by estimate, {given}",))
     attempt = _Attempt(gm, budget)
@@ -79,6 +79,18 @@ def fitted(gm: fx.GraphModule, name: str, budget: Budget) -> PassReport:
     )
     refused = [] if fits else [Refusal(gm.graph.output_node(), f"does not fit: {note}")]
     return PassReport(name, attempt.num_tagged, reported(refused), (note,))
+
+
+def _available(room: float, state: float, budget: Budget) -> str:
+    """What the programs may use, in words."""
+    if room > 0:
+        return f"{room / _MIB:.1f} MiB are available in addition to {state / _MIB:.1f} MiB of optimizer state"
+    step_bytes = budget.share.outside_bytes + budget.share.inside_bytes
+    held = "parameters, gradients, optimizer states and inputs" if step_bytes else "the states of the optimizer"
+    return (
+        f"{held} alone, {max(step_bytes, state) / _MIB:.1f} MiB, leave nothing of the "
+        f"{budget.num_bytes / _MIB:.1f} MiB that the step may use"
+    )
 
 
 def _rounded_up_gb(num_bytes: float) -> float:
