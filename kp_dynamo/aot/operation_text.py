@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from kp_dynamo.aot.blocks import modules_text
 from kp_dynamo.aot.figures import AotFigures
 from kp_dynamo.aot.program_report import FusionReport, Origin, ProgramReport
+from kp_dynamo.aot.units import time_unit
 from kp_dynamo.explanation.text_layout import first_of, table
 from kp_dynamo.graph.places import Place
 
@@ -30,11 +31,13 @@ def custom_call_lines(report: AotFigures, verbose: bool) -> Iterator[str]:
     found = [(call, p) for p in report.programs for call in p.custom_calls]
     if found:
         yield f"custom calls, without cycles; at least, by FLOPs at the bfloat16 peak or bytes once: {len(found)}"
+    unit = time_unit(report.modelled_ms)
     for call, program in found[: None if verbose else _NUM_CALLS]:
         runs = program.runs
         work = "declares no FLOPs" if call.flops is None else f"{runs * call.flops / 1e9:.2f} GFLOP"
         moved = f"{runs * call.hbm_bytes / _MIB:.1f} MiB to and from the chip's memory"
-        yield f"  {runs * call.roofline_ms:.4f} ms  {work}, {moved}, {program.name} {call.name}{_runs(program)}"
+        least = unit.text(runs * call.roofline_ms, 4)
+        yield f"  {least}  {work}, {moved}, {program.name} {call.name}{_runs(program)}"
         yield from (f"      {line}" for line in _origin_lines(call.origins, verbose))
 
 
@@ -43,7 +46,7 @@ def _costs(report: AotFigures, fusion: FusionReport, program: ProgramReport) -> 
     share = milliseconds / report.modelled_ms if report.modelled_ms else 0
     opaque = "no cycles: its roofline" if fusion.kind == "custom call" else "no cycles"
     cycles = opaque if fusion.cycles is None else f"{program.runs * fusion.cycles} cycles"
-    return f"{milliseconds:.4f} ms", f"{share:.0%}", cycles
+    return time_unit(report.modelled_ms).text(milliseconds, 4), f"{share:.0%}", cycles
 
 
 def _runs(program: ProgramReport) -> str:

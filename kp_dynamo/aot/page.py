@@ -10,6 +10,7 @@ from typing import Any
 from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
 from kp_dynamo.aot.memory_line import in_order
 from kp_dynamo.aot.report_text import text_of
+from kp_dynamo.aot.units import time_unit
 from kp_dynamo.exceptions import TPUNotAvailableError
 from kp_dynamo.hardware import CHIPS
 
@@ -87,15 +88,16 @@ def _roofline(report: AotFigures) -> str:
 
 def _bars(report: AotFigures) -> str:
     figure, axes = _drawing(1.2 + 0.5 * len(report.programs))
+    unit = time_unit(report.modelled_ms)
     kinds = sorted({kind for p in report.programs for kind in p.ms_by_kind})
     names = [f"{p.name} x {p.runs}" if p.runs > 1 else p.name for p in report.programs]
     left = [0.0] * len(report.programs)
     for kind, color in zip(kinds, _COLORS, strict=False):
-        values = [p.runs * p.ms_by_kind.get(kind, 0.0) for p in report.programs]
+        values = [p.runs * p.ms_by_kind.get(kind, 0.0) * unit.per_ms for p in report.programs]
         axes.barh(names, values, left=left, label=_LABELS.get(kind, kind), color=color)
         left = [start + value for start, value in zip(left, values, strict=True)]
     axes.invert_yaxis()
-    axes.set(xlabel="modelled ms of a step")
+    axes.set(xlabel=f"modelled {unit.name} of a step")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3, frameon=False)
     return _svg(figure)
 

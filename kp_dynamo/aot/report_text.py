@@ -8,6 +8,7 @@ from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
 from kp_dynamo.aot.memory_line import memory_chart
 from kp_dynamo.aot.operation_text import custom_call_lines, dearest_lines
 from kp_dynamo.aot.program_report import ProgramReport
+from kp_dynamo.aot.units import TimeUnit, price, time_unit
 from kp_dynamo.explanation.pass_text import pass_lines
 from kp_dynamo.explanation.report_text import fallback_place
 from kp_dynamo.explanation.text_layout import first_of, table, wrapped
@@ -16,6 +17,7 @@ from kp_dynamo.hardware import CHIPS, GB
 
 _MIB = 2**20
 _NUM_LISTED = 20
+_FAR_APART = 3.0
 
 
 def text_of(report: AotFigures, verbose: bool = False) -> str:
@@ -49,25 +51,44 @@ def _headline(report: AotFigures) -> Iterator[str]:
     mode = "training step" if report.train else "inference"
     options = ", ".join(f"{k}={v!r}" for k, v in report.options.items()) or "default options"
     yield f"{mode} on one {report.target} through {report.backend}, {options}"
-    yield f"  modelled        {report.modelled_ms:.3f} ms    (by the compiler's cycles {report.estimated_ms:.3f} ms)"
+    unit = time_unit(report.modelled_ms)
+    by_cycles = unit.text(report.estimated_ms)
+    yield f"  modelled        {unit.text(report.modelled_ms)}    (by the compiler's cycles {by_cycles})"
+    yield from _which_to_believe(report)
     if report.custom_call_ms:
         yield (
-            f"  custom calls    {report.custom_call_ms:.3f} ms of the modelled time, by their rooflines: they take at "
-            "least that, and the cycles have nothing of it"
+            f"  custom calls    {unit.text(report.custom_call_ms)} of the modelled time, by their rooflines: they take "
+            "at least that, and the cycles have nothing of it"
         )
+    by_flops, by_bytes = unit.text(report.flops_floor_ms), unit.text(report.bytes_floor_ms)
     yield (
-        f"  lower bounds    {report.flops_floor_ms:.3f} ms for the matmuls at {chip.bf16_flops / 1e12:.0f} TFLOP/s, "
-        f"{report.bytes_floor_ms:.3f} ms for arguments and results at {chip.hbm_bytes_per_s / 1e9:.0f} GB/s"
+        f"  lower bounds    {by_flops} for the matmuls at {chip.bf16_flops / 1e12:.0f} TFLOP/s, "
+        f"{by_bytes} for arguments and results at {chip.hbm_bytes_per_s / 1e9:.0f} GB/s"
     )
     yield f"  over the bounds {report.over_floor:.2f}x, model FLOP utilization {report.mfu:.1%}"
     yield f"  work            {report.flops / 1e9:.2f} GFLOP, {report.bytes / GB:.3f} GB touched, by the compiler"
     tokens = report.usd_per_million_tokens
-    by_token = "" if tokens is None else f", {tokens:.6f} USD per million tokens"
-    yield (
-        f"  price           {chip.usd_per_hour:.2f} USD an hour: {report.usd_per_million_steps:.2f} USD per million "
-        f"steps{by_token}"
-    )
+    by_token = "" if tokens is None else f", {price(tokens, 'tokens')}"
+    by_step = price(report.usd_per_million_steps, "steps")
+    yield f"  price           {chip.usd_per_hour:.2f} USD an hour: {by_step}{by_token}"
     yield f"  float32 matmuls at precision {report.matmul_precision!r}"
+
+
+def _which_to_believe(report: AotFigures) -> Iterator[str]:
+    """Why the two estimates differ, if they do by much. `calibration` has the measurements."""
+    modelled, by_cycles = report.modelled_ms, report.estimated_ms
+    if not modelled or not by_cycles or 1 / _FAR_APART <= by_cycles / modelled <= _FAR_APART:
+        return
+    if by_cycles > modelled:
+        yield (
+            "                  believe the modelled time: on a chip, elementwise operations on data in vector memory "
+            "took 1/4 to 1/14 of their cycles"
+        )
+    else:
+        yield (
+            "                  believe the modelled time: gathers, relayouts and custom calls have no cycles, and it "
+            "counts their rows, bytes and FLOPs"
+        )
 
 
 def _memory(report: AotFigures) -> Iterator[str]:
@@ -83,12 +104,13 @@ def _memory(report: AotFigures) -> Iterator[str]:
 
 
 def _programs(report: AotFigures) -> Iterator[str]:
+    unit = time_unit(report.modelled_ms)
     titles = (
         "program",
         "runs",
-        "modelled ms",
-        "calls ms",
-        "cycles ms",
+        f"modelled {unit.name}",
+        f"calls {unit.name}",
+        f"cycles {unit.name}",
         "peak MiB",
         "arguments",
         "results",
@@ -96,7 +118,7 @@ def _programs(report: AotFigures) -> Iterator[str]:
         "code",
         "compile s",
     )
-    yield from table([titles, *(_row(p) for p in report.programs)])
+    yield from table([titles, *(_row(p, unit) for p in report.programs)])
 
 
 def _blocks(report: AotFigures) -> Iterator[str]:
@@ -105,10 +127,11 @@ def _blocks(report: AotFigures) -> Iterator[str]:
     if not found:
         return
     yield "repeated layers, compiled once"
-    rows = [("", "programs", "modelled ms", "share", "cycles ms", "peak MiB")]
+    unit = time_unit(report.modelled_ms)
+    rows = [("", "programs", f"modelled {unit.name}", "share", f"cycles {unit.name}", "peak MiB")]
     for block in found:
         share = block.modelled_ms / report.modelled_ms if report.modelled_ms else 0
-        times = (f"{block.modelled_ms:.3f}", f"{share:.0%}", f"{block.estimated_ms:.3f}")
+        times = (unit.number(block.modelled_ms), f"{share:.0%}", unit.number(block.estimated_ms))
         programs = block.programs[0].split(".")[0] + ".*"
         rows.append((f"block x {block.runs}", programs, *times, f"{block.step_peak_bytes / _MIB:.1f}"))
     modules = ["", *(block.modules for block in found)]
@@ -116,10 +139,10 @@ def _blocks(report: AotFigures) -> Iterator[str]:
     yield ""
 
 
-def _row(p: ProgramReport) -> tuple[str, ...]:
+def _row(p: ProgramReport, unit: TimeUnit) -> tuple[str, ...]:
     sizes = (p.peak_bytes, p.argument_bytes, p.output_bytes, p.temp_bytes, p.generated_code_bytes)
-    calls = f"{p.custom_call_ms:.3f}" if p.custom_calls else "-"
-    times = (f"{p.modelled_ms:.3f}", calls, f"{p.estimated_ms:.3f}")
+    calls = unit.number(p.custom_call_ms) if p.custom_calls else "-"
+    times = (unit.number(p.modelled_ms), calls, unit.number(p.estimated_ms))
     return (p.name, str(p.runs), *times, *(f"{size / _MIB:.1f}" for size in sizes), f"{p.compile_s:.1f}")
 
 

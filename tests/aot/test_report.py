@@ -44,6 +44,28 @@ def test_the_text_has_known_and_unknown_figures():
     assert "no chip ran this program" in text.splitlines()[-1]
 
 
+SMALL = replace(REPORT, programs=(replace(PROGRAM, modelled_ms=0.0021, estimated_ms=0.0863, model_flops=40_000),))
+
+
+def test_a_small_step_is_told_in_microseconds_and_per_billion():
+    text = str(SMALL)
+    assert "modelled        2.100 us    (by the compiler's cycles 86.300 us)" in text
+    assert "lower bounds    0.0002 us for the matmuls" in text
+    assert "modelled us  calls us  cycles us" in text
+    assert "1.0000 us" in text  # the most expensive operation
+    assert "1.20 USD an hour: 0.7 USD per billion steps, 0.00273 USD per billion tokens" in text
+    assert "modelled us of a step" in SMALL.to_html()
+    assert SMALL.to_dict()["totals"]["modelled_ms"] == 0.0021
+    assert "0.01 USD per million steps, 0.0521 USD per billion tokens" in str(REPORT)
+
+
+def test_estimates_that_are_far_apart_come_with_the_one_to_believe():
+    gathers = replace(REPORT, programs=(replace(PROGRAM, estimated_ms=0.001),))
+    assert "believe the modelled time: on a chip, elementwise operations on data in vector memory took" in str(SMALL)
+    assert "believe the modelled time: gathers, relayouts and custom calls have no cycles" in str(gathers)
+    assert "believe" not in str(REPORT)
+
+
 CALL = CustomCallReport("custom-call.1", 1, 2_000_000_000, 2**20, 0.0102, (Origin("kp.flash_attention.default", ""),))
 WITH_CALL = replace(REPORT, programs=(replace(PROGRAM, runs=2, custom_calls=(CALL,)),))
 
