@@ -43,16 +43,22 @@ def placement_mode(tensors: Sequence[torch.Tensor], default: str, names: Mapping
             "Allowed: all on the CPU, or all on the XLA device. Try: move it with .to('cpu') or .to('xla')."
         )
     if on_cpu and on_xla:
+        first = f"the first of these has shape {tuple(on_cpu[0].shape)}"
         raise TPUDeviceError(
-            f"{len(on_xla)} graph inputs are on {on_xla[0].device}{_named(on_xla, names)} and {len(on_cpu)} on the CPU"
-            f"{_named(on_cpu, names)}; the first of these has shape {tuple(on_cpu[0].shape)}. "
+            f"{len(on_xla)} graph inputs are on {on_xla[0].device}{_noted(_named(on_xla, names))} and {len(on_cpu)} on "
+            f"the CPU{_noted(_named(on_cpu, names), first)}. "
             "Allowed: all on the CPU, or all on the XLA device. Try: move model and inputs with .to('xla')."
         )
     return "xla" if on_xla else "cpu" if any(t.device.type == "cpu" for t in tensors) else default
 
 
 def _named(tensors: Sequence[torch.Tensor], names: Mapping[int, str]) -> str:
-    """ " (x, layers.0.weight, ...)"; "" if no name is known."""
+    """ "x, layers.0.weight, ..."; "" if no name is known."""
     known = [name for t in tensors if (name := names.get(id(t)))]
-    shown = [*known[:_MOST_NAMED], *(["..."] if len(known) > _MOST_NAMED else [])]
-    return f" ({', '.join(shown)})" if shown else ""
+    return ", ".join([*known[:_MOST_NAMED], *(["..."] if len(known) > _MOST_NAMED else [])])
+
+
+def _noted(*notes: str) -> str:
+    """The notes that are not empty, in parentheses."""
+    given = [note for note in notes if note]
+    return f" ({'; '.join(given)})" if given else ""
