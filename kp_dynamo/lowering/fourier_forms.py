@@ -25,11 +25,20 @@ def _complex_to_complex(x: torch.Tensor, dims: Sequence[int], norm: int, forward
 
 
 def _real_to_complex(x: torch.Tensor, dims: Sequence[int], norm: int, onesided: bool) -> torch.Tensor:
-    x = _scaled(x, _factor(norm, _length(x, dims), is_inverse=False))
-    if not onesided:
-        return _transformed(join(x, torch.zeros_like(x)), dims, True)
     *others, last = dims
-    return _transformed(_along(x, last, "RFFT", x.shape[last]), others, True)
+    length = x.shape[last]
+    half = _along(x, last, "RFFT", length)
+    found = _transformed(half if onesided else _mirrored(half, last, length), others, True)
+    return _scaled(found, _factor(norm, _length(x, dims), is_inverse=False))
+
+
+def _mirrored(half: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    """All frequencies of real samples from half of them: the others are their conjugates, as in eager."""
+    if length < 3:
+        return half
+    real, imaginary = split(half)
+    real_rest, imaginary_rest = (part.narrow(dim, 1, (length - 1) // 2).flip(dim) for part in (real, imaginary))
+    return join(torch.cat([real, real_rest], dim), torch.cat([imaginary, -imaginary_rest], dim))
 
 
 def _complex_to_real(x: torch.Tensor, dims: Sequence[int], norm: int, length: int) -> torch.Tensor:
@@ -71,7 +80,10 @@ def _factor(norm: int, length: int, is_inverse: bool) -> float:
 
 
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
-    """Each part by itself: XLA's complex product makes the other part of an infinity NaN."""
+    """Scale last, as eager does: sums that cancel are then 0.
+
+    Each part by itself: XLA's complex product makes the other part of an infinity NaN.
+    """
     if factor == 1:
         return x
     if not x.is_complex():

@@ -42,6 +42,8 @@ def mismatch(got: Any, wanted: Any, exact: Callable[[], Any]) -> str | None:
 def extreme_mismatch(got: Any, *references: tuple[Any, Any]) -> str | None:
     """As `mismatch`, each element of a float one of what eager has in float32 and in float64, signs of zeros aside.
 
+    The parts of a complex number are elements.
+
     Args:
         got: The compiled result.
         references: Pairs of eager's results in float32 and in float64, any of which will do.
@@ -73,6 +75,9 @@ def inexact(got: Any, eager: Any, exact: Any) -> str | None:
 def _extreme_difference(got: Any, references: list[tuple[Any, Any]]) -> str | None:
     eager, exact = references[0]
     is_tensor = isinstance(eager, torch.Tensor) and isinstance(got, torch.Tensor)
+    if is_tensor and eager.is_complex() and got.dtype == eager.dtype:
+        mine, *parts = (torch.view_as_real(t) for t in (got, *(t for pair in references for t in pair)))
+        return _extreme_difference(mine, list(zip(parts[::2], parts[1::2], strict=True)))
     if not is_tensor or not eager.dtype.is_floating_point or got.dtype != eager.dtype or got.shape != eager.shape:
         problems = [_first_difference([got], [wanted], [0.0]) for wanted, _ in references]
         return None if None in problems else problems[0]

@@ -34,6 +34,10 @@ _OWN_ALGORITHM = "XLA's algorithm takes other steps than LAPACK's"
 _REFUSED_FILL = "refused: a value that wants a gradient"
 _FAKES = "torch's own fake tensors fail, under any backend"
 _HALF = "refused: XLA has no complex numbers of half precision"
+_TRANSFORM = "MKL's algorithm has an infinity or a number where XLA's has NaN: the terms are grouped differently"
+_TRANSFORM_CANCELS = "terms of a transform that cancel: XLA adds them in another order than MKL"
+_TO_COMPLEX = "fft fft2 fftn ifft ifft2 ifftn rfft rfft2 rfftn ihfft ihfft2 ihfftn"
+_TO_REAL = "hfft hfft2 hfftn irfft irfft2 irfftn"
 _SOLVED = "a gradient of many digits lost: eager's float32 is as far from float64"
 
 
@@ -47,6 +51,8 @@ KNOWN_FLOATS: dict[str, Difference] = {
     "cholesky": _differs("XLA's own factorisation; eager gives the infinity back", "inf"),
     "cumprod": _differs(_TRACED, *_INFINITE),
     "dist": _differs("powers of tiny differences underflow; eager accumulates in float64", "tiny"),
+    **{f"fft.{name}": _differs(_TRANSFORM, *_INFINITE, "nan") for name in _TO_COMPLEX.split()},
+    **{f"fft.{name}": _differs(_TRANSFORM, *_INFINITE) for name in _TO_REAL.split()},
     "index_fill": _differs(_REFUSED_FILL, *_ALL),
     "isin": _differs("subnormal numbers equal 0", SUBNORMAL),
     "kthvalue": _differs(_NO_PLACE, *_INFINITE, "nan", "zero", SUBNORMAL),
@@ -73,6 +79,7 @@ KNOWN_FLOATS: dict[str, Difference] = {
     "prod": _differs(_TRACED, *_INFINITE),
     "std_mean": _differs(_MEAN, *_INFINITE),
     "std_mean.unbiased": _differs(_MEAN, *_INFINITE),
+    "stft": _differs(_TRANSFORM, *_INFINITE, "nan"),
     "topk": _differs(_NO_PLACE, *_INFINITE, "nan", "zero", SUBNORMAL),
     "triangular_solve": _differs("XLA inverts blocks of the triangle", *_INFINITE, "nan", "zero", SUBNORMAL),
     "var_mean": _differs(_MEAN, *_INFINITE),
@@ -89,6 +96,10 @@ KNOWN_INTEGERS: dict[str, Difference] = {
 KNOWN_WHOLE: dict[str, Difference] = {
     "chalf": _differs(_HALF, *WHOLE),
     "cumprod": _differs(_CANCELS, "multiples"),
+    "fft.hfft": _differs(_TRANSFORM_CANCELS, "whole"),
+    "fft.hfft2": _differs(_TRANSFORM_CANCELS, "equal"),
+    "fft.hfftn": _differs(_TRANSFORM_CANCELS, "equal"),
+    "fft.irfft": _differs(_TRANSFORM_CANCELS, "whole"),
     "index_fill": _differs(_REFUSED_FILL, *WHOLE),
     "kthvalue": _differs(_NO_PLACE, *WHOLE),
     "linalg.eigvalsh": _differs(_OWN_ALGORITHM, "whole", "equal"),
@@ -104,6 +115,7 @@ KNOWN_WHOLE: dict[str, Difference] = {
     "nn.functional.triplet_margin_with_distance_loss": _differs(_CANCELS, "equal"),
     "ormqr": _differs(_OWN_ALGORITHM, "whole"),
     "softmax.with_dtype": _differs("0 in float64 too, but for the range of float32", "whole"),
+    "stft": _differs(_TRANSFORM_CANCELS, "whole", "multiples"),
     "topk": _differs(_NO_PLACE, *WHOLE),
     "triangular_solve": _differs("XLA inverts blocks of the triangle", "equal", "multiples"),
 }

@@ -18,6 +18,7 @@ from kp_dynamo.autograd.decompositions.patches import patch_decompositions
 from kp_dynamo.autograd.decompositions.pooling import avg_pool, avg_pool_backward
 from kp_dynamo.autograd.decompositions.unbatched_losses import unbatched_loss_decompositions
 from kp_dynamo.autograd.decompositions.weight_norm import weight_norm_interface_backward
+from kp_dynamo.autograd.decompositions.windows import window_decompositions
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.ops.encoder_layer import native_multi_head_attention, transformer_encoder_layer
@@ -68,6 +69,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     # Its linspace computes in float32 for every dtype.
     table.update(get_decompositions([aten.roll, aten.linspace]))
     table.update(patch_decompositions(get_decompositions([aten.im2col, aten.col2im])))
+    table.update(window_decompositions(get_decompositions([aten.unfold_backward])))
     table[aten.avg_pool2d.default] = table[aten.avg_pool3d.default] = avg_pool
     table[aten.avg_pool2d_backward.default] = table[aten.avg_pool3d_backward.default] = avg_pool_backward
     table[aten.floor_divide.default] = table[aten.floor_divide.Scalar] = floor_divide
