@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "kp_dynamo.hardware": (),
     "kp_dynamo.ops": ("torch",),
     "kp_dynamo.config": ("kp_dynamo.exceptions", "kp_dynamo.hardware"),
-    "kp_dynamo.sharding": ("kp_dynamo.exceptions",),
+    "kp_dynamo.sharding": ("torch", "kp_dynamo.exceptions"),
     "kp_dynamo.telemetry": ("torch", "kp_dynamo.exceptions"),
     "kp_dynamo.compat": ("torch", "torch_xla", "kp_dynamo.exceptions", "kp_dynamo.ops"),
     "kp_dynamo.graph": ("torch", "sympy", "kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.ops"),
