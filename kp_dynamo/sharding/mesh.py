@@ -5,8 +5,9 @@ The devices are in row-major order: the last axis varies fastest, so its devices
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -91,6 +92,20 @@ class NamedMesh:
                 "the mesh, of size 1 if nothing is to be divided along it."
             )
         return self.sizes[self.names.index(axis)]
+
+    def devices_along(self, axes: Sequence[str]) -> tuple[int, ...]:
+        """The ids of all devices, in row-major order of all axes in another order."""
+        strides = {name: prod(self.sizes[i + 1 :]) for i, name in enumerate(self.names)}
+        places = product(*(range(self.size(axis)) for axis in axes))
+        return tuple(
+            self.device_ids[sum(strides[axis] * i for axis, i in zip(axes, place, strict=True))] for place in places
+        )
+
+    def beginning_with(self, axis: str) -> NamedMesh:
+        """The same devices at the same places, with this axis first. No such axis raises TPUConfigurationError."""
+        self.size(axis)
+        names = (axis, *(name for name in self.names if name != axis))
+        return NamedMesh(names, tuple(map(self.size, names)), self.devices_along(names))
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))

@@ -60,12 +60,17 @@ def ruled(model: nn.Module, mesh: NamedMesh, rules: Mapping[str, Any], *, is_own
     for pattern, rule in rules.items():
         _check_rule(pattern, rule, mesh)
         matched = _matches(pattern, found)
-        if not matched and not is_own_plan:
+        if not matched and not is_own_plan and not _is_repeated(pattern, rules):
             raise _matches_nothing(model, pattern, found)
         for parameter, is_named in matched:
             placement = _placement(parameter, rule, pattern, mesh, is_named)
             by_parameter[parameter.path].append((is_named, Ruled(placement, pattern)))
     return {path: _agreed(path, candidates) for path, candidates in by_parameter.items()}
+
+
+def _is_repeated(pattern: str, rules: Mapping[str, Any]) -> bool:
+    """Whether the same pattern is there below a prefix: `tp_plan` lists "layers.*" and "model.layers.*"."""
+    return any(other.endswith(f".{pattern}") and rules[other] == rules[pattern] for other in rules)
 
 
 def _tensors(model: nn.Module) -> Iterator[_Parameter]:

@@ -6,8 +6,7 @@ divided along some axes only has a copy on each device of the other axes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import product
+from collections.abc import Sequence
 from math import prod
 
 from kp_dynamo.exceptions import TPUConfigurationError
@@ -74,22 +73,17 @@ def hlo_sharding(placement: Placement, mesh: NamedMesh, rank: int) -> str:
     """XLA's text of a placement, as in the attribute `mhlo.sharding`.
 
     `("data", None)` on `{"data": 2, "model": 2}` is `{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}`: two shards of
-    dimension 0, each on two devices. The devices are listed shard by shard: the last dimension's shards vary fastest,
-    then the copies of one shard.
+    dimension 0, each on two devices. The devices are listed shard by shard, the last dimension's shards fastest; those
+    with a copy of the same shard are in ascending order, as torch_xla has them.
     """
     tiles = counts(placement, mesh, rank)
     if prod(tiles) == 1:
         return REPLICATED
     used = [axis for axes in placement for axis in axes_of(axes)]
     copies = [axis for axis in mesh.names if axis not in used]
-    devices = ",".join(map(str, _devices_in_order([*used, *copies], mesh)))
     num_copies = prod(map(mesh.size, copies))
+    in_order = mesh.devices_along([*used, *copies])
+    groups = [sorted(in_order[i : i + num_copies]) for i in range(0, len(in_order), num_copies)]
+    devices = ",".join(str(device) for group in groups for device in group)
     dims = ",".join(map(str, tiles if num_copies == 1 else (*tiles, num_copies)))
     return f"{{devices=[{dims}]{devices}{'' if num_copies == 1 else ' last_tile_dim_replicate'}}}"
-
-
-def _devices_in_order(axes: Sequence[str], mesh: NamedMesh) -> Iterable[int]:
-    """The devices of the mesh, in row-major order of its axes in another order."""
-    strides = {name: prod(mesh.sizes[i + 1 :]) for i, name in enumerate(mesh.names)}
-    for at in product(*(range(mesh.size(axis)) for axis in axes)):
-        yield mesh.device_ids[sum(strides[axis] * i for axis, i in zip(axes, at, strict=True))]

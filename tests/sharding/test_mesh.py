@@ -78,3 +78,13 @@ def test_a_text_that_names_an_axis_twice():
 def test_an_axis_that_is_not_there():
     with pytest.raises(TPUConfigurationError, match=r"mesh=data=4 has no axis 'model'\. Allowed: 'data'"):
         NamedMesh.of({"data": 4}).size("model")
+
+
+def test_another_order_of_the_axes_keeps_the_places():
+    mesh = NamedMesh.of({"model": 2, "data": 3})
+    turned = mesh.beginning_with("data")
+    assert (turned.names, turned.sizes, turned.device_ids) == (("data", "model"), (3, 2), (0, 3, 1, 4, 2, 5))
+    assert turned.beginning_with("model") == mesh
+    assert mesh.beginning_with("model") == mesh
+    with pytest.raises(TPUConfigurationError, match="has no axis 'expert'"):
+        mesh.beginning_with("expert")

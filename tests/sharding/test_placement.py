@@ -73,8 +73,8 @@ def test_the_text(axes, placement, text):
 
 def test_the_order_of_the_devices_is_that_of_the_mesh():
     mesh = NamedMesh(("data", "model"), (2, 2), (3, 1, 0, 2))
-    assert hlo_sharding(("data", None), mesh, 2) == "{devices=[2,1,2]3,1,0,2 last_tile_dim_replicate}"
-    assert hlo_sharding((None, "model"), mesh, 2) == "{devices=[1,2,2]3,0,1,2 last_tile_dim_replicate}"
+    assert hlo_sharding(("data", None), mesh, 2) == "{devices=[2,1,2]1,3,0,2 last_tile_dim_replicate}"
+    assert hlo_sharding((None, "model"), mesh, 2) == "{devices=[1,2,2]0,3,1,2 last_tile_dim_replicate}"
 
 
 def test_shards_and_their_padding():

@@ -166,6 +166,17 @@ def test_the_plan_of_a_llama_and_of_its_head():
     assert inside == {f"inner.{name}": placement for name, placement in found.items()}
 
 
+def test_a_plan_that_a_dict_adds_to():
+    """The plan of transformers 4.57 lists the layers twice, once without the prefix, and matches only one."""
+    model = _llama()
+    found = placements(model, MESH, {**model.tp_plan, "model.embed_tokens": ("model", "data")})
+    assert found["model.layers.0.mlp.up_proj.weight"] == ("model", None)
+    assert found["model.embed_tokens.weight"] == ("model", "data")
+    assert found["lm_head.weight"] == (None, None)
+    with pytest.raises(TPUConfigurationError, match="matches no module"):
+        placements(model, MESH, {**model.tp_plan, "layers.*.mlp.up_proj": "rowwise"})
+
+
 def test_a_llama_with_a_tied_head():
     model = _llama(tie_word_embeddings=True)
     model.tie_weights()
