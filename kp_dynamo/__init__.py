@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kp_dynamo.aot.report import AotReport
     from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint, save_checkpoint
     from kp_dynamo.api.memory.manager import TPUMemoryManager
+    from kp_dynamo.api.sharded_model import shard, shard_batch
     from kp_dynamo.api.tpu_backend import TPUBackend
     from kp_dynamo.api.tpu_optimizer import TPUOptimizationResult, TPUOptimizer
     from kp_dynamo.api.validation import validate_tpu_configuration, validate_tpu_model
@@ -106,6 +107,8 @@ __all__ = [
     "mark_sequence",
     "plan_buckets",
     "save_checkpoint",
+    "shard",
+    "shard_batch",
     "validate_tpu_configuration",
     "validate_tpu_model",
 ]
@@ -145,6 +148,8 @@ _HOME_OF = {
     "mark_sequence": "kp_dynamo.buckets.marking",
     "plan_buckets": "kp_dynamo.buckets.bucket_plan",
     "save_checkpoint": "kp_dynamo.api.checkpoint.checkpoint",
+    "shard": "kp_dynamo.api.sharded_model",
+    "shard_batch": "kp_dynamo.api.sharded_model",
     "validate_tpu_configuration": "kp_dynamo.api.validation",
     "validate_tpu_model": "kp_dynamo.api.validation",
 }

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     # FX and ATen come in, a callable goes out: nothing of what made the graph.
     "kp_dynamo.lowering": (
         "torch", "torch_xla", "jax", "numpy", "sympy", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.graph",
-        "kp_dynamo.ops", "kp_dynamo.telemetry",
+        "kp_dynamo.ops", "kp_dynamo.sharding", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.runtime": (
         "torch", "xxhash", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.error_boundary", "kp_dynamo.graph",
@@ -79,7 +79,7 @@ MAY_IMPORT = {
     "kp_dynamo.api": (
         "torch", "safetensors", "xxhash", "kp_dynamo.aot", "kp_dynamo.backend", "kp_dynamo.cache", "kp_dynamo.compat",
         "kp_dynamo.config", "kp_dynamo.exceptions", "kp_dynamo.explanation", "kp_dynamo.hardware",
-        "kp_dynamo.lowering", "kp_dynamo.session", "kp_dynamo.telemetry",
+        "kp_dynamo.lowering", "kp_dynamo.session", "kp_dynamo.sharding", "kp_dynamo.telemetry",
     ),
     # The documented path of two names of the object API.
     "kp_dynamo.validation": ("kp_dynamo.api",),

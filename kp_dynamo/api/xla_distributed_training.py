@@ -7,14 +7,12 @@ that connects them, as on a TPU pod; they are untested.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.utils import _pytree as pytree
 
+from kp_dynamo.api.batch_hook import BatchMesh, shard_arguments, sharded
 from kp_dynamo.api.environment import of_type
 from kp_dynamo.api.models import checked_model, move, move_data
 from kp_dynamo.api.xla_device_manager import XLADeviceManager, has_group
@@ -78,7 +76,7 @@ class XLADistributedTraining:
                 for tensor in [*module.parameters(), *module.buffers()]:
                     tensor.copy_(_carried(tensor, lambda copy: distributed.broadcast(copy, src=0)))
         if self.device_manager.is_spmd:
-            _have_shared(module, self.mesh_shape)
+            shard_arguments(module, BatchMesh(self.mesh_shape))
         return model
 
     def shard_batch(self, data: Any) -> Any:
@@ -88,7 +86,7 @@ class XLADistributedTraining:
         call it receives the whole batch and uses its shard. Data without tensors raises a TPUDistributedError.
         """
         moved = move_data(data, self.device_manager.device, TPUDistributedError, copy=True)
-        return _shared(moved, self.mesh_shape) if self.device_manager.is_spmd else moved
+        return sharded(moved, BatchMesh(self.mesh_shape)) if self.device_manager.is_spmd else moved
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         """A new tensor: the "sum", "mean", "min", "max" or "product" of the tensors of all processes."""
@@ -138,47 +136,6 @@ class XLADistributedTraining:
                 f"{' or '.join(CARRIERS)}. Try: torch.distributed.init_process_group('gloo')."
             )
         return self.is_distributed
-
-
-@dataclass(frozen=True)
-class _Shares:
-    """A forward pre-hook that shards a model's arguments over the devices."""
-
-    mesh_shape: tuple[int, ...]
-
-    def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        return _shared((args, kwargs), self.mesh_shape)
-
-
-@cache
-def _shares(mesh_shape: tuple[int, ...]) -> tuple[int, _Shares]:
-    """The hook and its id, the same for all models, because Dynamo recompiles if either one differs."""
-    hook = _Shares(mesh_shape)
-    return nn.Module().register_forward_pre_hook(hook, with_kwargs=True).id, hook
-
-
-def _have_shared(module: nn.Module, mesh_shape: tuple[int, ...]) -> None:
-    """Shard the arguments of `module` over this mesh, replacing any earlier mesh."""
-    number, hook = _shares(mesh_shape)
-    before = {at: other for at, other in module._forward_pre_hooks.items() if isinstance(other, _Shares)}
-    if before == {number: hook}:
-        return
-    for at in before:
-        del module._forward_pre_hooks[at], module._forward_pre_hooks_with_kwargs[at]
-    module._forward_pre_hooks[number] = hook
-    module._forward_pre_hooks_with_kwargs[number] = True
-    torch._dynamo.reset()  # torch 2.9 has no guard on hooks
-
-
-def _shared(data: Any, mesh_shape: tuple[int, ...]) -> Any:
-    """`data` with its batch sharded: dimension 0 of every tensor that is as long there as the first one."""
-    lengths = [t.shape[0] for t in pytree.tree_leaves(data) if isinstance(t, torch.Tensor) and t.dim()]
-
-    def shared(tensor: torch.Tensor) -> torch.Tensor:
-        is_of_batch = tensor.dim() > 0 and tensor.shape[0] == lengths[0]
-        return spmd.shard_batch(tensor, mesh_shape) if is_of_batch else tensor
-
-    return pytree.tree_map_only(torch.Tensor, shared, data)
 
 
 def _carried(tensor: torch.Tensor, send: Callable[[torch.Tensor], Any]) -> torch.Tensor:

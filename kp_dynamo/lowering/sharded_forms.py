@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ import torch
 from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd
 
 
-def _of_batch(x: torch.Tensor, mesh_shape: list[int]) -> Any:
-    return batch_sharding(mesh_shape, x.dim())
+def _of_batch(x: torch.Tensor, mesh_shape: list[int], device_ids: Sequence[int] = ()) -> Any:
+    return batch_sharding(mesh_shape, x.dim(), device_ids)
 
 
 def _of_torch_xlas_function(x: torch.Tensor, mesh: str, partition_spec: str) -> Any:
@@ -48,8 +48,8 @@ def sharding_form(target: torch._ops.OpOverload, is_sharded: bool) -> Callable[.
 _library = torch.library.Library("kp", "FRAGMENT")
 
 
-def _eager(x: torch.Tensor, mesh_shape: list[int]) -> torch.Tensor:
-    return annotated(x, _of_batch(x, mesh_shape)) if is_spmd() else x.clone()
+def _eager(x: torch.Tensor, mesh_shape: list[int], device_ids: Sequence[int] = ()) -> torch.Tensor:
+    return annotated(x, _of_batch(x, mesh_shape, device_ids)) if is_spmd() else x.clone()
 
 
 _library.impl("shard_batch", _eager, "XLA")

@@ -121,12 +121,17 @@ def sharded_placeholder(make: Callable[[], torch.Tensor], argument: torch.Tensor
     annotated tensor, the annotation remains, and passes to the input that the tensor then is.
     """
     xlac, annotated, bare = xla.xlac(), make(), make()
-    xlac._xla_annotate_custom_sharding(annotated, _sharding_of(argument))
+    xlac._xla_annotate_custom_sharding(annotated, sharding_of(argument))
     inner = torch._from_functional_tensor if torch._is_functional_tensor(annotated) else _itself
     with torch._C._AutoDispatchBelowAutograd():
         inner(annotated).copy_(inner(bare))
     xlac._get_xla_sharding_spec(annotated)  # reading the spec passes the annotation on
     return annotated
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether every device holds the whole tensor, which must not be pending."""
+    return tensor.device.type != "xla" or xla.xlac()._get_xla_sharding_spec(_as_it_lies(tensor)) in ("", WHOLE)
 
 
 def is_uneven(value: Any) -> bool:
@@ -143,7 +148,8 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _sharding_of(argument: torch.Tensor) -> Any:
+def sharding_of(argument: torch.Tensor) -> Any:
+    """XLA's sharding of a tensor that is not pending."""
     # torch_xla 2.9 has no public function for this.
     is_on_xla = argument.device.type == "xla"
     found = xla.xlac()._get_xla_op_sharding(_as_it_lies(argument)) if is_on_xla else None
@@ -157,33 +163,35 @@ def replicated() -> Any:
 
 
 @cache
-def _mesh(shape: tuple[int, ...]) -> Any:
+def _mesh(shape: tuple[int, ...], device_ids: tuple[int, ...] = ()) -> Any:
     from torch_xla.distributed.spmd import Mesh
 
-    return Mesh(list(range(prod(shape))), shape)
+    return Mesh(list(device_ids or range(prod(shape))), shape)
 
 
-def batch_sharding(mesh_shape: Sequence[int], rank: int) -> Any:
+def batch_sharding(mesh_shape: Sequence[int], rank: int, device_ids: Sequence[int] = ()) -> Any:
     """XLA's sharding of a tensor of `rank` dimensions whose first dimension is along the first axis of a mesh.
 
     Raises:
         TPUDistributedError: The mesh has more or fewer devices, because the model was wrapped elsewhere.
     """
-    return _mesh(checked_mesh(mesh_shape)).get_op_sharding((0, *[None] * (rank - 1)))
+    mesh = _mesh(checked_mesh(mesh_shape), tuple(device_ids))
+    return mesh.get_op_sharding((0, *[None] * (rank - 1)))
 
 
-def shard_batch(tensor: torch.Tensor, mesh_shape: Sequence[int]) -> torch.Tensor:
+def shard_batch(tensor: torch.Tensor, mesh_shape: Sequence[int], device_ids: Sequence[int] = ()) -> torch.Tensor:
     """`tensor`, with dimension 0 sharded along the first axis of a mesh from now on.
 
-    Tensors on the CPU, tensors that the user sharded and 0-dim tensors are unchanged; without SPMD, all tensors are.
+    `device_ids` are the devices of the mesh in row-major order; empty: 0, 1, 2 and so on. Tensors on the CPU, tensors
+    that the user sharded and 0-dim tensors are unchanged; without SPMD, all tensors are.
     """
     if torch.compiler.is_compiling():
-        return torch.ops.kp.shard_batch(tensor, mesh_shape)  # type: ignore[no-any-return]
+        return torch.ops.kp.shard_batch(tensor, mesh_shape, device_ids)  # type: ignore[no-any-return]
     if tensor.device.type != "xla" or not tensor.dim() or not is_spmd():
         return tensor
     if xla.xlac()._get_xla_sharding_spec(tensor) in ("", WHOLE):
         # Like the public `mark_sharding` of torch_xla 2.9, but without the DTensor subclass that it returns.
-        xla.xlac()._xla_mark_sharding(tensor, batch_sharding(mesh_shape, tensor.dim()))
+        xla.xlac()._xla_mark_sharding(tensor, batch_sharding(mesh_shape, tensor.dim(), device_ids))
     return tensor
 
 

@@ -23,6 +23,7 @@ from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, ShardedInterpreter, XlaInterpreter, ignore, tracing
 from kp_dynamo.lowering.program_inputs import InputIds, Slot, classify_inputs, require_read
+from kp_dynamo.lowering.sharded_gradients import with_shardings_of_parameters
 from kp_dynamo.lowering.spmd import is_uneven, sharded_placeholder
 
 
@@ -88,7 +89,9 @@ def trace(
     with tracing():
         interpreter = ShardedInterpreter if spec.is_sharded else XlaInterpreter
         results = interpreter(gm, xla.device(), constants, stand_in, on_node).run(*placeholders)
-    flat = list(results) if isinstance(results, (list, tuple)) else [results]
+        flat = list(results) if isinstance(results, (list, tuple)) else [results]
+        if spec.is_sharded and not fallbacks:
+            flat = with_shardings_of_parameters(flat, gm.graph, args)
     if fallbacks:
         return Trace([], [], [], fallbacks, Donation(), [])
     known.require_unchanged()

@@ -109,6 +109,7 @@ def test_examples_run(code):
     exec(code, {"__name__": "example"})
 
 
-def test_the_example_for_several_devices_runs():
-    (code,) = re.findall(r"```python devices=4\n(.*?)```", page("devices.md"), re.S)
-    run_script(code, {"CPU_NUM_DEVICES": "4"})
+@pytest.mark.parametrize(("name", "count"), [("devices.md", 4), ("sharding.md", 8)])
+def test_the_example_for_several_devices_runs(name, count):
+    (code,) = re.findall(rf"```python devices={count}\n(.*?)```", page(name), re.S)
+    run_script(code, {"CPU_NUM_DEVICES": str(count)}, timeout_s=300)

@@ -1,0 +1,67 @@
+"""A hook that divides the arguments of a model over the devices: a batch, along the first axis of a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from kp_dynamo.lowering import spmd
+
+
+@dataclass(frozen=True)
+class BatchMesh:
+    """A mesh whose first axis divides the batch.
+
+    Attributes:
+        shape: The number of devices along each axis.
+        device_ids: The devices in row-major order; empty: 0, 1, 2 and so on.
+    """
+
+    shape: tuple[int, ...]
+    device_ids: tuple[int, ...] = ()
+
+
+def sharded(data: Any, mesh: BatchMesh) -> Any:
+    """`data` with its batch sharded: dimension 0 of every tensor that is as long there as the first one."""
+    lengths = [t.shape[0] for t in pytree.tree_leaves(data) if isinstance(t, torch.Tensor) and t.dim()]
+
+    def shared(tensor: torch.Tensor) -> torch.Tensor:
+        is_of_batch = tensor.dim() > 0 and tensor.shape[0] == lengths[0]
+        return spmd.shard_batch(tensor, mesh.shape, mesh.device_ids) if is_of_batch else tensor
+
+    return pytree.tree_map_only(torch.Tensor, shared, data)
+
+
+def shard_arguments(module: nn.Module, mesh: BatchMesh | None) -> None:
+    """Shard the arguments of `module` over this mesh at each call, instead of any earlier mesh; None: over none."""
+    hooks = {} if mesh is None else dict([_hook(mesh)])
+    before = {at: other for at, other in module._forward_pre_hooks.items() if isinstance(other, _ShardArguments)}
+    if before == hooks:
+        return
+    for at in before:
+        del module._forward_pre_hooks[at], module._forward_pre_hooks_with_kwargs[at]
+    module._forward_pre_hooks.update(hooks)
+    module._forward_pre_hooks_with_kwargs.update(dict.fromkeys(hooks, True))
+    torch._dynamo.reset()  # torch 2.9 has no guard on hooks
+
+
+@dataclass(frozen=True)
+class _ShardArguments:
+    """A forward pre-hook that shards a model's arguments over the devices."""
+
+    mesh: BatchMesh
+
+    def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        return sharded((args, kwargs), self.mesh)
+
+
+@cache
+def _hook(mesh: BatchMesh) -> tuple[int, _ShardArguments]:
+    """The id of the hook and the hook, the same for all models, because Dynamo recompiles if either one differs."""
+    hook = _ShardArguments(mesh)
+    return nn.Module().register_forward_pre_hook(hook, with_kwargs=True).id, hook

@@ -1,0 +1,98 @@
+"""Place tensors on the devices of this process, as a placement on a named mesh says.
+
+A mesh of torch_xla may have its devices in any order; a dict of axes has them in the order 0, 1, 2 and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from kp_dynamo.compat import importing, xla
+from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
+from kp_dynamo.lowering import spmd
+from kp_dynamo.sharding.mesh import NamedMesh
+from kp_dynamo.sharding.placement import Placement, hlo_sharding, is_whole
+
+
+def mesh_of(given: Any) -> NamedMesh:
+    """From a dict of axis names to sizes, a NamedMesh, or a Mesh of `torch_xla.distributed.spmd` with axis names.
+
+    Raises:
+        TPUConfigurationError: It is none of these, or invalid.
+    """
+    if isinstance(given, Mapping | NamedMesh):
+        return NamedMesh.of(given)
+    importing.load()
+    from torch_xla.distributed.spmd import Mesh
+
+    if not isinstance(given, Mesh):
+        return NamedMesh.of(given)  # raises, and says what is allowed
+    if not given.axis_names:
+        raise TPUConfigurationError(
+            f"mesh={given} has no axis names. Allowed: the axes 'data' and 'model'. Try: Mesh(device_ids, mesh_shape, "
+            "('data', 'model'))."
+        )
+    sizes, ids = tuple(int(n) for n in given.mesh_shape), tuple(int(i) for i in given.device_ids)
+    return NamedMesh(tuple(given.axis_names), sizes, ids)
+
+
+def start_spmd(mesh: NamedMesh) -> None:
+    """Let programs run on all devices of this process from now on, if the mesh is made of them.
+
+    Raises:
+        TPUDistributedError: The mesh has more or fewer devices, the job has several processes, or a device has been
+            used without SPMD.
+    """
+    # Check first: enabling SPMD cannot be undone.
+    count = xla.num_devices()
+    if mesh.num_devices != count:
+        raise TPUDistributedError(
+            f"mesh={mesh} has {mesh.num_devices} devices, but there are {count}. Allowed: a mesh of all {count} "
+            f"devices, such as {{'data': {count}}}. Try: CPU_NUM_DEVICES={mesh.num_devices} to try it on the CPU."
+        )
+    if count > 1:
+        spmd.switch_on()
+    num_processes = xla.world()[0]
+    if num_processes > 1:
+        raise TPUDistributedError(
+            f"mesh={mesh} in a job of {num_processes} processes is unsupported: the parts of a batch and of a "
+            "checkpoint that other processes hold are not handled yet. Allowed: one process that drives all devices "
+            "of its host."
+        )
+
+
+def place(tensor: torch.Tensor, placement: Placement, mesh: NamedMesh) -> None:
+    """Divide an XLA tensor over the devices of a mesh, in place.
+
+    A tensor that has not been sent to the devices yet is sent in parts. One that lies there goes through the host.
+    """
+    xlac = xla.xlac()
+    if xlac._get_xla_sharding_spec(tensor):
+        xlac._xla_clear_sharding(tensor)
+    # Like the public `mark_sharding` of torch_xla 2.9, but without the DTensor subclass that it returns.
+    xlac._xla_mark_sharding(tensor, op_sharding(placement, mesh))
+
+
+@cache
+def op_sharding(placement: Placement, mesh: NamedMesh) -> Any:
+    """XLA's sharding of a placement that has one entry for each dimension."""
+    from torch_xla.distributed.spmd import Mesh
+
+    if is_whole(placement, mesh):
+        return spmd.replicated()
+    return Mesh(list(mesh.device_ids), mesh.sizes, mesh.names).get_op_sharding(placement)
+
+
+def with_placement(tensor: torch.Tensor, placement: Placement, mesh: NamedMesh) -> torch.Tensor:
+    """`tensor`, or a copy that XLA divides so if it lies in another way or is pending."""
+    is_there = xla.xlac()._get_xla_sharding_spec(tensor) == _text(placement, mesh)
+    return tensor if is_there else spmd.annotated(tensor, op_sharding(placement, mesh))
+
+
+@cache
+def _text(placement: Placement, mesh: NamedMesh) -> str:
+    return hlo_sharding(placement, mesh, len(placement))

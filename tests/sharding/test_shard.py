@@ -1,0 +1,192 @@
+"""`kp_dynamo.shard`: `tests/sharding/worker.py`, on eight of XLA's CPU devices, asks; the answers are judged here."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from torch import nn
+
+from kp_dynamo import TPUDistributedError, shard, shard_batch
+from tests.spine import run_script
+
+# A gradient is a sum of about a hundred terms of float32, whose rounding is 6e-8, in another order on eight devices.
+CLOSE = 1e-5
+
+ROWS_OF_FOUR = "{devices=[4,1,2]0,1,2,3,4,5,6,7 last_tile_dim_replicate}"
+
+
+def _asked(*names):
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.sharding.worker", *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {name: answer for line in done.stdout.splitlines() for name, answer in json.loads(line).items()}
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return _asked()
+
+
+def _assert_like_one_device(answer, *, is_divided=True):
+    assert isinstance(answer, dict), answer
+    assert answer["gradients"] < CLOSE
+    assert answer["loss"] < CLOSE
+    assert len(set(answer["losses"])) == len(answer["losses"])  # it trains
+    assert answer["misplaced"] == answer["moved"] == []
+    assert (answer["divided"] > 0) == is_divided
+
+
+def test_a_llama_divided_by_data_and_by_matmuls(answers):
+    _assert_like_one_device(answers["llama_both"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama_data", "llama_fsdp", "llama_tensor", "llama_blocks", "llama_tied",
+        "gpt2_data", "gpt2_fsdp", "gpt2_tensor", "gpt2_both",
+    ],
+)  # fmt: skip
+def test_a_divided_model_trains_like_one_device(name):
+    _assert_like_one_device(_asked(name)[name], is_divided=not name.endswith("_data"))
+
+
+def test_each_device_holds_its_part(answers):
+    divided, whole, are_equal, num_shards = answers["what_each_device_holds"]
+    assert (divided, whole, are_equal) == ([[128, 32]], [[128, 128]], True)
+    assert num_shards == 8 * 7
+
+
+def test_a_batch_is_sent_in_parts(answers):
+    # Rows along "data", the second axis of this mesh: its devices are 0 and 4, 1 and 5, ...
+    rows = "{devices=[4,1,2]0,4,1,5,2,6,3,7 last_tile_dim_replicate}"
+    assert answers["a_batch_in_parts"] == [rows, rows.replace("4,1,2", "4,2"), "", True]
+
+
+def test_torch_xla_writes_placements_as_we_do(answers):
+    for theirs, ours, is_equal in answers["the_devices_of_the_notation"]:
+        assert theirs == ours
+        assert is_equal
+
+
+def test_a_mesh_of_torch_xla_keeps_its_devices(answers):
+    weight, batch, difference = answers["a_mesh_of_torch_xla"]
+    assert weight == "{devices=[2,1,4]1,3,5,7,0,2,4,6 last_tile_dim_replicate}"
+    assert batch == "{devices=[4,1,2]6,7,4,5,2,3,0,1 last_tile_dim_replicate}"
+    assert difference < CLOSE
+
+
+def test_a_model_is_divided_anew(answers):
+    before, *found, difference = answers["sharded_again"]
+    eighths = "{devices=[8,1]0,1,2,3,4,5,6,7}"
+    columns = "{devices=[2,1,4]0,2,4,6,1,3,5,7 last_tile_dim_replicate}"
+    assert [before, *found] == [eighths, eighths, columns, eighths, "{replicated}"]
+    assert difference < CLOSE
+
+
+def test_gradients_that_accumulate_lie_as_their_parameters(answers):
+    was_trained, misplaced, difference = answers["accumulated_gradients"]
+    assert (was_trained, misplaced) == (False, [])
+    assert difference < CLOSE
+
+
+def test_batch_norm_sees_the_whole_batch(answers):
+    results, statistics, shardings = answers["batch_norm"]
+    assert max(results, statistics) < CLOSE
+    assert set(shardings) == {"{replicated}"}
+
+
+def test_a_model_that_is_not_compiled(answers):
+    misplaced, difference = answers["eager_without_compile"]
+    assert misplaced == []
+    assert difference < CLOSE
+
+
+def test_a_sharding_that_is_refused_changes_nothing(answers):
+    assert answers["a_sharding_that_is_refused"] == [True, 0]
+
+
+def test_large_tensors_that_stay_whole_are_named(answers):
+    line = "sharding leaves large tensors whole on each of 8 chips: 0.weight (65 MiB)."
+    assert answers["large_tensors_that_stay_whole"] == [line]
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        (
+            "a_mesh_of_too_few_devices",
+            "TPUDistributedError: mesh=data=4 has 4 devices, but there are 8. Allowed: a mesh",
+        ),
+        ("a_mesh_of_too_many_devices", "TPUDistributedError: mesh=data=16 has 16 devices, but there are 8"),
+        ("a_mesh_without_names", "has no axis names. Allowed: the axes 'data' and 'model'. Try: Mesh(device_ids"),
+        ("a_mesh_that_is_a_tuple", "TPUConfigurationError: mesh=(4, 2) is invalid: it is a tuple. Allowed: a dict"),
+        ("a_batch_without_its_axis", "TPUConfigurationError: mesh=model=8 has no axis 'data'"),
+        ("a_batch_without_tensors", "TPUDistributedError: data contains no tensor, only int"),
+        ("no_module", "TPUModelPreparationError: model of type function is invalid"),
+    ],
+)
+def test_what_is_refused(answers, question, words):
+    assert words in answers[question]
+
+
+ONE_DEVICE = """
+import torch, kp_dynamo
+from torch import nn
+x, model = torch.randn(4, 8), nn.Linear(8, 8)
+expected = model(x).detach()
+kp_dynamo.shard(model, {"data": 1, "model": 1}, "fsdp")
+result = model(kp_dynamo.shard_batch(x, {"data": 1}))
+print(result.device.type, torch.allclose(result.detach().cpu(), expected, atol=1e-6))
+"""
+
+
+def test_on_one_device_the_model_is_only_moved():
+    assert run_script(ONE_DEVICE, {"CPU_NUM_DEVICES": "1"}).split() == ["xla", "True"]
+
+
+TOO_LATE = """
+import torch, torch_xla, kp_dynamo
+torch.ones(2, device="xla")
+try:
+    kp_dynamo.shard(torch.nn.Linear(8, 8), {"data": 4}, "data")
+except kp_dynamo.TPUDistributedError as error:
+    print(error)
+"""
+
+
+def test_a_device_that_was_used_before_is_too_late():
+    assert "before anything uses a device" in run_script(TOO_LATE, {"CPU_NUM_DEVICES": "4"})
+
+
+SEVERAL_PROCESSES = """
+import torch, kp_dynamo
+torch.distributed.init_process_group("gloo", init_method="file://" + {file!r}, rank={rank}, world_size=2)
+mesh, model = {{"data": 4}}, torch.nn.Linear(8, 8)
+for use in (lambda: kp_dynamo.shard(model, mesh, "data"), lambda: kp_dynamo.shard_batch(torch.ones(4), mesh)):
+    try:
+        use()
+    except kp_dynamo.TPUDistributedError as error:
+        print(error)
+"""
+
+
+def test_several_processes_are_refused(tmp_path):
+    sources = [SEVERAL_PROCESSES.format(file=str(tmp_path / "meeting"), rank=rank) for rank in range(2)]
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
+    started = [subprocess.Popen([sys.executable, "-c", s], env=environment, stdout=subprocess.PIPE) for s in sources]
+    for process in started:
+        printed = process.communicate(timeout=300)[0].decode().splitlines()
+        assert len(printed) == 2
+        assert all(line.startswith("mesh=data=4 in a job of 2 processes is unsupported: ") for line in printed)
+
+
+def test_an_earlier_version_is_refused(monkeypatch):
+    monkeypatch.setattr("kp_dynamo.api.sharded_model.earlier_version", lambda: "2.8.0")
+    for use in (lambda: shard(nn.Linear(2, 2), {"data": 4}, "data"), lambda: shard_batch([1], {"data": 4})):
+        with pytest.raises(TPUDistributedError, match=r"torch_xla 2\.8\.0 is untested and therefore refused"):
+            use()
