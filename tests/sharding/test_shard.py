@@ -94,6 +94,13 @@ def test_gradients_that_accumulate_lie_as_their_parameters(answers):
     assert difference < CLOSE
 
 
+def test_the_backward_divides_the_gradients_of_the_weights_that_it_reads(answers):
+    found, difference = answers["gradients_of_weights_that_are_marked_by_hand"]
+    assert set(found) == {"1.weight", "3.weight"}
+    assert all(gradient == weight for gradient, weight in found.values())
+    assert difference < CLOSE
+
+
 def test_batch_norm_sees_the_whole_batch(answers):
     results, statistics, shardings = answers["batch_norm"]
     assert max(results, statistics) < CLOSE
@@ -146,7 +153,7 @@ print(result.device.type, torch.allclose(result.detach().cpu(), expected, atol=1
 
 
 def test_on_one_device_the_model_is_only_moved():
-    assert run_script(ONE_DEVICE, {"CPU_NUM_DEVICES": "1"}).split() == ["xla", "True"]
+    assert run_script(ONE_DEVICE, {"CPU_NUM_DEVICES": "1"}, timeout_s=300).split() == ["xla", "True"]
 
 
 TOO_LATE = """
@@ -160,7 +167,7 @@ except kp_dynamo.TPUDistributedError as error:
 
 
 def test_a_device_that_was_used_before_is_too_late():
-    assert "before anything uses a device" in run_script(TOO_LATE, {"CPU_NUM_DEVICES": "4"})
+    assert "before anything uses a device" in run_script(TOO_LATE, {"CPU_NUM_DEVICES": "4"}, timeout_s=300)
 
 
 SEVERAL_PROCESSES = """
@@ -180,7 +187,8 @@ def test_several_processes_are_refused(tmp_path):
     environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
     started = [subprocess.Popen([sys.executable, "-c", s], env=environment, stdout=subprocess.PIPE) for s in sources]
     for process in started:
-        printed = process.communicate(timeout=300)[0].decode().splitlines()
+        lines = process.communicate(timeout=300)[0].decode().splitlines()
+        printed = [line for line in lines if not line.startswith("[Gloo]")]
         assert len(printed) == 2
         assert all(line.startswith("mesh=data=4 in a job of 2 processes is unsupported: ") for line in printed)
 

@@ -287,6 +287,24 @@ def accumulated_gradients() -> Any:
 
 
 @check
+def gradients_of_weights_that_are_marked_by_hand() -> Any:
+    """Without the hooks of `shard`: the backward divides the gradients of the weights that it reads."""
+    model, eager = small().to("xla"), small()
+    mesh, found = xs.Mesh(list(range(8)), (4, 2), ("data", "model")), {}
+    for name, axes in (("1.weight", ("model", "data")), ("3.weight", ("data", "model"))):
+        xs.mark_sharding(dict(model.named_parameters())[name], mesh, axes)
+    run = compiled(model)
+    for seed in (1, 2):
+        run(tokens(seed).to("xla")).pow(2).mean().backward()
+        eager(tokens(seed)).pow(2).mean().backward()
+        found = (
+            {name: (spec(p.grad), spec(p)) for name, p in model.named_parameters() if spec(p)} if seed == 1 else found
+        )
+    pairs = zip(model.parameters(), eager.parameters(), strict=True)
+    return [found, max((a.grad.cpu() - b.grad).abs().max().item() for a, b in pairs)]
+
+
+@check
 def batch_norm() -> Any:
     """Its statistics are those of the whole batch, and stay whole."""
     torch.manual_seed(0)
@@ -395,6 +413,7 @@ def answer(function: Callable[[], Any]) -> Any:
 
 if __name__ == "__main__":
     torch_xla.runtime.use_spmd()  # for the checks that call nothing of `shard` first
+    kp_dynamo.shard_batch(torch.ones(8), DATA)  # starts the devices before a backward on the CPU
     for name in sys.argv[1:] or CHECKS:
         sys.stdout.write(json.dumps({name: answer((CHECKS | SLOW)[name])}) + "\n")
         sys.stdout.flush()
