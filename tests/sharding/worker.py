@@ -297,9 +297,8 @@ def gradients_of_weights_that_are_marked_by_hand() -> Any:
     for seed in (1, 2):
         run(tokens(seed).to("xla")).pow(2).mean().backward()
         eager(tokens(seed)).pow(2).mean().backward()
-        found = (
-            {name: (spec(p.grad), spec(p)) for name, p in model.named_parameters() if spec(p)} if seed == 1 else found
-        )
+        weights = [(n, p) for n, p in model.named_parameters() if n in ("1.weight", "3.weight")]
+        found = found or {name: (spec(weight.grad), spec(weight)) for name, weight in weights}
     pairs = zip(model.parameters(), eager.parameters(), strict=True)
     return [found, max((a.grad.cpu() - b.grad).abs().max().item() for a, b in pairs)]
 
