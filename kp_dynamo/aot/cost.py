@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kp_dynamo.aot.calibration import GATHER_S_PER_ROW, VMEM_BYTES_PER_S
+from kp_dynamo.aot.collectives import is_communication, is_end
 from kp_dynamo.aot.hlo import Instruction, Module
 from kp_dynamo.aot.traffic import Traffic
 from kp_dynamo.hardware import Chip
 
-Kind = Literal["matmul", "gather", "copy", "elementwise and reduce", "custom call", "other"]
+Kind = Literal["matmul", "gather", "copy", "elementwise and reduce", "custom call", "collective", "other"]
 
 # Instructions that take no time on the chip.
 _NO_WORK = {"parameter", "get-tuple-element", "bitcast", "tuple", "constant", "after-all", "iota", "partition-id"}
@@ -65,7 +66,8 @@ class ProgramCost:
     """A scheduled program.
 
     Attributes:
-        ops: Its instructions, in order; asynchronous copies have no time of their own.
+        ops: Its instructions, in order; asynchronous copies have no time of their own. Neither have collectives, whose
+            time is on the links (`timeline.py`), except in a fusion with a matmul.
         unknown: Names of operations without a cycle estimate, and of loops without a trip count.
         cycles: Total of the compiler's cycles, with loop bodies times their trip counts.
         hbm_bytes: Total bytes moved to and from HBM.
@@ -121,10 +123,13 @@ class _Walk:
         if _ASYNC.fullmatch(op.opcode):
             moved = max(op.shape.hbm_bytes, op.shape.vmem_bytes) if op.opcode.endswith("-done") else 0
             return OpCost(op.name, "copy", times, None, 0.0, moved, self._op_names(op))
+        kind = self._kind(op)
+        if kind == "collective":
+            moved = 0 if is_end(self.module, op) else op.shape.hbm_bytes + sum(map(traffic.hbm_bytes_of, op.operands))
+            return OpCost(op.name, kind, times, op.cycles, 0.0, moved, self._op_names(op))
         if op.cycles is None and op.opcode in _HAS_ESTIMATE:
             self.unknown.append(op.name)
         hbm, vmem = traffic.moved_by(op)
-        kind = self._kind(op)
         if kind == "gather":
             hbm = 2 * op.shape.num_bytes
         seconds = self._seconds(op, kind, hbm, vmem)
@@ -147,6 +152,8 @@ class _Walk:
         if self.module.has_matmul(op) or op.opcode in ("convolution", "dot"):
             # Cycle estimates are known to be accurate only for matmuls inside a fusion.
             return "matmul" if op.called("calls") else "other"
+        if is_communication(self.module, op):
+            return "collective"
         if op.opcode == "fusion" and op.attribute("kind") == "kCustom":
             return "gather"
         if op.opcode == "custom-call":

@@ -1,7 +1,8 @@
 """Bytes that an instruction reads and writes, where that is less than its operands and its result.
 
 What only slices an operand reads the slice. What ends in a dynamic-update-slice writes into the buffer of the operand
-that it updates, so it moves the update alone.
+that it updates, so it moves the update alone. A fusion that a collective goes through (`collectives.py`) passes the
+collective's buffers on and moves none of them: they count where the collective starts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from kp_dynamo.aot.hlo import Instruction, Module, Shape
 
 _SLICES = ("dynamic-slice", "slice")
 _UPDATE = "dynamic-update-slice"
+_GOES_ON = '"async_collective_fusion_config"'  # an attribute of a collective inside a fusion
 
 
 class Traffic:
@@ -32,6 +34,10 @@ class Traffic:
         hbm = sum(round(shape.hbm_bytes * share) for shape, share in shares)
         return hbm, sum(round(shape.vmem_bytes * share) for shape, share in shares)
 
+    def hbm_bytes_of(self, name: str) -> int:
+        """Bytes of an operand in HBM."""
+        return self._shape(name).hbm_bytes
+
     def _shape(self, name: str) -> Shape:
         return self.by_name[name].shape if name in self.by_name else Shape()
 
@@ -46,7 +52,7 @@ class Traffic:
     def _written(self, op: Instruction) -> int:
         if op.opcode == "fusion":
             inner = Traffic(self.module, op.called("calls"))
-            return sum(inner._written(result) for result in inner._results) or op.shape.num_bytes
+            return sum(inner._written(r) for r in inner._results if not inner._is_passed_on(r)) or op.shape.num_bytes
         return self._shape(op.operands[1]).num_bytes if op.opcode == _UPDATE else op.shape.num_bytes
 
     def _read_of_parameter(self, number: int) -> int:
@@ -56,12 +62,22 @@ class Traffic:
         """Bytes of a value that each of its readers reads."""
         for reader in self.body:
             for position in (n for n, name in enumerate(reader.operands) if name == value.name):
+                if self._is_passed_on(reader) or (reader.opcode == "tuple" and self._is_passed_on(value)):
+                    continue
                 if reader.opcode == "bitcast":
                     yield from self._readings(reader)
                 elif reader.opcode == _UPDATE and reader not in self._results:
                     yield value.shape.num_bytes  # it makes a value of its own, of which this is a part
                 else:
                     yield self._read(reader, position)
+
+    def _is_passed_on(self, value: Instruction) -> bool:
+        """Whether a value of a fusion that a collective goes through is a buffer that it only passes on."""
+        return self._has_collective and (value.opcode == "parameter" or _GOES_ON in value.attributes)
+
+    @cached_property
+    def _has_collective(self) -> bool:
+        return any(_GOES_ON in op.attributes for op in self.body)
 
     @cached_property
     def _results(self) -> list[Instruction]:
