@@ -24,7 +24,7 @@ from kp_dynamo.aot.request import request_of
 from kp_dynamo.aot.trace_programs import call_on_fakes
 from kp_dynamo.graph.peak_memory import peak_memory
 from kp_dynamo.hardware import CHIPS
-from kp_dynamo.lowering.export import ExportedProgram
+from kp_dynamo.lowering.fake_run import ExportedProgram
 from kp_dynamo.runtime.events import ignore
 
 CHIP = CHIPS["v5e"]

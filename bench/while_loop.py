@@ -24,7 +24,7 @@ from kp_dynamo.aot.request import request_of
 from kp_dynamo.aot.trace_programs import call_on_fakes
 from kp_dynamo.explanation.run_once import fresh_dynamo
 from kp_dynamo.hardware import CHIPS
-from kp_dynamo.lowering.export import ExportedProgram
+from kp_dynamo.lowering.fake_run import ExportedProgram
 from kp_dynamo.runtime.events import ignore
 
 NUM_LAYERS = (8, 32)

@@ -88,7 +88,10 @@ MAY_IMPORT = {
         "torch", "accelerate", "transformers", "kp_dynamo.buckets", "kp_dynamo.compat", "kp_dynamo.config",
         "kp_dynamo.exceptions", "kp_dynamo.session",
     ),
-    "kp_dynamo.cli": ("torch", "kp_dynamo.aot", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.explanation"),
+    "kp_dynamo.cli": (
+        "torch", "kp_dynamo.aot", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.explanation",
+        "kp_dynamo.sharding",
+    ),
     "kp_dynamo.__main__": ("kp_dynamo.cli",),
 }  # fmt: skip
 

@@ -64,7 +64,7 @@ class Compiled:
 
 
 class TpuCompiler:
-    """Compiles for one chip of a generation, in worker processes that start in the background.
+    """Compiles for one chip of a generation or for a slice, in worker processes that start in the background.
 
     The first worker starts at once. Another one starts when a program is submitted while all are busy, if this process
     may use another core and memory is free. libtpu itself uses one to two cores for a program.
@@ -75,10 +75,13 @@ class TpuCompiler:
         target: "v4", "v5e", "v5p", "v6e" or "v7".
         deadline: `time.monotonic()` at which compiling is aborted, or None.
         checkpoint: The option of the programs, so that no error advises what is on.
+        shape: The shape of the slice, such as "4x4"; "" for one chip.
     """
 
-    def __init__(self, target: str, deadline: float | None = None, checkpoint: str | float = "off") -> None:
-        self.target, self._deadline, self._checkpoint = target, deadline, checkpoint
+    def __init__(
+        self, target: str, deadline: float | None = None, checkpoint: str | float = "off", shape: str = ""
+    ) -> None:
+        self.target, self._deadline, self._checkpoint, self._shape = target, deadline, checkpoint, shape
         self.versions: dict[str, str] = {}
         self._submitted: deque[Job] = deque()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -102,13 +105,16 @@ class TpuCompiler:
             worker.kill()
         self._folder.cleanup()
 
-    def submit(self, stablehlo: bytes, donated: Sequence[int] = ()) -> None:
-        """Submit a program (MLIR bytecode) and the indices of its donated parameters.
+    def submit(
+        self, stablehlo: bytes, donated: Sequence[int] = (), arguments: Sequence[str] = (), results: Sequence[str] = ()
+    ) -> None:
+        """Submit a program (MLIR bytecode), the indices of its donated parameters, and its shardings for a slice.
 
         `result` returns the answers in the same order.
         """
         number, folder = next(self._numbers), Path(self._folder.name)
-        job = Job(folder / f"{number}.mlir", folder / f"{number}.hlo", tuple(donated))
+        files = folder / f"{number}.mlir", folder / f"{number}.hlo"
+        job = Job(*files, tuple(donated), tuple(arguments), tuple(results))
         job.stablehlo.write_bytes(stablehlo)
         self._submitted.append(job)
         self._jobs.put(job)
@@ -136,7 +142,8 @@ class TpuCompiler:
 
     def _start_worker(self) -> None:
         folder = Path(self._folder.name) / f"worker{len(self._workers)}"
-        self._workers.append(WorkerProcess(self._python, self.target, folder, self._jobs))
+        target = (self.target, self._shape) if self._shape else (self.target,)
+        self._workers.append(WorkerProcess(self._python, target, folder, self._jobs))
 
     def _answer(self, answer: Future[dict[str, Any]], kind: type[TPUBackendError]) -> dict[str, Any]:
         message = self._within_time(answer)

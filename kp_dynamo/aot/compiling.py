@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,16 +14,17 @@ import torch
 from kp_dynamo.aot.compiler import TpuCompiler
 from kp_dynamo.aot.memory_line import ProgramCall
 from kp_dynamo.aot.program_report import ProgramReport
-from kp_dynamo.aot.programs import program_report
+from kp_dynamo.aot.programs import Target, program_report
 from kp_dynamo.aot.report import AotReport
-from kp_dynamo.aot.request import CompileRequest, request_of
+from kp_dynamo.aot.request import CompileRequest, Machine, request_of
+from kp_dynamo.aot.slice_report import SliceReport
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.options import resolve_matmul_precision
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks
-from kp_dynamo.hardware import CHIPS, memory_budget_bytes
-from kp_dynamo.lowering.export import ProgramRun
+from kp_dynamo.hardware import CHIPS
+from kp_dynamo.lowering.fake_run import ProgramRun
 
 
 def aot_compile(
@@ -30,6 +32,9 @@ def aot_compile(
     args: Sequence[Any],
     *,
     target: str = "v5e",
+    chips: int | str | None = None,
+    mesh: Any = None,
+    sharding: Any = None,
     options: Any = None,
     train: bool = False,
     backend: str = "kp_tpu",
@@ -47,6 +52,9 @@ def aot_compile(
         model: A module or function; its tensors may be on the CPU, on the XLA device or on the meta device.
         args: Its arguments, on any of these devices.
         target: "v4", "v5e", "v5p", "v6e" or "v7".
+        chips: The number of chips, or their topology, such as "4x4". None: one chip. Several hosts are allowed.
+        mesh: Names and sizes of the axes, such as {"data": 4, "model": 4}. None: all chips along "data".
+        sharding: How the parameters lie on the mesh: "data", "fsdp", "tensor", "fsdp+tensor", or a dict.
         options: As for `torch.compile`.
         train: True: training mode, with the backward programs. False: eval mode, without gradients.
         backend: "kp_tpu", or "openxla" for comparison.
@@ -54,7 +62,8 @@ def aot_compile(
             the options if set, else no limit.
 
     Raises:
-        TPUConfigurationError: An unknown target, option or backend.
+        TPUConfigurationError: An unknown target, option or backend; chips that are not sold; a mesh that is not all
+            chips; a sharding that does not fit the model.
         TPUNotAvailableError: The TPU compiler is not installed.
         TPUModelPreparationError: The model cannot be copied, or its parameters have no shapes yet.
         TPUOutOfMemoryError: The model cannot fit the chip, or the compiler did not make it fit.
@@ -62,10 +71,11 @@ def aot_compile(
         XLACompilationTimeoutError: The time limit passed.
     """
     start = time.perf_counter()
-    request = request_of(model, args, target, options, backend, train)
+    request = request_of(model, args, Machine(target, chips, mesh, sharding), options, backend, train)
     timeout_s = request.given.get("compile_timeout_s") if timeout_s is None else timeout_s
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    with TpuCompiler(target, deadline, request.options.checkpoint) as compiler:
+    shape = "" if request.slice is None else str(request.slice.topology)
+    with TpuCompiler(target, deadline, request.options.checkpoint, shape) as compiler:
         xla.device()
         run = _Run(request, compiler)
         with fresh_dynamo(), torch.inference_mode(False), torch.set_grad_enabled(train):
@@ -83,11 +93,18 @@ def aot_compile(
 
 @dataclass
 class _Run:
-    """One run of a request: the submitted programs and the recorded events."""
+    """One run of a request: the submitted programs and the recorded events.
+
+    Attributes:
+        handed_over: The programs, in the order of their names.
+        submitted: The programs that are compiled, each with the one whose name it has: for several chips, the same
+            program with its shardings.
+    """
 
     request: CompileRequest
     compiler: TpuCompiler
     handed_over: list[Any] = field(default_factory=list)
+    submitted: list[tuple[Any, Any]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     graph_breaks: tuple[str, ...] = ()
@@ -97,14 +114,21 @@ class _Run:
         from kp_dynamo.explanation.recorder import Recorder
 
         self.recorder = Recorder((), ())
+        self.placer: Any = None
+        if self.request.slice is not None:
+            from kp_dynamo.aot.placing import StepPlacer
+
+            self.placer = StepPlacer(self.request.slice.mesh, self._submit)
 
     def trace(self) -> None:
         """Trace the model and submit each program to the TPU compiler, which works in parallel."""
         from kp_dynamo.aot.trace_programs import call_on_fakes, call_on_zeros
 
         before = dynamo_seconds()
-        call = call_on_zeros if self.request.needs_device else call_on_fakes
-        self.runs = call(self.request, self._receive, self._observe)
+        if self.request.needs_device:
+            self.runs = call_on_zeros(self.request, self._receive, self._observe)
+        else:
+            self.runs = call_on_fakes(self.request, self._receive, self._observe, self.placer)
         breaks = graph_breaks()
         self.graph_breaks = tuple(f"{b.line or 'at an unknown line'}: {b.reason.splitlines()[0]}" for b in breaks)
         self.seconds = {"dynamo": dynamo_seconds() - before, **self.recorder.seconds()}
@@ -112,7 +136,12 @@ class _Run:
 
     def _receive(self, program: Any) -> None:
         self.handed_over.append(program)
-        self.compiler.submit(program.stablehlo, program.donated)
+        if self.placer is None:
+            self._submit(program, program)
+
+    def _submit(self, program: Any, placed: Any) -> None:
+        self.submitted.append((program, placed))
+        self.compiler.submit(placed.stablehlo, placed.donated, placed.input_shardings, placed.result_shardings)
 
     def _observe(self, event: Any) -> None:
         from kp_dynamo.runtime.events import ProgramReady
@@ -124,15 +153,25 @@ class _Run:
 
     def collected(self) -> tuple[ProgramReport, ...]:
         """Reports of the submitted programs."""
-        self.names += [f"{i}.{p.name}" for i, p in enumerate(self.handed_over, 1)][len(self.names) :]
-        compiled = ((name, p, self.compiler.result()) for name, p in zip(self.names, self.handed_over, strict=True))
+        compiled = ((name, p, self.compiler.result()) for name, p in self._named())
         modules = {str(piece.capture): piece.modules for found in self.recorder.divisions for piece in found.pieces}
-        chip = CHIPS[self.request.target]
-        return tuple(program_report(n, p, made, chip, modules.get(n.split(".")[0], ())) for n, p, made in compiled)
+        target = Target(CHIPS[self.request.target], self.request.slice)
+        return tuple(program_report(n, p, made, target, modules.get(n.split(".")[0], ())) for n, p, made in compiled)
+
+    def _named(self) -> list[tuple[str, Any]]:
+        """The submitted programs and their names. A program with other shardings has a number behind its name."""
+        self.names += [f"{i}.{p.name}" for i, p in enumerate(self.handed_over, 1)][len(self.names) :]
+        names = {id(program): name for name, program in zip(self.names, self.handed_over, strict=True)}
+        seen: Counter[str] = Counter()
+        found = []
+        for program, placed in self.submitted:
+            seen[name := names[id(program)]] += 1
+            found.append((name if seen[name] == 1 else f"{name}-{seen[name]}", placed))
+        return found
 
     def _calls(self) -> tuple[ProgramCall, ...]:
         """The runs of the programs in a step, by their names."""
-        names = {id(program): name for name, program in zip(self.names, self.handed_over, strict=True)}
+        names = {id(program): name for name, program in self._named()}
         return tuple(ProgramCall(names[id(run.program)], run.held_bytes) for run in self.runs)
 
     def report(
@@ -147,9 +186,7 @@ class _Run:
             train=request.train,
             matmul_precision="default" if request.needs_device else precision,
             programs=programs,
-            memory_budget_bytes=memory_budget_bytes(
-                CHIPS[request.target], options.memory_fraction, options.memory_budget_gb
-            ),
+            memory_budget_bytes=request.memory_budget_bytes,
             seconds=seconds,
             peak_host_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             passes=tuple(
@@ -163,7 +200,16 @@ class _Run:
             pass_reports=tuple(self.recorder.passes),
             fallback_reports=tuple(self.recorder.fallbacks()),
             calls=self._calls(),
+            slice=self._slice(),
         )
+
+    def _slice(self) -> SliceReport | None:
+        found = self.request.slice
+        if found is None:
+            return None
+        topology = found.topology
+        sizes = str(topology), topology.num_chips, topology.num_hosts
+        return SliceReport(*sizes, str(found.mesh), str(found.sharding), tuple(self.placer.whole))
 
 
 def _plain(value: Any) -> Any:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kp_dynamo.aot.report import AotReport
+from kp_dynamo.aot.slice_text import where_text
 from kp_dynamo.exceptions import TPUConfigurationError
 
 # Figures that should not grow.
 _COMPARED = ("modelled_ms", "estimated_ms", "peak_bytes", "bytes", "flops")
+_COMPARED_ON_SLICES = ("step_ms", "exposed_ms", *_COMPARED)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def compare(before: AotReport, after: AotReport, threshold: float = 1.02) -> Com
     """
     if not 0 < threshold < math.inf:
         raise TPUConfigurationError(f"threshold={threshold} is invalid. Allowed: a ratio > 0, such as 1.02.")
-    differences = tuple(Difference(f, getattr(before, f), getattr(after, f)) for f in _COMPARED)
+    figures = _COMPARED if before.slice is after.slice is None else _COMPARED_ON_SLICES
+    differences = tuple(Difference(f, getattr(before, f), getattr(after, f)) for f in figures)
     return Comparison(differences, threshold, tuple(_remarks(before, after)))
 
 
@@ -78,6 +81,8 @@ def _remarks(before: AotReport, after: AotReport) -> Iterator[str]:
         one, other = getattr(before, name), getattr(after, name)
         if one != other:
             yield f"{name}: {one} -> {other}"
+    if before.slice != after.slice:
+        yield f"chips: {where_text(before)} -> {where_text(after)}"
     if before.custom_call_ms != after.custom_call_ms:
         yield (
             f"rooflines of custom calls: {before.custom_call_ms:.3f} -> {after.custom_call_ms:.3f} ms of modelled_ms; "

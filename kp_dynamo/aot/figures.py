@@ -8,6 +8,7 @@ from typing import Any
 from kp_dynamo.aot.blocks import Block, blocks_of
 from kp_dynamo.aot.memory_line import MemoryPoint, ProgramCall, memory_line
 from kp_dynamo.aot.program_report import ProgramReport
+from kp_dynamo.aot.slice_report import CollectiveReport, SliceReport, added_up
 from kp_dynamo.explanation.graph_reports import FallbackReport, PassOnGraph
 from kp_dynamo.hardware import CHIPS
 
@@ -17,6 +18,8 @@ DISCLAIMER = "All times are estimates of the TPU compiler, or modelled on them: 
 @dataclass(frozen=True)
 class AotFigures:
     """The figures of a model compiled for a TPU generation, as frozen values; its properties are derived from them.
+
+    On several chips, times, memory and work are those of one chip; tokens and prices are those of all.
 
     Attributes:
         target: The generation.
@@ -37,6 +40,7 @@ class AotFigures:
         pass_reports: What each pass did to each graph; () in a report of an earlier version, which has only `passes`.
         fallback_reports: The same for `fallbacks`.
         calls: The runs of programs in a step, in order; () if they are unknown, as with `backend="openxla"`.
+        slice: The chips; None for one.
     """
 
     target: str
@@ -56,6 +60,32 @@ class AotFigures:
     pass_reports: tuple[PassOnGraph, ...] = ()
     fallback_reports: tuple[FallbackReport, ...] = ()
     calls: tuple[ProgramCall, ...] = ()
+    slice: SliceReport | None = None
+
+    @property
+    def num_chips(self) -> int:
+        """Chips that a step runs on."""
+        return 1 if self.slice is None else self.slice.num_chips
+
+    @property
+    def collectives(self) -> tuple[CollectiveReport, ...]:
+        """The communication of a step, by kind and axis of the mesh."""
+        return added_up((p.runs, p.collectives) for p in self.programs)
+
+    @property
+    def exposed_ms(self) -> float:
+        """Milliseconds of a step in which a chip waits for its links."""
+        return sum(p.runs * p.exposed_ms for p in self.programs)
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds of a step: the modelled time, and on several chips the exposed communication."""
+        return self.modelled_ms + self.exposed_ms
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second, of all chips together; None if the first argument is not an integer tensor."""
+        return self.num_tokens / self.step_ms * 1e3 if self.num_tokens and self.step_ms else None
 
     @property
     def cycles(self) -> int:
@@ -69,7 +99,7 @@ class AotFigures:
 
     @property
     def modelled_ms(self) -> float:
-        """Milliseconds of a step, modelled."""
+        """Milliseconds of a step, modelled, without communication."""
         return sum(p.runs * p.modelled_ms for p in self.programs)
 
     @property
@@ -139,20 +169,23 @@ class AotFigures:
 
     @property
     def over_floor(self) -> float:
-        """Modelled time over the higher of each program's two lower bounds."""
+        """Time of a step over the higher of each program's two lower bounds."""
         floors = ((p, p.flops_floor_ms(self.target), p.bytes_floor_ms(self.target)) for p in self.programs)
         floor = sum(p.runs * max(by_flops, by_bytes) for p, by_flops, by_bytes in floors)
-        return self.modelled_ms / floor if floor else 0.0
+        return self.step_ms / floor if floor else 0.0
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilization: FLOPs of the graphs' matmuls, over the peak in the modelled time."""
-        return self.flops_floor_ms / self.modelled_ms if self.modelled_ms else 0.0
+        """Model FLOP utilization: FLOPs of the graphs' matmuls, over the peak in the time of a step.
+
+        Attention counts in full, also if it is causal, as in `torch.utils.flop_counter`.
+        """
+        return self.flops_floor_ms / self.step_ms if self.step_ms else 0.0
 
     @property
     def usd_per_million_steps(self) -> float:
-        """Price of a million steps at the chip's hourly price and the modelled time."""
-        return CHIPS[self.target].usd_per_hour * self.modelled_ms * 1e6 / 3.6e6
+        """Price of a million steps at the hourly price of the chips and the time of a step."""
+        return CHIPS[self.target].usd_per_hour * self.num_chips * self.step_ms * 1e6 / 3.6e6
 
     @property
     def usd_per_million_tokens(self) -> float | None:
@@ -164,6 +197,6 @@ class AotFigures:
         names = (
             "cycles", "estimated_ms", "modelled_ms", "custom_call_ms", "flops", "bytes", "model_flops", "peak_bytes",
             "step_peak_bytes", "fits", "tpu_compile_s", "flops_floor_ms", "bytes_floor_ms", "over_floor", "mfu",
-            "usd_per_million_steps", "usd_per_million_tokens",
+            "usd_per_million_steps", "usd_per_million_tokens", "num_chips", "exposed_ms", "step_ms", "tokens_per_s",
         )  # fmt: skip
         return {**{name: getattr(self, name) for name in names}, "unknown": len(self.unknown)}

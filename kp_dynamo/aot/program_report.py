@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from kp_dynamo.aot.slice_report import CollectiveReport
 from kp_dynamo.hardware import CHIPS
 
 
@@ -64,7 +65,7 @@ class CustomCallReport:
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """One program compiled by the TPU compiler. Sizes are padded to the chip's tiles.
+    """One program compiled by the TPU compiler. Sizes are padded to the chip's tiles; figures are those of one chip.
 
     Attributes:
         name: Name of the graph, such as "1.forward".
@@ -78,7 +79,7 @@ class ProgramReport:
         flops: FLOPs, as the compiler counts them.
         bytes: Bytes read and written in any memory, as the compiler counts them.
         hbm_bytes: Bytes that the schedule moves to and from HBM.
-        model_flops: FLOPs of the graph's matmuls.
+        model_flops: FLOPs of the graph's matmuls; on several chips, the share of one.
         cycles: Total of the compiler's cycles.
         estimated_ms: `cycles` at the chip's clock.
         modelled_ms: Matmul fusions by their cycles, custom calls by their rooflines, everything else by its bytes; see
@@ -90,6 +91,7 @@ class ProgramReport:
         custom_calls: Custom calls without a cycle estimate, in order.
         held_bytes: The most that the step holds beside the program's arguments while it runs; 0 if unknown.
         modules: For a piece of a divided graph, the module that each run computes; () for a whole graph.
+        collectives: Its communication on several chips, by kind and axis of the mesh.
     """
 
     name: str
@@ -114,6 +116,7 @@ class ProgramReport:
     custom_calls: tuple[CustomCallReport, ...] = ()
     held_bytes: int = 0
     modules: tuple[str, ...] = ()
+    collectives: tuple[CollectiveReport, ...] = ()
 
     @property
     def is_block(self) -> bool:
@@ -124,6 +127,11 @@ class ProgramReport:
     def custom_call_ms(self) -> float:
         """The part of `modelled_ms` that is rooflines of custom calls, a lower bound that `cycles` does not include."""
         return sum(call.roofline_ms for call in self.custom_calls)
+
+    @property
+    def exposed_ms(self) -> float:
+        """The time that a chip waits for its links; `modelled_ms` does not include it."""
+        return sum(row.exposed_ms for row in self.collectives)
 
     @property
     def peak_bytes(self) -> int:
@@ -145,9 +153,10 @@ def program_from_dict(content: Mapping[str, Any]) -> ProgramReport:
     Raises:
         KeyError, TypeError: The content is not a ProgramReport.
     """
-    added = ("held_bytes", "modules")  # earlier reports lack them
+    added = ("held_bytes", "modules", "collectives")  # earlier reports lack them
     known = {f.name: content[f.name] for f in fields(ProgramReport) if f.name in content or f.name not in added}
     known["modules"] = tuple(content.get("modules", ()))
+    known["collectives"] = tuple(CollectiveReport(**row) for row in content.get("collectives", ()))
     dearest = tuple(FusionReport(**{**fusion, "origins": _origins(fusion)}) for fusion in content["dearest"])
     calls = tuple(CustomCallReport(**{**call, "origins": _origins(call)}) for call in content["custom_calls"])
     return ProgramReport(**{**known, "unknown": tuple(known["unknown"]), "dearest": dearest, "custom_calls": calls})

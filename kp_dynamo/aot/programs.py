@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 from kp_dynamo.aot.compiler import Compiled
-from kp_dynamo.aot.cost import OpCost, cost_of
+from kp_dynamo.aot.cost import OpCost, ProgramCost, cost_of
 from kp_dynamo.aot.hlo import Module
+from kp_dynamo.aot.links import Links
 from kp_dynamo.aot.program_report import CustomCallReport, FusionReport, Origin, ProgramReport
+from kp_dynamo.aot.slice_report import CollectiveReport, collective_reports
+from kp_dynamo.aot.slices import Slice
+from kp_dynamo.aot.timeline import Timeline
 from kp_dynamo.graph.flops import model_flops
 from kp_dynamo.graph.module_paths import module_of
 from kp_dynamo.hardware import Chip
-from kp_dynamo.lowering.export import ExportedProgram, node_of
+from kp_dynamo.lowering.export import node_of
+from kp_dynamo.lowering.fake_run import ExportedProgram
 
 NUM_DEAREST = 12
 _MAX_ORIGINS = 8
 
 
+@dataclass(frozen=True)
+class Target:
+    """What a program is compiled for: a chip, or all chips of a slice."""
+
+    chip: Chip
+    slice: Slice | None = None
+
+
 def program_report(
-    name: str, program: ExportedProgram, made: Compiled, chip: Chip, modules: tuple[str, ...] = ()
+    name: str, program: ExportedProgram, made: Compiled, target: Target, modules: tuple[str, ...] = ()
 ) -> ProgramReport:
     """The figures of a program that the TPU compiler compiled; `modules` as in the report."""
-    cost = cost_of(Module(made.hlo), chip)
+    module, chip = Module(made.hlo), target.chip
+    cost = cost_of(module, chip)
+    num_chips = 1 if target.slice is None else target.slice.topology.num_chips
     by_kind: defaultdict[str, float] = defaultdict(float)
     for op in cost.ops:
         by_kind[op.kind] += op.total_seconds * 1e3
@@ -38,7 +54,7 @@ def program_report(
         flops=made.flops,
         bytes=made.bytes,
         hbm_bytes=cost.hbm_bytes,
-        model_flops=model_flops(program.gm.graph),
+        model_flops=model_flops(program.gm.graph) // num_chips,
         cycles=cost.cycles,
         estimated_ms=cost.cycles / chip.clock_hz * 1e3,
         modelled_ms=cost.modelled_s * 1e3,
@@ -49,7 +65,13 @@ def program_report(
         held_bytes=program.held_bytes,
         custom_calls=tuple(_custom_call(op, program) for op in cost.ops if op.is_opaque),
         modules=modules,
+        collectives=() if target.slice is None else _collectives(module, cost, target.slice),
     )
+
+
+def _collectives(module: Module, cost: ProgramCost, found: Slice) -> tuple[CollectiveReport, ...]:
+    compute_s = {op.name: op.seconds for op in cost.ops}
+    return collective_reports(Timeline(module, compute_s, Links(found.topology)).collectives(), found.mesh)
 
 
 def _custom_call(op: OpCost, program: ExportedProgram) -> CustomCallReport:

@@ -11,6 +11,7 @@ from kp_dynamo.aot.memory_line import ProgramCall
 from kp_dynamo.aot.page import page_of
 from kp_dynamo.aot.program_report import program_from_dict
 from kp_dynamo.aot.report_text import text_of
+from kp_dynamo.aot.slice_report import slice_from_dict
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.explanation.graph_reports import fallback_from_dict, pass_from_dict
 
@@ -27,10 +28,11 @@ class AotReport(AotFigures):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain, JSON-serializable values."""
-        derived = ("peak_bytes", "custom_call_ms")
+        derived = ("peak_bytes", "custom_call_ms", "exposed_ms")
         peaks = [{**asdict(p), **{name: getattr(p, name) for name in derived}} for p in self.programs]
         derived_lists = {
             "blocks": [asdict(b) for b in self.blocks],
+            "collectives": [asdict(c) for c in self.collectives],
             "memory_line": [asdict(p) for p in self.memory_line],
         }
         content = {**asdict(self), "programs": peaks, "totals": self.totals(), **derived_lists}
@@ -55,12 +57,13 @@ class AotReport(AotFigures):
             passes = tuple(pass_from_dict(p) for p in content.get("pass_reports", ()))
             fallbacks = tuple(fallback_from_dict(f) for f in content.get("fallback_reports", ()))
             calls = tuple(ProgramCall(**call) for call in content.get("calls", ()))
+            found_slice = slice_from_dict(content.get("slice"))
         except (KeyError, TypeError) as cause:
             raise TPUConfigurationError(
                 f"the report of version {SCHEMA} is incomplete: {cause}. Try: write the report again."
             ) from cause
         lists = {name: tuple(known[name]) for name in ("passes", "graph_breaks", "fallbacks")}
-        added = {"pass_reports": passes, "fallback_reports": fallbacks, "calls": calls}
+        added = {"pass_reports": passes, "fallback_reports": fallbacks, "calls": calls, "slice": found_slice}
         return cls(**{**known, **lists, **added, "programs": programs})
 
     def to_html(self, verbose: bool = False) -> str:

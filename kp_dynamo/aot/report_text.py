@@ -8,6 +8,7 @@ from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
 from kp_dynamo.aot.memory_line import memory_chart
 from kp_dynamo.aot.operation_text import custom_call_lines, dearest_lines
 from kp_dynamo.aot.program_report import ProgramReport
+from kp_dynamo.aot.slice_text import counted_text, slice_lines, step_lines, where_text
 from kp_dynamo.aot.units import TimeUnit, price, time_unit
 from kp_dynamo.explanation.pass_text import pass_lines
 from kp_dynamo.explanation.report_text import fallback_place
@@ -30,6 +31,7 @@ def text_of(report: AotFigures, verbose: bool = False) -> str:
             "",
             *_programs(report),
             "",
+            *slice_lines(report, verbose),
             *_blocks(report),
             *dearest_lines(report, verbose),
             *custom_call_lines(report, verbose),
@@ -50,7 +52,9 @@ def _headline(report: AotFigures) -> Iterator[str]:
     chip = CHIPS[report.target]
     mode = "training step" if report.train else "inference"
     options = ", ".join(f"{k}={v!r}" for k, v in report.options.items()) or "default options"
-    yield f"{mode} on one {report.target} through {report.backend}, {options}"
+    where = where_text(report) if report.slice is None else f"{where_text(report)},"
+    yield f"{mode} on {where} through {report.backend}, {options}"
+    yield from step_lines(report)
     unit = time_unit(report.modelled_ms)
     by_cycles = unit.text(report.estimated_ms)
     yield f"  modelled        {unit.text(report.modelled_ms)}    (by the compiler's cycles {by_cycles})"
@@ -65,12 +69,12 @@ def _headline(report: AotFigures) -> Iterator[str]:
         f"  lower bounds    {by_flops} for the matmuls at {chip.bf16_flops / 1e12:.0f} TFLOP/s, "
         f"{by_bytes} for arguments and results at {chip.hbm_bytes_per_s / 1e9:.0f} GB/s"
     )
-    yield f"  over the bounds {report.over_floor:.2f}x, model FLOP utilization {report.mfu:.1%}"
+    yield f"  over the bounds {report.over_floor:.2f}x, model FLOP utilization {report.mfu:.1%}{counted_text(report)}"
     yield f"  work            {report.flops / 1e9:.2f} GFLOP, {report.bytes / GB:.3f} GB touched, by the compiler"
     tokens = report.usd_per_million_tokens
     by_token = "" if tokens is None else f", {price(tokens, 'tokens')}"
-    by_step = price(report.usd_per_million_steps, "steps")
-    yield f"  price           {chip.usd_per_hour:.2f} USD an hour: {by_step}{by_token}"
+    by_step, usd_per_hour = price(report.usd_per_million_steps, "steps"), chip.usd_per_hour * report.num_chips
+    yield f"  price           {usd_per_hour:.2f} USD an hour: {by_step}{by_token}"
     yield f"  float32 matmuls at precision {report.matmul_precision!r}"
 
 

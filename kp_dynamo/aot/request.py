@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from kp_dynamo.aot.slices import Slice, slice_of
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError, TPUModelPreparationError
-from kp_dynamo.hardware import CHIPS
+from kp_dynamo.hardware import CHIPS, GB, memory_budget_bytes
 
 BACKENDS = ("kp_tpu", "openxla")
 _OF_EVERY_BACKEND = ("target", "memory_fraction", "memory_budget_gb", "compile_timeout_s")
@@ -20,7 +21,12 @@ _OF_EVERY_BACKEND = ("target", "memory_fraction", "memory_budget_gb", "compile_t
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """What to compile, and how."""
+    """What to compile, and how.
+
+    Attributes:
+        memory_budget_bytes: What a program may use of the memory of one chip.
+        slice: The chips to compile for; None for one.
+    """
 
     model: Callable[..., Any]
     args: tuple[Any, ...]
@@ -29,6 +35,8 @@ class CompileRequest:
     options: CompileOptions
     backend: str
     train: bool
+    memory_budget_bytes: float
+    slice: Slice | None = None
 
     @property
     def needs_device(self) -> bool:
@@ -36,13 +44,24 @@ class CompileRequest:
         return self.backend == "openxla" or self.options.lowering == "stock"
 
 
-def request_of(model: Any, args: Any, target: str, options: Any, backend: str, train: bool) -> CompileRequest:
+@dataclass(frozen=True)
+class Machine:
+    """What to compile for: the arguments of `aot_compile` that are not about the model."""
+
+    target: str
+    chips: int | str | None = None
+    mesh: Any = None
+    sharding: Any = None
+
+
+def request_of(model: Any, args: Any, machine: Machine, options: Any, backend: str, train: bool) -> CompileRequest:
     """Check the arguments of `aot_compile`.
 
     Raises:
-        TPUConfigurationError: An unknown target, option or backend.
+        TPUConfigurationError: An unknown target, option or backend, or a slice that is invalid.
         TPUModelPreparationError: The model is not callable, `args` is not a sequence, or a tensor has no shape yet.
     """
+    target = machine.target
     _require_target(target)
     if backend not in BACKENDS:
         raise TPUConfigurationError(f"backend={backend!r} is unknown. Allowed: {', '.join(BACKENDS)}.")
@@ -63,9 +82,24 @@ def request_of(model: Any, args: Any, target: str, options: Any, backend: str, t
     named = dict([*model.named_parameters(), *model.named_buffers()]) if isinstance(model, nn.Module) else {}
     given_tensors = {f"argument {i}": a for i, a in enumerate(torch.utils._pytree.tree_leaves(args))}
     require_shapes({**named, **given_tensors})
-    return CompileRequest(
-        model, tuple(args), target, given, CompileOptions.from_dict({**given, "target": target}), backend, train
-    )
+    checked = CompileOptions.from_dict({**given, "target": target})
+    budget = memory_budget_bytes(checked.chip, checked.memory_fraction, checked.memory_budget_gb)
+    found = slice_of(target, machine.chips, machine.mesh, machine.sharding)
+    if found is not None:
+        _require_our_lowering(backend, checked)
+        # The graphs have the sizes of all chips together.
+        together = {"memory_budget_gb": budget * found.topology.num_chips / GB}
+        checked = CompileOptions.from_dict({**given, "target": target, **together})
+    return CompileRequest(model, tuple(args), target, given, checked, backend, train, budget, found)
+
+
+def _require_our_lowering(backend: str, options: CompileOptions) -> None:
+    if backend != "kp_tpu" or options.lowering == "stock":
+        name, value = ("backend", backend) if backend != "kp_tpu" else ("lowering", options.lowering)
+        raise TPUConfigurationError(
+            f"{name}={value!r} is unsupported for several chips. Allowed: backend='kp_tpu' with lowering='openxla'. "
+            "Try: chips=None for the comparison."
+        )
 
 
 def _require_options_of(backend: str, given: dict[str, Any]) -> None:

@@ -10,12 +10,14 @@ import torch
 from torch import fx, nn
 
 from kp_dynamo.aot.fakes import Fakes
+from kp_dynamo.aot.placing import StepPlacer
 from kp_dynamo.aot.request import CompileRequest
 from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUBackendError, TPUModelPreparationError, XLACompilationError
 from kp_dynamo.explanation.run_once import fresh_dynamo, run_backward, uncompiled
-from kp_dynamo.lowering.export import Export, ExportedProgram, ProgramRun
+from kp_dynamo.lowering.export import Export
+from kp_dynamo.lowering.fake_run import ExportedProgram, ProgramRun
 from kp_dynamo.lowering.watch import watch_programs
 from kp_dynamo.runtime.events import Event, Observe, ProgramReady
 from kp_dynamo.session import Session
@@ -23,11 +25,22 @@ from kp_dynamo.session import Session
 Receive = Callable[[ExportedProgram], None]
 
 
-def call_on_fakes(request: CompileRequest, receive: Receive, observe: Observe) -> list[ProgramRun]:
-    """Compile on fake tensors, without running; returns the runs of programs in a step and its backward."""
-    export = Export(receive)
+def call_on_fakes(
+    request: CompileRequest, receive: Receive, observe: Observe, placer: StepPlacer | None = None
+) -> list[ProgramRun]:
+    """Compile on fake tensors, without running; returns the runs of programs in a step and its backward.
+
+    For several chips, `placer` places the tensors and takes the programs.
+    """
+    export = Export(receive, placer=placer)
     session = Session(request.options.cache_size, observe, export)
-    _step_on_fakes(request.model, request.args, session.as_backend(request.options), request.train)
+
+    def place(model: Callable[..., Any], args: Any) -> None:
+        if placer is not None and request.slice is not None:
+            placer.add_model(model, request.slice.sharding)
+            placer.add_inputs(args)
+
+    _step_on_fakes(request.model, request.args, session.as_backend(request.options), request.train, place)
     return export.finish()
 
 
@@ -62,9 +75,14 @@ def graph_texts(
     return texts
 
 
-def _step_on_fakes(model: Callable[..., Any], args: tuple[Any, ...], backend: Any, train: bool) -> None:
+def _step_on_fakes(
+    model: Callable[..., Any], args: tuple[Any, ...], backend: Any, train: bool, prepare: Any = None
+) -> None:
+    """Call the model on fake tensors, with a backward in training; `prepare` gets them first."""
     fakes = Fakes()
     fake_model, fake_args = fakes.model(uncompiled(model)), fakes.arguments(args)
+    if prepare is not None:
+        prepare(fake_model, fake_args)
     with torch.random.fork_rng(devices=[]), fakes.mode:  # numbers that Python code branches on are drawn
         results = _call(_in_mode(fake_model, train), fake_args, backend)
         if train:

@@ -3,9 +3,11 @@
 It can therefore run in an environment without torch and this package (a newer libtpu for a newer chip). A separate
 process also keeps libtpu's output off the user's terminal, and can be killed.
 
-`python worker.py TARGET` writes one line of JSON per message to its standard output: first {"ready": ...}, then one
-answer for each line {"stablehlo": PATH, "hlo": PATH, "donated": [PARAMETER, ...]} that it reads. It exits as soon as
-its standard input ends, also in the middle of a compile: then the process that asked has died.
+`python worker.py TARGET [SHAPE]` writes one line of JSON per message to its standard output: first {"ready": ...},
+then one answer for each line {"stablehlo": PATH, "hlo": PATH, "donated": [PARAMETER, ...], "arguments": [...],
+"results": [...]} that it reads. With a SHAPE, such as 4x4, it compiles for all chips of this slice, and `arguments` and
+`results` are their shardings in XLA's notation; for one chip, they are empty. It exits as soon as its standard input
+ends, also in the middle of a compile: then the process that asked has died.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# JAX's name for the smallest topology of each generation.
+# JAX's names for the smallest topology of each generation, and for the generation itself.
 TOPOLOGIES = {"v4": "v4:1x1x1", "v5e": "v5e:1x1", "v5p": "v5p:1x1x1", "v6e": "v6e:1x1", "v7": "tpu7x:2x2x1"}
 
 
@@ -36,14 +38,14 @@ def main() -> None:
 
     start = time.perf_counter()
     try:
-        compiler = _Compiler(sys.argv[1])
+        compiler = _Compiler(*sys.argv[1:])
     except Exception as problem:  # noqa: BLE001  # report any failure to the parent
         answer({"failed": f"{type(problem).__name__}: {problem}"})
         return
     answer({"ready": compiler.versions, "seconds": time.perf_counter() - start})
     for request in _requests():
         try:
-            answer(compiler.compiled(request["stablehlo"], request["hlo"], request["donated"]))
+            answer(compiler.compiled(**request))
         except Exception as problem:  # noqa: BLE001
             answer({"failed": str(problem)})
 
@@ -63,21 +65,24 @@ def _requests() -> Iterator[dict[str, Any]]:
 
 
 class _Compiler:
-    """The TPU compiler for one chip of a generation."""
+    """The TPU compiler for one chip of a generation, or for all chips of a slice."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, shape: str = "") -> None:
         import jax
         import jaxlib
         from jax._src import compiler
         from jax._src.lib import xla_client
-        from jax.experimental import topologies
 
-        # (1, 1, 1) chips per host; v7's smallest topology is one host of four chips, of which a program uses one.
-        hosts = {} if target == "v7" else {"chips_per_host_bounds": [1, 1, 1]}
-        topology = topologies.get_topology_desc(TOPOLOGIES[target], "tpu", **hosts)
-        self._device = topology.devices[0]
-        self._devices = xla_client.DeviceList((self._device,))
-        self._options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
+        devices = _chips_of_slice(target, shape) if shape else _one_chip(target)
+        self._device, self._num_chips = devices[0], len(devices)
+        self._devices = xla_client.DeviceList(tuple(devices))
+        self._options = compiler.get_compile_options(
+            num_replicas=1,
+            num_partitions=len(devices),
+            device_assignment=[[device.id for device in devices]] if shape else None,
+        )
+        if shape:
+            self._options.executable_build_options.use_shardy_partitioner = False  # the attributes are GSPMD's
         self._dumps = self._dump_into(Path(os.environ["TPU_LOG_DIR"]) / "dumps") if target == "v7" else None
         self.versions = {
             "jax": jax.__version__,
@@ -86,13 +91,15 @@ class _Compiler:
             "device": self._device.device_kind,
         }
 
-    def compiled(self, stablehlo: str, hlo: str, donated: list[int]) -> dict[str, Any]:
+    def compiled(
+        self, stablehlo: str, hlo: str, donated: list[int], arguments: list[str], results: list[str]
+    ) -> dict[str, Any]:
         """Compile the file `stablehlo` (MLIR bytecode), write the scheduled program to `hlo`, and return its figures.
 
-        The parameters `donated` may be reused for results.
+        The parameters `donated` may be reused for results. The figures are those of one chip.
         """
         with open(stablehlo, "rb") as file:
-            module = self._read(file.read(), donated)
+            module = self._read(file.read(), donated, arguments, results)
         start = time.process_time()  # wall time would depend on the other workers
         executable = self._device.client.compile(module, self._devices, self._options)
         seconds = time.process_time() - start
@@ -124,25 +131,71 @@ class _Compiler:
         settings.xla_dump_to, settings.xla_dump_hlo_as_text = str(folder), True
         return folder
 
-    def _read(self, artifact: bytes, donated: list[int]) -> Any:
+    def _read(self, artifact: bytes, donated: list[int], arguments: list[str], results: list[str]) -> Any:
         """A portable artifact in the form this JAX accepts: bytes for 0.7, a deserialized module for 0.10."""
         takes_bytes = tuple(int(part) for part in self.versions["jax"].split(".")[:2]) < (0, 8)
-        if takes_bytes and not donated:
+        if takes_bytes and not donated and self._num_chips == 1:
             return artifact
         from jax._src.interpreters import mlir
         from jaxlib.mlir.dialects import stablehlo
 
         self._context = mlir.make_ir_context()  # the module needs it alive
         module = stablehlo.deserialize_portable_artifact(self._context, artifact)
+        if self._num_chips > 1:
+            _shard(module, self._num_chips, arguments, results)
         _donate(module, donated)
         return mlir.module_to_bytecode(module) if takes_bytes else module
+
+
+def _one_chip(target: str) -> list[Any]:
+    from jax.experimental import topologies
+
+    # (1, 1, 1) chips per host; v7's smallest topology is one host of four chips, of which a program uses one.
+    hosts = {} if target == "v7" else {"chips_per_host_bounds": [1, 1, 1]}
+    return [topologies.get_topology_desc(TOPOLOGIES[target], "tpu", **hosts).devices[0]]
+
+
+def _chips_of_slice(target: str, shape: str) -> list[Any]:
+    """The chips of a slice in row-major order of its grid, which is how the caller numbers them."""
+    from jax.experimental import topologies
+
+    name = f"{TOPOLOGIES[target].partition(':')[0]}:{shape}"
+    # By default, libtpu 0.0.21 has a device for each of the two cores of a v4; "megacore" joins them, as on Cloud TPU.
+    cores = {"chip_config_name": "megacore"} if target in ("v4", "v5p") else {}
+    devices = sorted(topologies.get_topology_desc(name, "tpu", **cores).devices, key=lambda d: tuple(d.coords))
+    num_chips = len({tuple(device.coords) for device in devices})
+    if num_chips != len(devices):
+        raise ValueError(f"{name} has {len(devices)} devices on {num_chips} chips")
+    return devices
+
+
+def _shard(module: Any, num_chips: int, arguments: list[str], results: list[str]) -> None:
+    """Give each argument and result its sharding. XLA would replicate a result without one."""
+    from jaxlib.mlir import ir
+
+    main = _main(module)
+    num_results = len(ir.FunctionType(main.attributes["function_type"].value).results)
+    if (len(main.arguments), num_results) != (len(arguments), len(results)):
+        given, expected = f"{len(arguments)} and {len(results)}", f"{len(main.arguments)} and {num_results}"
+        raise ValueError(f"the numbers of shardings for arguments and results are {given}, expected {expected}")
+    with module.context:
+        for name, shardings in (("arg_attrs", arguments), ("res_attrs", results)):
+            attributes = [ir.DictAttr.get({"mhlo.sharding": ir.StringAttr.get(text)}) for text in shardings]
+            main.attributes[name] = ir.ArrayAttr.get(attributes)
+        number = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), num_chips)
+        module.operation.attributes["mhlo.num_partitions"] = number
+
+
+def _main(module: Any) -> Any:
+    [main] = [op for op in module.body.operations if op.attributes["sym_name"].value == "main"]
+    return main
 
 
 def _donate(module: Any, parameters: list[int]) -> None:
     """Donate these parameters: XLA may reuse their buffers for any results."""
     from jaxlib.mlir import ir
 
-    [main] = [op for op in module.body.operations if op.attributes["sym_name"].value == "main"]
+    main = _main(module)
     given = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else [{}] * len(main.arguments)
     with module.context:
         attributes = [{named.name: named.attr for named in attrs} if attrs else {} for attrs in given]

@@ -31,12 +31,16 @@ class Job:
         stablehlo: The file of the program.
         hlo: The file for the scheduled program.
         donated: Indices of the donated parameters.
+        arguments: The sharding of each argument, in XLA's notation; () for one chip.
+        results: The sharding of each result.
         answer: The figures that `worker.py` answers with, or {"failed": reason}.
     """
 
     stablehlo: Path
     hlo: Path
     donated: tuple[int, ...]
+    arguments: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
     answer: Future[dict[str, Any]] = field(default_factory=Future)
 
 
@@ -45,18 +49,18 @@ class WorkerProcess:
 
     Args:
         python: The interpreter.
-        target: The chip's generation.
+        target: The chip's generation; for a slice, with its shape: ("v5e", "4x4").
         folder: A new folder for its files.
         jobs: The queue; None ends the work.
     """
 
-    def __init__(self, python: str, target: str, folder: Path, jobs: SimpleQueue[Job | None]) -> None:
+    def __init__(self, python: str, target: tuple[str, ...], folder: Path, jobs: SimpleQueue[Job | None]) -> None:
         folder.mkdir()
         self.started: Future[dict[str, Any]] = Future()
         self._jobs = jobs
         self._stderr = (folder / "stderr").open("w+")
         self._process = subprocess.Popen(
-            [python, "-P", str(_WORKER), target],
+            [python, "-P", str(_WORKER), *target],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, bufsize=1,
             env=_environment(str(folder)),
         )  # fmt: skip
@@ -79,6 +83,7 @@ class WorkerProcess:
             return  # and leave the programs to other workers
         while (job := self._jobs.get()) is not None:
             request = {"stablehlo": str(job.stablehlo), "hlo": str(job.hlo), "donated": job.donated}
+            request |= {"arguments": job.arguments, "results": job.results}
             with contextlib.suppress(BrokenPipeError):  # the answer says why
                 _pipe(self._process.stdin).write(json.dumps(request) + "\n")
             job.answer.set_result(self._answer())

@@ -77,6 +77,9 @@ def _add_aot(commands: Any) -> None:
     aot = commands.add_parser("aot", help="compile a model with a TPU's compiler, without a TPU")
     aot.add_argument("spec", metavar="SPEC", nargs="?", help="module_or_file:callable, which returns (model, args)")
     aot.add_argument("--target", default="v5e", help="v4, v5e, v5p, v6e or v7 (default: v5e)")
+    aot.add_argument("--chips", metavar="N", help="several chips: a number, or a shape such as 4x4 (default: one)")
+    aot.add_argument("--mesh", metavar="AXES", help="their axes, as in data=4,model=4 (default: all along data)")
+    aot.add_argument("--sharding", type=_sharding, metavar="WORD", help="data, fsdp, tensor, fsdp+tensor, or JSON")
     aot.add_argument("--train", action="store_true", help="in training mode with the backward (default: inference)")
     aot.add_argument("--backend", default="kp_tpu", help="kp_tpu, or openxla to compare with (default: kp_tpu)")
     aot.add_argument("--options", type=_options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
@@ -120,6 +123,10 @@ def _positive(text: str, what: str) -> float:
     if not text.replace(".", "", 1).isdigit() or float(text) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no {what} > 0")
     return float(text)
+
+
+def _sharding(text: str) -> Any:
+    return _options(text) if text.lstrip().startswith("{") else text
 
 
 def _options(text: str) -> dict[str, Any]:
@@ -167,11 +174,14 @@ def _aot(args: argparse.Namespace) -> int:
 def _aot_compile(args: argparse.Namespace) -> int:
     from kp_dynamo.aot.compiling import aot_compile
     from kp_dynamo.cli.model_spec import load_spec
+    from kp_dynamo.sharding.mesh import NamedMesh
 
+    mesh = None if args.mesh is None else NamedMesh.parse(args.mesh)
+    machine = {"target": args.target, "chips": args.chips, "mesh": mesh, "sharding": args.sharding}
     with contextlib.redirect_stdout(sys.stderr):
         model, inputs = load_spec(args.spec)
         report = aot_compile(
-            model, inputs, target=args.target, options=args.options, train=args.train, backend=args.backend
+            model, inputs, **machine, options=args.options, train=args.train, backend=args.backend
         )  # fmt: skip
     print(report.text(args.verbose))
     if args.json:

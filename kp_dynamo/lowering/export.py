@@ -1,6 +1,6 @@
 """A lowering that runs nothing: it exports a graph's programs as StableHLO for another compiler.
 
-It traces and splits graphs as `openxla` does. Results are fake tensors in the caller's fake mode.
+It traces and splits graphs as `openxla` does. Results are fake tensors in the caller's fake mode (`fake_run.py`).
 """
 
 from __future__ import annotations
@@ -8,22 +8,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.lock import one_trace_at_a_time
+from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.graph.source_lines import source_line
 from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.checks import check_donation, check_layouts, check_operands, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
+from kp_dynamo.lowering.fake_run import ExportedProgram, FakeRun, Placer, ProgramRun
 from kp_dynamo.lowering.flash_calls import CustomCalls
-from kp_dynamo.lowering.known_results import known_number, set_known
 from kp_dynamo.lowering.program import settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
 from kp_dynamo.lowering.split_graph import SplitGraphInterpreter, is_xla_piece, spec_of_pieces, split_around
@@ -34,52 +33,22 @@ from kp_dynamo.ops.flash_kernels import calling_flash
 from kp_dynamo.ops.optimization_barrier import barriers
 
 
-@dataclass
-class ExportedProgram:
-    """One program for another compiler.
-
-    Attributes:
-        name: Name of its graph: "forward", "backward", "inference".
-        stablehlo: A portable artifact (MLIR bytecode).
-        origins: Name of an operation in it -> (ATen operator, the user's source line).
-        seconds: Time spent tracing it.
-        gm: The graph that it computes.
-        num_runs: Number of calls. Equal graphs share a program, which is exported once.
-        donated: Its parameters whose buffers its results may reuse.
-        held_bytes: The most that the step holds beside its arguments when it is called, without padding.
-    """
-
-    name: str
-    stablehlo: bytes
-    origins: dict[str, tuple[str, str]]
-    seconds: float
-    gm: fx.GraphModule
-    num_runs: int = 0
-    donated: tuple[int, ...] = ()
-    held_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class ProgramRun:
-    """One run of a program in a step, and the bytes that the step holds beside its arguments meanwhile."""
-
-    program: ExportedProgram
-    held_bytes: int
-
-
 class Export:
     """Passes each program of a graph to `receive`, at compile time.
 
     Args:
         receive: Called with each program.
         as_text: Whether `stablehlo` is readable text instead of an artifact.
+        placer: How tensors lie on several chips; None for one chip.
     """
 
     name = "export"
 
-    def __init__(self, receive: Callable[[ExportedProgram], None], as_text: bool = False) -> None:
-        self._receive, self._as_text = receive, as_text
-        self._memory = StepMemory()
+    def __init__(
+        self, receive: Callable[[ExportedProgram], None], as_text: bool = False, placer: Placer | None = None
+    ) -> None:
+        self._receive, self._as_text, self._placer = receive, as_text, placer
+        self._memory = StepMemory() if placer is None else StepMemory(placer.bytes_of)
         self._runs: list[ProgramRun] = []
 
     def finish(self) -> list[ProgramRun]:
@@ -100,10 +69,17 @@ class Export:
         programs: list[ExportedProgram] = []
         missing = self._export(gm, args, spec, programs)
         seconds = {"trace": time.perf_counter() - start}
-        run = _FakeRun(gm, programs, self._memory, self._runs)
+        run = FakeRun(gm, programs, self._memory, self._runs)
+        if self._placer is not None:
+            run.place_by(self._placer, spec)
         if not missing:
             return Executable(run, num_programs=1, seconds=seconds)
         check_runs_somewhere(missing, spec)
+        if self._placer is not None:
+            raise XLACompilationError(
+                f"{name_of(missing[0])} has no XLA lowering and would run on the CPU, which is unsupported for several "
+                "chips. Try: compile for one chip, or replace the operator."
+            )
         fallbacks = tuple((name_of(n), source_line(n)) for n in missing)
         return Executable(run, self._export_pieces(gm, set(missing), args, spec, programs), fallbacks, seconds)
 
@@ -131,13 +107,13 @@ class Export:
     ) -> list[fx.Node]:
         """Trace one program, add it to `programs` and pass it to `receive`; returns the nodes that XLA cannot lower."""
         start = time.perf_counter()
-        missing, stablehlo, donated = self._trace(gm, args, spec)
+        missing, stablehlo, interface = self._trace(gm, args, spec)
         if stablehlo is None:
             return missing
         calls = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
         origins = {n.name: (str(n.target), source_line(n)) for n in calls}
         seconds = time.perf_counter() - start
-        programs.append(ExportedProgram(spec.name, stablehlo, origins, seconds, gm, donated=donated))
+        programs.append(ExportedProgram(spec.name, stablehlo, origins, seconds, gm, **interface))
         self._receive(programs[-1])
         return []
 
@@ -145,15 +121,28 @@ class Export:
     @without_placeholders_in_errors()
     def _trace(
         self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec
-    ) -> tuple[list[fx.Node], bytes | None, tuple[int, ...]]:
-        """The nodes that XLA cannot lower, the program or None, and the donated inputs."""
+    ) -> tuple[list[fx.Node], bytes | None, dict[str, Any]]:
+        """The nodes that XLA cannot lower, the program or None, and its fields `donated`, `inputs` and `results`."""
         with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
             with barriers(xla.optimization_barrier), calling_flash(CustomCalls()):
                 traced = trace(gm, args, device_constants(gm), spec, on_node=_name_operations)
             if traced.fallbacks or not traced.roots:
-                return traced.fallbacks, None, ()
+                return traced.fallbacks, None, {}
             check_donation(traced.donation.kept, args, spec)
-            return [], _stablehlo(traced, self._as_text), traced.donation.inputs
+            return [], _stablehlo(traced, self._as_text), _interface(traced)
+
+
+def _interface(traced: Trace) -> dict[str, Any]:
+    """The fields of a program that say what its parameters and results are."""
+    first: dict[int, int] = {}
+    for position, slot in enumerate(traced.outputs):
+        if slot.kind in ("root", "root copy"):
+            first.setdefault(slot.value, position)
+    return {
+        "donated": traced.donation.inputs,
+        "inputs": tuple(slot.value if slot.kind == "argument" else None for slot in traced.inputs),
+        "results": tuple(first[root] for root in range(len(traced.roots))),
+    }
 
 
 _SEPARATOR = "|"
@@ -190,47 +179,3 @@ def _operation_names() -> Iterator[None]:
         yield
     finally:
         xlac._set_ir_debug(was_on)
-
-
-class _FakeRun:
-    """Returns fake tensors with the shapes of a graph's results, without running the graph."""
-
-    def __init__(
-        self, gm: fx.GraphModule, programs: Sequence[ExportedProgram], memory: StepMemory, runs: list[ProgramRun]
-    ) -> None:
-        self._gm, self._programs, self._memory, self._runs = gm, programs, memory, runs
-        returned = gm.graph.output_node().args[0]
-        self._nodes = returned if isinstance(returned, (list, tuple)) else [returned]
-        self._inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
-
-    def __call__(self, args: Sequence[Any]) -> list[Any]:
-        beside = self._memory.beside(args)
-        for program in self._programs:
-            self._runs.append(ProgramRun(program, beside))
-            program.num_runs += 1
-        results = self._results(args)
-        self._memory.add(results)
-        return results
-
-    def _results(self, args: Sequence[Any]) -> list[Any]:
-        if any(_is_symbolic(node) for node in self._nodes):
-            return list(self._gm(*args))  # on fake tensors: this only computes the sizes of this call
-        given = dict(zip(self._inputs, args, strict=True))
-        return [given[node] if node in given else _fake_like(node) for node in self._nodes]
-
-
-def _is_symbolic(node: Any) -> bool:
-    value = node.meta["val"] if isinstance(node, fx.Node) else node
-    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
-    return any(isinstance(size, torch.SymInt) for size in sizes)
-
-
-def _fake_like(node: Any) -> Any:
-    value = node.meta["val"] if isinstance(node, fx.Node) else node
-    if not isinstance(value, torch.Tensor):
-        return value
-    fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-    known = known_number(node) if isinstance(node, fx.Node) else None
-    if known is not None and isinstance(fake, FakeTensor):
-        set_known(fake, known)
-    return fake

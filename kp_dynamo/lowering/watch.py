@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.compat import xla
-from kp_dynamo.lowering.export import ExportedProgram
+from kp_dynamo.lowering.fake_run import ExportedProgram
 
 
 @contextmanager

@@ -37,12 +37,13 @@ CHAIN = """
   ROOT %custom-call.1 = (bf16[512,512]{1,0}, u32[]{:S(2)}) custom-call(%all-gather.13), custom_call_target="AsyncCollectiveStart"
 }
 
-%async_collective_fusion.12 (param_0.35: bf16[512,512], x: bf16[2048,512], y: bf16[512,512]) -> bf16[2048,512] {
+%async_collective_fusion.12 (param_0.35: bf16[512,512], x: bf16[2048,512], y: bf16[512,512]) -> (bf16[2048,512], bf16[512,512], bf16[512,2048]) {
   %param_0.35 = bf16[512,512]{1,0} parameter(0)
   %x = bf16[2048,512]{1,0} parameter(1)
   %y = bf16[512,512]{1,0} parameter(2)
   %all-gather.15 = bf16[512,2048]{1,0} all-gather(%param_0.35), channel_id=4, replica_groups={{0,1,2,3}}, dimensions={1}, backend_config={"async_collective_fusion_config":{"flag_start":"2","flag_end":"15"}}
-  ROOT %convolution.1 = bf16[2048,512]{1,0} convolution(%x, %y), dim_labels=bf_io->bf
+  %convolution.1 = bf16[2048,512]{1,0} convolution(%x, %y), dim_labels=bf_io->bf
+  ROOT %tuple.8 = (bf16[2048,512]{1,0}, bf16[512,512]{1,0}, bf16[512,2048]{1,0}) tuple(%convolution.1, %param_0.35, %all-gather.15)
 }
 
 %done_body (param_0.37: bf16[512,512]) -> bf16[512,2048] {
@@ -56,7 +57,7 @@ ENTRY %main (w: bf16[512,512], x: bf16[2048,512], y: bf16[512,512]) -> bf16[512,
   %x = bf16[2048,512]{1,0} parameter(1)
   %y = bf16[512,512]{1,0} parameter(2)
   %async-collective-start = (bf16[512,512]{1,0}, u32[]{:S(2)}) fusion(%w), kind=kCustom, calls=%start_body
-  %fusion.12 = bf16[2048,512]{1,0} fusion(%w, %x, %y), kind=kOutput, calls=%async_collective_fusion.12, backend_config={"window_config":{"estimated_cycles":"CYCLES"}}
+  %fusion.12 = (bf16[2048,512]{1,0}, bf16[512,512]{1,0}, bf16[512,2048]{1,0}) fusion(%w, %x, %y), kind=kOutput, calls=%async_collective_fusion.12, backend_config={"window_config":{"estimated_cycles":"CYCLES"}}
   ROOT %async-collective-done = bf16[512,2048]{1,0} fusion(%w), kind=kCustom, calls=%done_body
 }
 """  # noqa: E501
@@ -127,6 +128,15 @@ def test_only_the_matmul_of_a_chain_takes_time_on_the_chip():
     }  # fmt: skip
     assert cost.modelled_s == pytest.approx(1e-4)
     assert cost.unknown == ()
+
+
+def test_the_buffers_of_a_collective_count_where_it_starts():
+    """The fusion in between reads [2048, 512] and [512, 512], writes [2048, 512], and passes the rest on."""
+    cost = cost_of(Module(CHAIN.replace("CYCLES", "150000")), CHIPS["v5e"])
+    moved = {op.name: op.hbm_bytes for op in cost.ops}
+    assert moved["fusion.12"] == (2048 + 512 + 2048) * 512 * 2
+    assert moved["async-collective-start"] >= 512 * 512 * 2
+    assert moved["async-collective-done"] == 0
 
 
 def test_an_all_reduce_of_which_each_chip_keeps_a_slice_is_a_reduce_scatter():
