@@ -46,7 +46,7 @@ def slice_lines(report: AotFigures, verbose: bool) -> Iterator[str]:
     yield "communication of one chip in a step"
     rows = [("", "along", "count", "MiB", "on the links ms", "exposed ms", "overlapped")]
     for row in report.collectives:
-        overlapped = 1 - row.exposed_ms / row.link_ms if row.link_ms else 0
+        overlapped = max(0.0, 1 - row.exposed_ms / row.link_ms) if row.link_ms else 0.0
         times = (f"{row.link_ms:.3f}", f"{row.exposed_ms:.3f}", f"{overlapped:.0%}")
         rows.append((row.kind, row.axes, str(row.count), f"{row.num_bytes / _MIB:.1f}", *times))
     if len(rows) == 1:

@@ -1,0 +1,107 @@
+"""Programs for several chips, compiled by the TPU compiler."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from kp_dynamo.aot.compiling import aot_compile
+from kp_dynamo.aot.difference import compare
+from kp_dynamo.aot.report import AotReport
+from kp_dynamo.cli.main import main
+from kp_dynamo.hardware import CHIPS
+
+MIB = 2**20
+
+
+def mlp(width: int = 512) -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+
+@cache
+def inference_report() -> AotReport:
+    args = (torch.empty(1024, 512, device="meta"),)
+    sharding = {"0": "colwise", "2": "rowwise"}
+    return aot_compile(mlp(), args, target="v5e", chips=4, mesh={"data": 2, "model": 2}, sharding=sharding)
+
+
+def test_a_divided_matmul_sums_over_the_model_axis():
+    report = inference_report()
+    [program] = report.programs
+    # Float32: half of both weights and of the first bias, the second bias, half of the input.
+    expected = (2 * 512 * 2048 / 2 + 2048 / 2 + 512 + 1024 * 512 / 2) * 4
+    assert program.argument_bytes == pytest.approx(expected, rel=0.01)
+    assert program.output_bytes == 1024 * 512 / 2 * 4
+    [row] = report.collectives
+    assert (row.kind, row.axes, row.count) == ("all-reduce", "model", 1)
+    assert row.num_bytes in (512 * 512 * 2, 512 * 512 * 4)  # a sum in bfloat16 or float32
+    assert row.link_ms == pytest.approx(2 * row.num_bytes / 2 / 5e10 * 1e3)
+    assert 0 <= row.exposed_ms <= row.link_ms * 1.001
+    assert program.model_flops == 2 * 2 * 1024 * 512 * 2048 / 4
+
+
+def test_a_step_is_compute_and_exposed_communication():
+    report = inference_report()
+    assert report.step_ms == report.modelled_ms + report.exposed_ms
+    assert report.mfu == pytest.approx(report.flops_floor_ms / report.step_ms)
+    per_hour = 4 * CHIPS["v5e"].usd_per_hour
+    assert report.usd_per_million_steps == pytest.approx(per_hour * report.step_ms * 1e6 / 3.6e6)
+    assert report.tokens_per_s is None
+
+
+def test_the_report_says_what_the_chips_are():
+    text = inference_report().text()
+    assert text.startswith("inference on 4 v5e (2x2, 1 host), mesh data=2,model=2, sharding {'0': 'colwise',")
+    assert "communication of one chip in a step" in text
+    assert "causal attention counts in full" in text
+    assert "whole on every chip" not in text
+
+
+def test_the_report_survives_json():
+    report = inference_report()
+    again = AotReport.from_dict(json.loads(json.dumps(report.to_dict())))
+    assert again == report
+    assert again.collectives == report.collectives
+
+
+def test_two_reports_of_several_chips_compare_the_time_of_a_step():
+    report = inference_report()
+    found = compare(report, report)
+    assert {"step_ms", "exposed_ms"} <= {d.figure for d in found.differences}
+    assert found.remarks == ()
+
+
+@pytest.mark.slow
+def test_the_command_line_compiles_for_several_chips(tmp_path, capsys):
+    (tmp_path / "spec.py").write_text(
+        "import torch\ndef make():\n"
+        "    model = torch.nn.Sequential(torch.nn.Embedding(512, 128), torch.nn.Linear(128, 512))\n"
+        "    return model, (torch.zeros(8, 128, dtype=torch.long),)\n"
+    )
+    arguments = ["--target", "v5e", "--chips", "2x2", "--mesh", "data=2,model=2", "--json", str(tmp_path / "a.json")]
+    sharding = ["--sharding", '{"0": [null, "data"], "1": "colwise"}']
+    assert main(["aot", f"{tmp_path / 'spec.py'}:make", *arguments, *sharding]) == 0
+    assert "on 4 v5e (2x2, 1 host), mesh data=2,model=2" in capsys.readouterr().out
+    report = AotReport.from_dict(json.loads((tmp_path / "a.json").read_text()))
+    assert report.num_tokens == 1024
+    assert report.tokens_per_s == pytest.approx(1024 / report.step_ms * 1e3)
+
+
+@pytest.mark.slow
+def test_weights_are_gathered_and_gradients_scattered_in_the_program_that_makes_them():
+    args = (torch.empty(1024, 512, device="meta"),)
+    report = aot_compile(mlp(), args, target="v5e", chips=4, mesh={"data": 4}, sharding="fsdp", train=True)
+    forward, backward = report.programs
+    [row] = forward.collectives
+    assert (row.kind, row.axes, row.count) == ("all-gather", "data", 2)
+    assert row.num_bytes == 2 * 512 * 2048 * 2  # bfloat16: they are cast before they are gathered
+    assert row.link_ms == pytest.approx(row.num_bytes * 3 / 4 / 1e11 * 1e3)
+    assert backward.output_bytes == pytest.approx(2 * 512 * 2048 * 4 / 4 + 2560 * 4, rel=0.01)
+    rows = {row.kind: row for row in backward.collectives}
+    assert rows["reduce-scatter"].num_bytes == 2 * 512 * 2048 * 4  # float32, as the parameters are
+    assert report.slice.whole == ()
