@@ -168,6 +168,9 @@ def _aot(args: argparse.Namespace) -> int:
         raise TPUConfigurationError("give either SPEC, to compile a model, or --diff A B, to compare two reports")
     if args.diff and args.verbose:
         raise TPUConfigurationError("--verbose is invalid with --diff: a comparison has one form. Try: leave it out.")
+    of_slices = [f"--{name}" for name in ("chips", "mesh", "sharding") if getattr(args, name) is not None]
+    if args.diff and of_slices:
+        raise TPUConfigurationError(f"{of_slices[0]} is invalid with --diff. Try: leave it out.")
     return _aot_diff(args) if args.diff else _aot_compile(args)
 
 
