@@ -18,12 +18,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from kp_dynamo.aot.graph_placements import result_placements
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.lowering.fake_run import ExportedProgram, GraphCall
+from kp_dynamo.sharding.large_tensors import LARGE_BYTES
 from kp_dynamo.sharding.mesh import DATA, NamedMesh
 from kp_dynamo.sharding.placement import Placement, hlo_sharding, is_whole, shard_shape
 from kp_dynamo.sharding.rules import placements
-
-LARGE_BYTES = 64 * 2**20
-"""A tensor of this size that is whole on every chip is named in the report."""
 
 
 @dataclass
