@@ -76,7 +76,6 @@ def test_two_reports_of_several_chips_compare_the_time_of_a_step():
     assert found.remarks == ()
 
 
-@pytest.mark.slow
 def test_the_command_line_compiles_for_several_chips(tmp_path, capsys):
     (tmp_path / "spec.py").write_text(
         "import torch\ndef make():\n"
@@ -92,7 +91,6 @@ def test_the_command_line_compiles_for_several_chips(tmp_path, capsys):
     assert report.tokens_per_s == pytest.approx(1024 / report.step_ms * 1e3)
 
 
-@pytest.mark.slow
 def test_weights_are_gathered_and_gradients_scattered_in_the_program_that_makes_them():
     args = (torch.empty(1024, 512, device="meta"),)
     report = aot_compile(mlp(), args, target="v5e", chips=4, mesh={"data": 4}, sharding="fsdp", train=True)
