@@ -182,7 +182,7 @@ def test_the_compiler_s_limit_is_the_argument_s_or_the_option_s(monkeypatch, giv
     class Started(Exception):
         pass
 
-    def start(target, deadline):
+    def start(target, deadline, *_):
         raise Started(deadline)
 
     monkeypatch.setattr("kp_dynamo.aot.compiling.TpuCompiler", start)

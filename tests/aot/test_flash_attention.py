@@ -65,7 +65,7 @@ def test_a_call_has_its_roofline_in_the_report_and_is_never_zero():
     assert 0 < found.custom_call_ms == pytest.approx(sum(call.roofline_ms for call in calls))
     assert found.custom_call_ms < found.modelled_ms
     assert len(found.unknown) == 3
-    assert f"custom calls    {found.custom_call_ms:.3f} ms of the modelled time, by their rooflines" in str(found)
+    assert f"custom calls    {found.custom_call_ms * 1e3:.3f} us of the modelled time, by their rooflines" in str(found)
 
 
 def test_xla_cpu_in_the_same_process_is_right():
