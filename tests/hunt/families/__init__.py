@@ -20,9 +20,11 @@ from tests.hunt.families import (
     padding,
     promotion,
     recurrent,
+    signals,
     stacks,
     state,
     views,
+    written_losses,
 )
 
 Step = Callable[[Draft], None]
@@ -46,4 +48,6 @@ FAMILIES: dict[str, tuple[Step, ...]] = {
     "matrices": matrices.STEPS,
     "complex_numbers": complex_numbers.STEPS,
     "stacks": stacks.STEPS,
+    "written_losses": written_losses.STEPS,
+    "signals": signals.STEPS,
 }

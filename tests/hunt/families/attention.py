@@ -121,6 +121,8 @@ def _written(draft: Draft, q: str, k: str, v: str, x: str) -> str | None:
         scores = draft.let(form.format(scores, cap), "scores") or scores
     for _ in range(draft.choose(1, 2, 0, 1, 2, 3)):
         scores = _masked(draft, scores, x) or scores
+    if draft.chance(8):
+        return _with_sinks(draft, scores, v)
     weights = draft.let(
         draft.choose(
             f"{scores}.softmax(-1)", f"F.softmax({scores}, dim=-1)", f"F.softmax({scores}, dim=-1, dtype=FLOAT).to({q}.dtype)",
@@ -142,6 +144,32 @@ def _written(draft: Draft, q: str, k: str, v: str, x: str) -> str | None:
             f"{weights} @ {v}", f"torch.matmul({weights}, {v})", f"torch.einsum('...ij,...jd->...id', {weights}, {v})"
         )
     )
+
+
+def _with_sinks(draft: Draft, scores: str, v: str) -> str | None:
+    """One more column of scores, a parameter of each head, that takes a share of the weights and has no value."""
+    is_split = draft.value(scores).dim() == 4
+    heads = draft.value(scores).shape[1] if is_split else 1
+    sinks = draft.attribute(f"nn.Parameter(torch.linspace(-1, 1, {heads}))", "sinks")
+    view = "1, -1, 1, 1" if is_split else "1, 1, 1"
+    column = draft.let(
+        draft.choose(
+            f"{sinks}.view({view}).expand(*{scores}.shape[:-1], 1)",
+            f"{sinks}.reshape({view}).expand({scores}.shape[0], {'-1, ' if is_split else ''}{scores}.shape[-2], -1)",
+            f"{scores}[..., :1] * 0 + {sinks}.view({view})",
+        ),
+        "column",
+    )
+    both = column and draft.let(f"torch.cat([{scores}, {column}], dim=-1)", "both")
+    if both is None:
+        return None
+    if draft.chance(2):
+        both = draft.let(f"{both} - {both}.max(dim=-1, keepdim=True).values", "both") or both
+    weights = draft.choose(f"F.softmax({both}, dim=-1)", f"{both}.softmax(-1)", f"F.softmax({both}, -1, dtype=FLOAT)")
+    weights = draft.let(f"{weights}[..., :-1]", "weights")
+    if weights is not None and draft.chance(6):
+        weights = draft.drawn(f"F.dropout({weights}, 0.3, self.training)") or weights
+    return weights and draft.let(draft.choose(f"{weights} @ {v}", f"torch.matmul({weights}.to({v}.dtype), {v})"))
 
 
 def _with_mask_in_result(draft: Draft, weights: str, v: str, p: float) -> str | None:
@@ -289,12 +317,24 @@ def module(draft: Draft) -> None:
             if "full" in mask:
                 mask = ""
         draft.let(f"{layer}({x}, {x}, {x}{mask}{padding}{weights})[0]")
+    elif draft.chance(3):
+        _encoder(draft, x, width, heads)
     else:
         first = draft.choose("False", "True")
         layer = draft.attribute(
             f"nn.TransformerEncoderLayer({width}, {heads}, 8, 0.0, batch_first=True, norm_first={first})", "layer"
         )
         draft.let(f"{layer}({x}{mask.replace('attn_mask', 'src_mask')})")
+
+
+def _encoder(draft: Draft, x: str, width: int, heads: int) -> None:
+    """Two of torch's layers, with a mask of what is padding."""
+    more = draft.choose("", ", norm_first=True", ", activation='gelu'")
+    layer = f"nn.TransformerEncoderLayer({width}, {heads}, 8, 0.0, batch_first=True{more})"
+    norm = draft.choose("", f", norm=nn.LayerNorm({width})")
+    encoder = draft.attribute(f"nn.TransformerEncoder({layer}, 2{norm})", "encoder")
+    keep = draft.argument(draft.dims(x)[:2], "padded 1", "int64", name=draft.fresh("keep"))
+    draft.let(f"{encoder}({x}, src_key_padding_mask={keep} == 0)")
 
 
 def rotary(draft: Draft) -> None:
