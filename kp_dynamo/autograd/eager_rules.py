@@ -40,6 +40,15 @@ RULES: dict[Any, Rule] = {
     aten.replication_pad2d.default: strides.suggested,
     aten.replication_pad3d.default: strides.suggested,
     aten.channel_shuffle.default: strides.suggested,
+    aten.pixel_shuffle.default: strides.suggested,
+    aten.pixel_unshuffle.default: strides.suggested,
+    aten._adaptive_avg_pool2d.default: strides.suggested,
+    aten.adaptive_max_pool2d.default: strides.suggested,
+    aten.upsample_nearest2d.default: strides.suggested,
+    aten._upsample_nearest_exact2d.default: strides.suggested,
+    aten.upsample_bilinear2d.default: strides.suggested,
+    aten.upsample_bicubic2d.default: strides.suggested,
+    aten.im2col.default: strides.contiguous,
     aten.roll.default: strides.rolled,
     aten.cat.default: strides.joined,
     aten.stack.default: strides.stacked,
@@ -81,7 +90,8 @@ RULES: dict[Any, Rule] = {
 _NAMES = (
     "norm", "pool", "pad", "sigmoid", "rrelu", "div", "copysign", "scatter", "shuffle", "xlog", "normal",
     "boolean_dispatch", "fft", "roll", "cat", "stack", "eig", "pow", "ldexp", "nll_loss", "cross_entropy", "logical",
-    "logaddexp", "heaviside", "complex", "angle", "isin", "dropout", "stft", "one_hot", "conv",
+    "logaddexp", "heaviside", "complex", "angle", "isin", "dropout", "stft", "one_hot", "conv", "unfold", "im2col",
+    "interpolate", "upsample",
 )  # fmt: skip
 
 

@@ -57,9 +57,11 @@ def joined(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
 
 
 def stacked(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-    """After the last dimension, a concatenation of unsqueezed parts; else a view of one, as for fake tensors."""
-    is_last = len(args) > 1 and args[1] in (-1, args[0][0].dim())
-    return joined(([part.unsqueeze(-1) for part in args[0]],), result) if is_last else result
+    """After the last dimension, a concatenation of unsqueezed parts; else a view of one of the parts."""
+    parts, dim = args[0], args[1] if len(args) > 1 else 0
+    if dim in (-1, parts[0].dim()):
+        return joined(([part.unsqueeze(-1) for part in parts],), result)
+    return joined((parts,), result.flatten(dim, dim + 1) if parts[0].dim() else result).view(result.shape)
 
 
 def angle(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,9 @@ _WORK = {"forward": (2, 2, 2, 0), "train": (2, 2, 2, 2), "keys": (4, 2, 4, 3), "
 """Matmuls, including recomputed scores; arrays of [S, D], [T, D] and [S, 128] that are read or written."""
 
 
+_SKIPS_QUERY = "TPU_SKIP_MDS_QUERY"
+
+
 @functools.lru_cache(maxsize=256)
 def payload_of(kernel: FlashKernel) -> str:
     """The configuration of a `tpu_custom_call` that runs the kernel.
@@ -31,8 +35,9 @@ def payload_of(kernel: FlashKernel) -> str:
         XLACompilationError: The kernel does not support these sizes, or this JAX no longer has it.
     """
     try:
-        import jax
-        from jax.experimental.pallas.ops.tpu import flash_attention
+        with _kept_variable():
+            import jax
+            from jax.experimental.pallas.ops.tpu import flash_attention
     except ImportError as cause:
         raise TPUNotAvailableError(
             f"kp::flash_attention on a TPU is a JAX kernel, but JAX cannot be imported ({cause}). Try: "
@@ -47,6 +52,19 @@ def payload_of(kernel: FlashKernel) -> str:
             "Try: remove FlashAttention() from extra_passes."
         ) from cause
     return _with_cost(config, kernel)
+
+
+@contextlib.contextmanager
+def _kept_variable() -> Iterator[None]:
+    """Undo what an import of JAX 0.7 sets if no TPU is attached.
+
+    If it is set, torch_xla 2.9 reads the version of the TPU from a second variable, and raises a TypeError without it.
+    Lightning's Trainer asks for the version.
+    """
+    was_set = _SKIPS_QUERY in os.environ
+    yield
+    if not was_set:
+        os.environ.pop(_SKIPS_QUERY, None)
 
 
 @contextlib.contextmanager

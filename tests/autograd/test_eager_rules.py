@@ -61,9 +61,17 @@ OF_ANY_RANK = {
 OF_IMAGES = {
     "avg_pool2d": lambda x: F.avg_pool2d(x, 1),
     "max_pool2d": lambda x: F.max_pool2d(x, 1, return_indices=True),
-    "reflection": lambda x: F.pad(x, (1, 1, 0, 0), mode="reflect"),
+    "reflection": lambda x: F.pad(x, (0, 0, 1, 1) if x.shape[3] == 1 else (1, 1, 0, 0), mode="reflect"),
     "replication": lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"),
     "channel_shuffle": lambda x: F.channel_shuffle(x, 2),
+    "pixel_shuffle": lambda x: (F.pixel_shuffle(x, 2), F.pixel_shuffle(x, 1)),
+    "pixel_unshuffle": lambda x: F.pixel_unshuffle(x, 1),
+    "unfold": lambda x: [F.unfold(x, kernel, stride=kernel) for kernel in (1, (1, x.shape[3]), x.shape[2:])],
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
+    "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, (2, 3), return_indices=True),
+    "interpolate": lambda x: [
+        F.interpolate(x, size=(3, 4), mode=mode) for mode in ("nearest", "nearest-exact", "bilinear", "bicubic", "area")
+    ],
     "nll_loss of each": lambda x: F.nll_loss(
         x, torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.long), reduction="none"
     ),
@@ -75,7 +83,8 @@ OF_VOLUMES = {
 }
 CASES = [
     *((fn, shape) for fn in OF_ANY_RANK.values() for shape in ((2, 4), (2, 4, 6), (2, 4, 3, 5), (1, 4, 3, 5))),
-    *((fn, shape) for fn in OF_IMAGES.values() for shape in ((2, 4, 3, 5), (1, 4, 3, 5), (2, 4, 1, 5))),
+    *((fn, shape) for fn in OF_IMAGES.values() for shape in ((2, 4, 3, 5), (1, 4, 3, 5), (2, 4, 1, 5), (1, 4, 4, 1))),
+    *((OF_ANY_RANK[name], (1, 4, 4, 1)) for name in ("cat", "stack", "stack behind", "stack between")),
     *((fn, (2, 4, 3, 5, 2)) for fn in OF_VOLUMES.values()),
 ]
 
