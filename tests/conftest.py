@@ -21,6 +21,9 @@ settings.load_profile("kp_dynamo")
 
 _OF_DYNAMO = ("automatic_dynamic_shapes", "assume_static_by_default", "specialize_float", "recompile_limit")
 
+# By an import, if there is no TPU. Lightning then fails in torch_xla 2.9, which wants further variables.
+_SET_BY_JAX = "TPU_SKIP_MDS_QUERY"
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _xla_client() -> None:
@@ -35,7 +38,10 @@ def _fresh_start() -> Iterator[None]:
     """Seeds torch, and makes Dynamo forget: its recompile limit counts over all tests of a process."""
     torch.manual_seed(0)
     before = {name: getattr(torch._dynamo.config, name) for name in _OF_DYNAMO}
+    was_set = _SET_BY_JAX in os.environ
     yield
     torch._dynamo.reset()
+    if not was_set:
+        os.environ.pop(_SET_BY_JAX, None)
     # What a test leaves changed fails another one, far away.
     assert before == {name: getattr(torch._dynamo.config, name) for name in _OF_DYNAMO}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
 import sys
 
 import pytest
@@ -89,6 +90,23 @@ def test_lowering_starts_no_tpu_client():
 
     flash_payloads.payload_of(kernel())
     assert {device.platform for device in jax.devices()} == {"cpu"}
+
+
+@pytest.mark.slow
+def test_lowering_leaves_the_environment_of_torch_xla():
+    """In a process that has not imported JAX."""
+    code = """
+import os
+
+import torch
+
+from kp_dynamo.lowering.flash_payloads import payload_of
+from kp_dynamo.ops.flash_kernels import FlashKernel, FlashScoring
+
+payload_of(FlashKernel("train", 1, 128, 256, 128, torch.float32, FlashScoring(0.3, True, 128), "default"))
+assert "TPU_SKIP_MDS_QUERY" not in os.environ
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_payload_is_made_once_and_differs_with_the_precision():

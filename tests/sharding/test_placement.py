@@ -4,8 +4,6 @@ from itertools import permutations, product
 
 import numpy
 import pytest
-from jax._src.lib import xla_client
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from kp_dynamo import TPUConfigurationError
 from kp_dynamo.sharding.mesh import NamedMesh
@@ -32,6 +30,9 @@ def _placements(names, rank):
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 def test_the_notation_is_that_of_jax(axes):
     """All placements of tensors of 1 to 3 dimensions; XLA's own parser reads the text."""
+    from jax._src.lib import xla_client
+    from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
     mesh, of_jax = NamedMesh.of(axes), AbstractMesh(tuple(axes.values()), tuple(axes))
     cases = {(rank, placement) for rank in (1, 2, 3) for placement in _placements(tuple(axes), rank)}
     for rank, placement in cases:
