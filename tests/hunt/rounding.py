@@ -109,15 +109,16 @@ class Jitter(TorchDispatchMode):
         # What is stored in bfloat16 may equal a number that it was near. It may also stay in float32: every other run.
         self._has_grid = seed % 2 == 0
         self._generator = torch.Generator().manual_seed(seed)
+        self._fast: list[bool] = []  # the mode is entered again inside itself
 
     def __enter__(self) -> Any:
         # One operator for a whole encoder layer in inference: what is rounded inside does not come here.
-        self._fast = torch.backends.mha.get_fastpath_enabled()
+        self._fast.append(torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        torch.backends.mha.set_fastpath_enabled(self._fast)
+        torch.backends.mha.set_fastpath_enabled(self._fast.pop())
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

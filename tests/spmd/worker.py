@@ -34,6 +34,7 @@ from kp_dynamo import (
     load_checkpoint,
     save_checkpoint,
 )
+from kp_dynamo.api.batch_hook import BatchMesh
 from kp_dynamo.compat import xla
 from kp_dynamo.telemetry import snapshot
 from tests.cross_entropies import fuse_small_heads
@@ -537,7 +538,7 @@ def a_mesh_that_does_not_fit() -> Any:
 def a_model_that_was_wrapped_for_other_devices() -> Any:
     mine = devices().wrap_model(Block())
     (number,) = mine._forward_pre_hooks
-    mine._forward_pre_hooks[number] = type(mine._forward_pre_hooks[number])((8,))
+    mine._forward_pre_hooks[number] = type(mine._forward_pre_hooks[number])(BatchMesh((8,)))
     return mine(batches()[0][0].to("xla"))
 
 
