@@ -11,7 +11,7 @@ import traceback
 import warnings
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -205,7 +205,7 @@ def _whose(program: Program, found: list[str], references: References) -> str:
     # What shares memory with a result may hang on a layout: of a CPU kernel, or of a parameter before `.to("xla")`.
     is_layout = program.configuration.device == "xla" and all(text.startswith("end ") for text in found)
     try:
-        stock = _aot_eager(program, "xla" if is_layout else "cpu")
+        stock = _stock(program, is_layout)
     except torch._dynamo.exc.TorchDynamoException:
         return "uncaptured"
     except Exception:  # noqa: BLE001
@@ -220,6 +220,17 @@ def _whose(program: Program, found: list[str], references: References) -> str:
         references = others
     theirs = differences(stock, references)
     return "torch" if {_place(text) for text in found} <= {_place(text) for text in theirs} else "wrong"
+
+
+def _stock(program: Program, is_layout: bool) -> Observation:
+    """What `aot_eager` does; under `no_grad` where torch_xla takes no view in inference mode."""
+    try:
+        return _aot_eager(program, "xla" if is_layout else "cpu")
+    except Exception as error:
+        if not is_layout or _EAGER_VIEW not in str(error):
+            raise
+        modes = tuple("no_grad" if mode == "inference" else mode for mode in program.modes)
+        return _aot_eager(replace(program, modes=modes), "xla")
 
 
 def _place(text: str) -> str:

@@ -13,6 +13,7 @@ Those that choose among equal values get ties broken, as torch does not say whic
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,12 @@ _INSIDE: dict[Any, Callable[[Any, Any], torch.Tensor]] = {
     _aten.native_group_norm_backward: _norm_backward_inside(3),
     _aten.native_batch_norm_backward: _norm_backward_inside(6),
 }
+# Norms whose mean may be that of one element, by their arguments. The element less its mean is exactly 0, and the
+# result the bias: in every other run. ATen multiplies `x` and the mean before it subtracts them, and may round.
+_OF_ONE: dict[Any, Callable[[Any], bool]] = {
+    _aten.native_layer_norm: lambda args: math.prod(args[1]) == 1,
+    _aten.native_group_norm: lambda args: args[4] // args[6] * args[5] == 1,
+}
 # Take `x`, which may have been stored in bfloat16 for them, and its mean and deviation, which may be those of `x`
 # before that: XLA keeps excess precision where it fuses.
 _OF_STORED = frozenset(
@@ -84,6 +91,13 @@ _OF_STORED = frozenset(
 )
 # Running mean and variance, which native_batch_norm writes to, though its schema does not say so.
 _WRITTEN = {_aten.native_batch_norm: slice(3, 5)}
+
+
+def _bias(bias: torch.Tensor | None, result: torch.Tensor, norm: Any) -> Any:
+    """What a norm adds, to be broadcast: to channels or to the last dimensions."""
+    if bias is None:
+        return torch.zeros((), dtype=result.dtype)
+    return bias.reshape(-1, *[1] * (result.dim() - 2)) if norm is _aten.native_group_norm else bias
 
 
 def _in_parts(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -152,6 +166,9 @@ class Jitter(TorchDispatchMode):
     def _moved_inside(self, packet: Any, args: Any, results: Any) -> Any:
         first = results[0] if isinstance(results, tuple) else results
         if packet not in _INSIDE or first is None or first.numel() == 0:  # None: no gradient is asked for
+            return results
+        if self._has_grid and packet in _OF_ONE and _OF_ONE[packet](args):
+            first.copy_(_bias(args[2], first, packet))
             return results
         size = _INSIDE[packet](args, results).nan_to_num(0.0, 0.0, 0.0)
         first.add_((size * (self._factor(first, 0.0) - 1)).to(first.dtype))

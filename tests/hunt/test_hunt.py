@@ -10,12 +10,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.hunt import check as checking
 from tests.hunt.check import check
+from tests.hunt.configuration import Configuration
 from tests.hunt.drawing import draw_program, number_of, program_of, programs
 from tests.hunt.observe import How, observe
-from tests.hunt.program import Program
+from tests.hunt.program import Input, Program
 from tests.hunt.randomness import odd_shares
 from tests.hunt.results import FILE, Results, plain_reason
 from tests.hunt.rounding import Jitter
@@ -223,6 +225,30 @@ class Model(nn.Module):
     def forward(self, x1, x2):
         return self.linear(x1) + x2[..., :4]
 """
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_a_norm_of_one_element_is_its_bias_in_every_other_run(affine):
+    x, bias = 10 + 0.01 * torch.randn(4, 8), torch.arange(8.0) if affine else None
+    norms = (lambda x: F.group_norm(x, 8, bias=bias), lambda x: F.layer_norm(x[..., None], (1,), bias=None)[..., 0])
+    for norm, added in zip(norms, (bias, None), strict=True):
+        with Jitter("nothing", 0):
+            exact = norm(x)
+        with Jitter("nothing", 1):
+            rounded = norm(x)
+        added = torch.zeros(8) if added is None else added
+        torch.testing.assert_close(exact, added.expand(4, 8), rtol=1e-6, atol=0)  # the bias itself moves
+        assert not torch.equal(rounded, exact)
+
+
+def test_a_write_through_a_view_that_torch_xla_gets_wrong_is_excused():
+    """Of elements in no window, also in inference mode, in which `aot_eager` cannot take the view."""
+    source = "class Model(nn.Module):\n    def forward(self, x1):\n        return x1.unfold(-1, 4, 4).flatten(-2)\n"
+    configuration = Configuration({"precision": "float32"}, "xla", None, False, False, False)
+    for mode in ("no_grad", "inference"):
+        inputs = (Input("x1", "float32", "normal", ((6,),)),)
+        program = Program(source, inputs, (mode,), 0, 0, None, ("views",), configuration)
+        assert check(program).status == "torch"
 
 
 def test_a_step_is_judged_by_the_gradients_it_got():

@@ -87,6 +87,7 @@ KNOWN_FLOATS: dict[str, Difference] = {
 }
 
 KNOWN_INTEGERS: dict[str, Difference] = {
+    **{f"fft.{name}": _differs(_TRANSFORM_CANCELS, "least", "largest") for name in f"{_TO_COMPLEX} {_TO_REAL}".split()},
     "chalf": _differs(_HALF, *INTEGERS),
     "kthvalue": _differs(_NO_PLACE, *INTEGERS),
     "to_sparse": _differs("refused: XLA has dense tensors only", *INTEGERS),
