@@ -57,9 +57,9 @@ def test_the_estimate_is_close_to_the_compiler(monkeypatch):
     estimates = []
     program_report = compiling.program_report
 
-    def estimated(name, program, made, chip, modules):
-        estimates.append(peak_memory(program.gm.graph, chip.vmem_bytes).total)
-        return program_report(name, program, made, chip, modules)
+    def estimated(name, program, made, target, modules):
+        estimates.append(peak_memory(program.gm.graph, target.chip.vmem_bytes).total)
+        return program_report(name, program, made, target, modules)
 
     monkeypatch.setattr(compiling, "program_report", estimated)
     for checkpoint in ("off", "attention", "blocks"):
