@@ -142,7 +142,7 @@ class _Placements:
 
 
 def _shape(node: Any) -> tuple[int, ...] | None:
-    """The sizes of a tensor; None if it is none, or has symbolic sizes, of which nothing is divided."""
+    """The sizes of a tensor with static sizes. Anything else is not divided and gives None."""
     value = tensor_of(node)
     return tuple(value.shape) if value is not None and _is_static(value) else None
 

@@ -35,7 +35,7 @@ class _Known:
 
 @dataclass
 class _Forward:
-    """A forward that has run, and whose backward has not."""
+    """A forward whose backward has not run yet."""
 
     args: list[Placement]
     shapes: list[tuple[int, ...]]

@@ -22,7 +22,7 @@ def mesh_of(given: Any) -> NamedMesh:
     """From a dict of axis names to sizes, a NamedMesh, or a Mesh of `torch_xla.distributed.spmd` with axis names.
 
     Raises:
-        TPUConfigurationError: It is none of these, or invalid.
+        TPUConfigurationError: `given` is of another type, or an invalid mesh.
     """
     if isinstance(given, Mapping | NamedMesh):
         return NamedMesh.of(given)
@@ -68,7 +68,7 @@ def start_spmd(mesh: NamedMesh) -> None:
 def place(tensor: torch.Tensor, placement: Placement, mesh: NamedMesh) -> None:
     """Divide an XLA tensor over the devices of a mesh, in place.
 
-    A tensor that has not been sent to the devices yet is sent in parts. One that lies there goes through the host.
+    If the tensor is not on the devices yet, each device gets only its part. Otherwise it goes through the host.
     """
     xlac = xla.xlac()
     if xlac._get_xla_sharding_spec(tensor):

@@ -72,7 +72,7 @@ class Scoring:
         return scores
 
     def sink_scores(self, q: Tensor, k: Tensor, first: int) -> Tensor | None:
-        """The sinks of a block, [M, G * s, 1] or fewer; None if there are none."""
+        """The sinks of a block, broadcastable to [M, G * s, 1], or None."""
         if self.sinks is None:
             return None
         return self._flat(self.sinks, first, (q.shape[0] // k.shape[0], q.shape[1], 1)).to(compute_dtype(q.dtype))

@@ -42,7 +42,7 @@ class Attention:
         soft_cap: The bound of the scores, `soft_cap * tanh(scores / soft_cap)`, or 0.
         sinks: One more score for each row, or None.
         readers: What else reads values of `inside` in the forward: they stay for it.
-        reading: The first of them, in words; "" if there is none.
+        reading: Describes the first of `readers`; "" without readers.
     """
 
     first: fx.Node
