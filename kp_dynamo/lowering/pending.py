@@ -8,18 +8,14 @@ The functions here add one more result, a hash of the lazy graph's text, which m
 from __future__ import annotations
 
 import hashlib
-import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from kp_dynamo.compat import xla
-
-# Calls with different parameters that a program remembers: two kilobytes each for 256 parameters.
-_MOST_CALLS = 1000
+from kp_dynamo.compat.same_objects import holds_same
 
 
 def run_pending(tensors: Sequence[torch.Tensor]) -> None:
@@ -62,60 +58,48 @@ class OwnBuffers:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
-        # The parameters of whole calls: equal layers run one program, each with parameters of its own.
-        self._calls: set[bytes] = set()
+        self._refs: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._known: set[int] = set()
+        self._holds_same: Callable[[Sequence[torch.Tensor]], bool] | None = None
 
     def checker(self) -> Callable[[Sequence[torch.Tensor]], None]:
         """A function that checks the parameters that are new to the program, and at its first call every value.
 
-        It runs at every call, so it holds what it needs instead of reading attributes.
+        It runs at every call, whose parameters are mostly those of an earlier one.
         """
-        calls, from_values, objects = self._calls, np.fromiter, np.dtype(object)
-        parameters: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
-        count = 0
+        are_known = self._known.issuperset
+        positions: list[int] | None = None
 
         def check(values: Sequence[torch.Tensor]) -> None:
-            nonlocal parameters, count
-            if parameters is None:
+            nonlocal positions
+            same = self._holds_same
+            if same is not None and same(values):
+                return
+            if positions is None:
                 _separate(values)
-                parameters = _parameters_getter(values)
-                count = len(parameters(values))
-            # The addresses of the tensors, which are their ids: four times as fast as a list of ids.
-            if from_values(parameters(values), objects, count).tobytes() not in calls:
-                self._add(parameters(values))
+                positions = [i for i, v in enumerate(values) if isinstance(v, torch.nn.Parameter)]
+            given = [values[i] for i in positions]
+            if same is None or not are_known(map(id, given)):
+                self._add(given)
+                self._holds_same = holds_same(values, positions)
 
         return check
 
     def _add(self, given: Sequence[torch.Tensor]) -> None:
-        self._check_new(given)
-        if len(self._calls) == _MOST_CALLS:
-            self._calls.clear()
-        self._calls.add(np.fromiter(given, object, len(given)).tobytes())
-
-    def _check_new(self, given: Sequence[torch.Tensor]) -> None:
         new = {id(tensor): tensor for tensor in given if id(tensor) not in self._known}
         _separate(list(new.values()))
-        self._known |= {number: weakref.ref(tensor, self._forgetting(number)) for number, tensor in new.items()}
+        self._refs |= {number: weakref.ref(tensor, self._forgetting(number)) for number, tensor in new.items()}
+        self._known.update(new)
 
     def _forgetting(self, number: int) -> Callable[[Any], None]:
         """A callback that drops an id when its tensor dies, because another tensor may get the id."""
 
         def forget(_: Any) -> None:
-            self._known.pop(number, None)
-            self._calls.clear()
+            self._holds_same = None
+            self._known.discard(number)
+            self._refs.pop(number, None)
 
         return forget
-
-
-def _parameters_getter(values: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
-    """A function that picks the parameters from the arguments of a call; it runs at every call and must be fast."""
-    found = [i for i, v in enumerate(values) if isinstance(v, torch.nn.Parameter)]
-    if not found:
-        return lambda values: ()
-    if found == list(range(found[0], found[-1] + 1)):
-        return operator.itemgetter(slice(found[0], found[-1] + 1))
-    return operator.itemgetter(*found)
 
 
 def _separate(tensors: Sequence[torch.Tensor]) -> None:

@@ -148,6 +148,7 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
     is_identity = all(s.kind == "root" for s in outputs) and [s.value for s in outputs] == list(range(len(outputs)))
     xlac, count = xla.xlac(), len(outputs)
     needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph
+    donated, renewed = donation.inputs, donation.renewed
 
     # Under SPMD a copy that is computed separately loses its sharding.
     separate = OwnBuffers().checker() if not is_spmd() else lambda _: None
@@ -159,11 +160,11 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
             pending = needs_work(values)
             if True in pending:
                 compute([v for v, is_pending in zip(values, pending, strict=True) if is_pending])
-            if donation.inputs:
+            if donated:
                 values = list(values)
-                DONORS.give(values, donation.inputs)
+                DONORS.give(values, donated)
             results: list[Any] = run_cached(key, values)
-        for argument, root in donation.renewed:
+        for argument, root in renewed:
             DONORS.renew(args[argument], results[root])
         if is_identity:
             return results if len(results) == count else results[:count]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ class GraphContract:
 
 
 _numbers = itertools.count()
+_is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
 class Program:
@@ -77,6 +78,7 @@ class CompiledGraph:
         runtime: Runtime,
     ) -> None:
         self._gm, self._contract, self._lowering, self._spec, self._runtime = gm, contract, lowering, spec, runtime
+        self._is_placed, self._touch = contract.is_placed, runtime.cache.touch
         # A graph without a stable text is identified by a unique number.
         self._key = contract.key or (("graph", f"number {next(_numbers)}"),)
         self._programs: dict[_Variant | None, Program] = {}
@@ -101,14 +103,14 @@ class CompiledGraph:
         executable = program.executable if program is not None else None
         if program is None or executable is None:
             program, executable = self._program(variant, args)
-        self._runtime.cache.touch(program.key)
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        self._touch(program.key)
+        if _is_profiled():
             with torch.profiler.record_function(f"kp_tpu::{self._spec.name}"):
                 return self._run(executable, args, variant)
         return self._run(executable, args, variant)
 
     def _run(self, executable: Executable, args: list[Any], variant: _Variant | None) -> list[Any]:
-        if not self._contract.is_placed:
+        if not self._is_placed:
             results: list[Any] = executable.run(args)
             args.clear()
             return results

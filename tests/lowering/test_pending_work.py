@@ -101,6 +101,24 @@ def test_deep_copies_in_turns_with_others():
         assert not torch.equal(student.weight.detach().cpu(), before)
 
 
+def test_deep_copies_that_die():
+    """A new copy may get the id of one that has died, with the other parameters as before."""
+    student = nn.Linear(4, 3).to("xla")
+    model, x, seen = nn.Linear(4, 3).to("xla"), torch.ones(5, 4).to("xla"), set()
+    run = compiled(model, precision="float32")
+    for _ in range(8):
+        model.weight = None
+        model.weight = copy.deepcopy(student.weight)
+        seen.add(id(model.weight))
+        before = student.weight.detach().cpu()
+        with torch.no_grad():
+            run(x)
+            student.weight += 1
+        torch_xla.sync()
+        assert torch.equal(model.weight.detach().cpu(), before)
+    assert len(seen) < 8
+
+
 def test_checkpoints(tmp_path):
     a, b = ones_to(2)
     models = [nn.Module(), nn.Module()]
