@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "kp_dynamo.autograd": ("torch", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.ops"),
     # FX and ATen come in, a callable goes out: nothing of what made the graph.
     "kp_dynamo.lowering": (
-        "torch", "torch_xla", "jax", "numpy", "sympy", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.graph",
+        "torch", "torch_xla", "jax", "sympy", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.graph",
         "kp_dynamo.ops", "kp_dynamo.sharding", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.runtime": (
