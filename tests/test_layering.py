@@ -22,7 +22,9 @@ MAY_IMPORT = {
     "kp_dynamo.sharding": ("torch", "kp_dynamo.exceptions"),
     "kp_dynamo.telemetry": ("torch", "kp_dynamo.exceptions"),
     "kp_dynamo.compat": ("torch", "torch_xla", "kp_dynamo.exceptions", "kp_dynamo.ops"),
-    "kp_dynamo.graph": ("torch", "sympy", "kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.ops"),
+    "kp_dynamo.graph": (
+        "torch", "sympy", "kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.ops", "kp_dynamo.sharding",
+    ),
     "kp_dynamo.cache": ("torch", "kp_dynamo.compat"),
     "kp_dynamo.error_boundary": ("torch", "kp_dynamo.exceptions", "kp_dynamo.graph"),
     "kp_dynamo.passes": ("torch", "sympy", "kp_dynamo.graph", "kp_dynamo.ops"),
@@ -40,7 +42,7 @@ MAY_IMPORT = {
     ),
     "kp_dynamo.runtime": (
         "torch", "xxhash", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.error_boundary", "kp_dynamo.graph",
-        "kp_dynamo.lowering", "kp_dynamo.passes", "kp_dynamo.telemetry",
+        "kp_dynamo.lowering", "kp_dynamo.passes", "kp_dynamo.sharding", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.pipeline": (
         "torch", "kp_dynamo.config", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.hardware",
@@ -68,8 +70,8 @@ MAY_IMPORT = {
         "kp_dynamo.session", "kp_dynamo.telemetry", "kp_dynamo.uncompiled_frames",
     ),
     "kp_dynamo.explanation": (
-        "torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.graph", "kp_dynamo.runtime",
-        "kp_dynamo.session",
+        "torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.graph", "kp_dynamo.lowering",
+        "kp_dynamo.runtime", "kp_dynamo.session", "kp_dynamo.sharding",
     ),
     "kp_dynamo.aot": (
         "torch", "jax", "jaxlib", "matplotlib", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions",

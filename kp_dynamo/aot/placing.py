@@ -1,7 +1,8 @@
 """How the tensors of a step lie on the chips of a slice, decided while the step runs on fake tensors.
 
 Parameters and buffers lie as the sharding says, and inputs along the batch. A gradient lies as what it is the gradient
-of. Other results lie as `graph_placements` says. All results of all programs are pinned, so that XLA replicates none.
+of. Other results lie as `graph/placements.py` says. All results of all programs are pinned, so that XLA replicates
+none.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from kp_dynamo.aot.graph_placements import result_placements
 from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.graph.placements import result_placements
 from kp_dynamo.lowering.fake_run import ExportedProgram, GraphCall
 from kp_dynamo.sharding.large_tensors import LARGE_BYTES
 from kp_dynamo.sharding.mesh import DATA, NamedMesh

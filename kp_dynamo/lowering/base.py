@@ -25,6 +25,7 @@ class LoweringSpec:
             does something else with the result.
         donate: Whether results may reuse the buffers of overwritten arguments.
         is_sharded: Whether the program runs on several devices, for the shardings of its arguments.
+        result_shardings: The sharding of each result in XLA's notation, "" where XLA decides; empty: it decides all.
     """
 
     name: str
@@ -35,6 +36,7 @@ class LoweringSpec:
     overwritten: tuple[int | None, ...] = ()
     donate: bool = False
     is_sharded: bool = False
+    result_shardings: tuple[str, ...] = ()
 
 
 @dataclass

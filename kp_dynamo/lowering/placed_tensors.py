@@ -17,6 +17,13 @@ from kp_dynamo.lowering import spmd
 from kp_dynamo.sharding.mesh import NamedMesh
 from kp_dynamo.sharding.placement import Placement, hlo_sharding, is_whole
 
+_meshes: dict[NamedMesh, None] = {}
+
+
+def named_meshes() -> list[NamedMesh]:
+    """The meshes of this process on which tensors were placed, the last one first."""
+    return list(reversed(_meshes))
+
 
 def mesh_of(given: Any) -> NamedMesh:
     """From a dict of axis names to sizes, a NamedMesh, or a Mesh of `torch_xla.distributed.spmd` with axis names.
@@ -63,6 +70,9 @@ def start_spmd(mesh: NamedMesh) -> None:
             "checkpoint that other processes hold are not handled yet. Allowed: one process that drives all devices "
             "of its host."
         )
+    if count > 1:
+        _meshes.pop(mesh, None)
+        _meshes[mesh] = None
 
 
 def place(tensor: torch.Tensor, placement: Placement, mesh: NamedMesh) -> None:

@@ -45,9 +45,9 @@ def spec_of_pieces(spec: LoweringSpec) -> LoweringSpec:
     """The spec for the pieces of a split graph.
 
     A piece may pass on an argument of the whole graph, so all its results count as returned. Another piece may read the
-    argument later, so nothing is donated.
+    argument later, so nothing is donated. The results of a piece are not those of the graph, so none is pinned.
     """
-    return replace(spec, num_returned=sys.maxsize, donate=False)
+    return replace(spec, num_returned=sys.maxsize, donate=False, result_shardings=())
 
 
 def _stages(graph: fx.Graph, on_cpu: set[fx.Node]) -> dict[fx.Node, int]:

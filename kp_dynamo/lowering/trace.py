@@ -22,8 +22,8 @@ from kp_dynamo.graph.view_chain import base_of
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, ShardedInterpreter, XlaInterpreter, ignore, tracing
+from kp_dynamo.lowering.pinned_results import pinned
 from kp_dynamo.lowering.program_inputs import InputIds, Slot, classify_inputs, require_read
-from kp_dynamo.lowering.sharded_gradients import with_shardings_of_parameters
 from kp_dynamo.lowering.spmd import is_uneven, sharded_placeholder
 
 
@@ -91,7 +91,7 @@ def trace(
         results = interpreter(gm, xla.device(), constants, stand_in, on_node).run(*placeholders)
         flat = list(results) if isinstance(results, (list, tuple)) else [results]
         if spec.is_sharded and not fallbacks:
-            flat = with_shardings_of_parameters(flat, gm.graph, args)
+            flat = pinned(flat, spec.result_shardings, placeholders)
     if fallbacks:
         return Trace([], [], [], fallbacks, Donation(), [])
     known.require_unchanged()

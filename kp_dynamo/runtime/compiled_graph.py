@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, is_spmd, shar
 from kp_dynamo.lowering.host_layout import Strides, strides_of, to_host
 from kp_dynamo.runtime.events import Observe, ProgramReady, ignore
 from kp_dynamo.runtime.placement import Placement
+from kp_dynamo.runtime.result_shardings import ResultShardings
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.time_budget import estimate_compile_s, time_budget
 from kp_dynamo.telemetry.warn_once import warn_once
@@ -39,6 +40,7 @@ class GraphContract:
         is_placed: Whether arguments are CPU tensors, and results go back to the CPU.
         label: Its name in logs, dumps and reports: "1.forward".
         timeout_s: Soft time limit for compiling it for one set of shapes, or None.
+        result_shardings: Chooses how results lie under SPMD, for all graphs of the capture.
         resident: Positions of results that stay on the device although arguments are placed: other pieces of a divided
             graph read them.
     """
@@ -48,6 +50,7 @@ class GraphContract:
     label: str
     timeout_s: float | None = None
     resident: frozenset[int] = frozenset()
+    result_shardings: ResultShardings = field(default_factory=ResultShardings)
 
 
 _numbers = itertools.count()
@@ -147,7 +150,10 @@ class CompiledGraph:
 
     def _variant(self, args: Sequence[Any]) -> _Variant:
         shapes = None if self._is_static else tuple(_shape_key(a) for a in args)
-        return _Variant(shapes, shardings(args) if self._is_spmd else None)
+        if not self._is_spmd:
+            return _Variant(shapes)
+        given = shardings(args)
+        return _Variant(shapes, given, self._contract.result_shardings.choose(self._gm, self._spec, args, given))
 
     def _program(self, variant: _Variant | None, args: Sequence[Any]) -> tuple[Program, Executable]:
         """The program for `args`, whose variant is `variant`: that of an equal graph, or a new one."""
@@ -157,7 +163,7 @@ class CompiledGraph:
         is_hit = executable is not None
         if program is None or executable is None:
             with time_budget(self._contract.timeout_s, self._contract.label):
-                executable = self._compile(args)
+                executable = self._compile(args, variant)
                 program = Program(key, executable)
                 self._runtime.cache.set(key, program)
         self._programs[variant] = program
@@ -175,11 +181,12 @@ class CompiledGraph:
             logger.debug("%s not in the cache; nearest entry: %s", self._contract.label, explain_miss(key, others))
         return program
 
-    def _compile(self, args: Sequence[Any]) -> Executable:
+    def _compile(self, args: Sequence[Any], variant: _Variant | None) -> Executable:
         num_operators = sum(n.op == "call_function" for n in self._gm.graph.nodes)
         estimate_compile_s(num_operators, self._contract.label, self._contract.timeout_s)
         with translate_errors():
-            executable = self._lowering.compile(self._gm, args, self._spec)
+            spec = replace(self._spec, result_shardings=(variant and variant.result_shardings) or ())
+            executable = self._lowering.compile(self._gm, args, spec)
         TELEMETRY.count("operators_compiled", num_operators)
         TELEMETRY.count("programs", executable.num_programs)
         for stage, seconds in executable.seconds.items():
@@ -199,6 +206,7 @@ class _Variant(NamedTuple):
 
     shapes: tuple[object, ...] | None = None
     shardings: tuple[str, ...] | None = None
+    result_shardings: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from kp_dynamo.pipeline import (
 from kp_dynamo.runtime.compiled_graph import CompiledGraph, GraphContract, Runtime
 from kp_dynamo.runtime.events import GraphTransformed
 from kp_dynamo.runtime.result_memory import ResultMemory
+from kp_dynamo.runtime.result_shardings import ResultShardings
 from kp_dynamo.session.compile_plan import CompilePlan, matmul_precision
 from kp_dynamo.session.logits_gradient import separated_logits, with_gradient_of
 from kp_dynamo.telemetry.counters import TELEMETRY
@@ -60,6 +61,7 @@ class CaptureCompiler:
     ) -> None:
         self._plan, self._number, self._runtime, self._lowering = plan, number, runtime, lowering
         self._salt, self._compile_later = salt, compile_later
+        self._result_shardings = ResultShardings()
         # Both belong to the time at which Dynamo calls the backend, not to that of a later backward.
         self._precision, self._budget = matmul_precision(plan.options), plan.memory_budget
 
@@ -125,7 +127,8 @@ class CaptureCompiler:
         dump_key(key, options, f"{self._number}.{name}")
         is_placed = self._plan.capture.mode == "cpu"
         resident = self._resident(num_returned, len(overwritten))
-        contract = GraphContract(key, is_placed, f"{self._number}.{name}", options.compile_timeout_s, resident)
+        label, timeout_s = f"{self._number}.{name}", options.compile_timeout_s
+        contract = GraphContract(key, is_placed, label, timeout_s, resident, self._result_shardings)
         return CompiledGraph(gm, contract, self._lowering, spec, self._runtime)
 
     def _resident(self, num_returned: int, num_overwritten: int) -> frozenset[int]:

@@ -7,6 +7,8 @@ divided along some axes only has a copy on each device of the other axes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import permutations, product
 from math import prod
 
 from kp_dynamo.exceptions import TPUConfigurationError
@@ -87,3 +89,20 @@ def hlo_sharding(placement: Placement, mesh: NamedMesh, rank: int) -> str:
     devices = ",".join(str(device) for group in groups for device in group)
     dims = ",".join(map(str, tiles if num_copies == 1 else (*tiles, num_copies)))
     return f"{{devices=[{dims}]{devices}{'' if num_copies == 1 else ' last_tile_dim_replicate'}}}"
+
+
+def placement_of(text: str, mesh: NamedMesh, rank: int) -> Placement | None:
+    """The placement of a tensor of this rank that XLA writes so; None if it is none of this mesh."""
+    return (None,) * rank if text == REPLICATED else _by_text(mesh, rank).get(text)
+
+
+@cache
+def _by_text(mesh: NamedMesh, rank: int) -> dict[str, Placement]:
+    """Every placement of a tensor of this rank, by XLA's text."""
+    axes = [name for name in mesh.names if mesh.size(name) > 1]
+    found: dict[str, Placement] = {}
+    for order, dims in product(permutations(axes), product(range(rank + 1), repeat=len(axes))):
+        along = [tuple(axis for axis, dim in zip(order, dims, strict=True) if dim == i) for i in range(rank)]
+        placement = tuple(names[0] if len(names) == 1 else names or None for names in along)
+        found.setdefault(hlo_sharding(placement, mesh, rank), placement)
+    return found

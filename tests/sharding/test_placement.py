@@ -7,7 +7,14 @@ import pytest
 
 from kp_dynamo import TPUConfigurationError
 from kp_dynamo.sharding.mesh import NamedMesh
-from kp_dynamo.sharding.placement import check_placement, divides_evenly, hlo_sharding, is_whole, shard_shape
+from kp_dynamo.sharding.placement import (
+    check_placement,
+    divides_evenly,
+    hlo_sharding,
+    is_whole,
+    placement_of,
+    shard_shape,
+)
 
 MESHES = (
     {"data": 8},
@@ -108,3 +115,17 @@ def test_an_axis_of_size_one_divides_nothing():
 def test_a_placement_that_cannot_be(placement, words):
     with pytest.raises(TPUConfigurationError, match=words):
         check_placement(placement, NamedMesh.of({"data": 4, "model": 2}), 2)
+
+
+@pytest.mark.parametrize("axes", MESHES)
+def test_a_text_is_read_as_a_placement_that_xla_writes_so(axes):
+    mesh = NamedMesh.of(axes)
+    for placement in _placements(mesh.names, 2):
+        text = hlo_sharding(placement, mesh, 2)
+        assert hlo_sharding(placement_of(text, mesh, 2), mesh, 2) == text
+
+
+def test_a_text_of_another_mesh_is_no_placement():
+    text = hlo_sharding(("data", None), NamedMesh.of({"data": 8}), 2)
+    assert placement_of(text, NamedMesh.of({"data": 4, "model": 2}), 2) == (("data", "model"), None)
+    assert placement_of(text, NamedMesh.of({"data": 4}), 2) is None

@@ -101,6 +101,25 @@ def test_the_backward_divides_the_gradients_of_the_weights_that_it_reads(answers
     assert difference < CLOSE
 
 
+def test_a_program_divides_the_gradients_of_all_that_it_was_given(answers):
+    found, difference = answers["gradients_that_their_program_divides"]
+    assert len({parameter for _, parameter in found.values()}) > 2
+    assert all((gradient or "{replicated}") == (parameter or "{replicated}") for gradient, parameter in found.values())
+    assert difference < CLOSE
+
+
+def test_results_of_inference_lie_along_the_batch(answers):
+    even, other_length, uneven = answers["results_of_inference"]
+    assert even[0] == other_length[0] == "{devices=[8,1,1]0,1,2,3,4,5,6,7}"
+    assert max(even[1], other_length[1], uneven[1]) < CLOSE
+
+
+def test_a_miss_names_the_argument_and_the_result_that_lie_in_another_way(answers):
+    [line] = [line for line in answers["a_miss_names_the_sharding"] if "sharding 1: " in line]
+    assert "sharding 2: {devices=[2,4]0,2,4,6,1,3,5,7 last_tile_dim_replicate} -> {replicated}" in line
+    assert "result_sharding 0: {devices=[4,2]0,1,2,3,4,5,6,7} -> {devices=[4,1,2]" in line
+
+
 def test_batch_norm_sees_the_whole_batch(answers):
     results, statistics, shardings = answers["batch_norm"]
     assert max(results, statistics) < CLOSE

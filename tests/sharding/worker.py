@@ -304,6 +304,48 @@ def gradients_of_weights_that_are_marked_by_hand() -> Any:
 
 
 @check
+def gradients_that_their_program_divides() -> Any:
+    """Without the hooks of `shard`: of weights that the backward reads, and of an embedding and biases."""
+    model, eager = small(), small()
+    kp_dynamo.shard(model, BOTH, {"0.weight": ("data", "model"), "1": "colwise", "3": "rowwise"})
+    for parameter in model.parameters():
+        parameter._backward_hooks.clear()
+    run = compiled(model)
+    run(kp_dynamo.shard_batch(tokens(), BOTH)).pow(2).mean().backward()
+    eager(tokens()).pow(2).mean().backward()
+    found = {name: [spec(p.grad), spec(p)] for name, p in model.named_parameters()}
+    pairs = zip(model.parameters(), eager.parameters(), strict=True)
+    return [found, max((a.grad.cpu() - b.grad).abs().max().item() for a, b in pairs)]
+
+
+@check
+def results_of_inference() -> Any:
+    """On "fsdp" the result lies along the batch, and so does what a piece passes on."""
+    model, eager = small(), small()
+    kp_dynamo.shard(model, DATA, "fsdp")
+    with torch.no_grad():
+        run, results = compiled(model), []
+        for rows in (8, 16, 6):
+            result = run(kp_dynamo.shard_batch(tokens(rows=rows), DATA))
+            results.append([spec(result), (result.cpu() - eager(tokens(rows=rows))).abs().max().item()])
+    return results
+
+
+@check
+def a_miss_names_the_sharding() -> Any:
+    """Two layers of equal sizes that are divided in other ways: the second program, and what its key differs in."""
+    log, records = logging.getLogger("kp_dynamo.runtime.compiled_graph"), []
+    log.setLevel(logging.DEBUG)
+    log.addFilter(lambda record: records.append(record.getMessage()) or False)
+    with torch.no_grad():
+        for words in ("colwise", "rowwise"):
+            layer = kp_dynamo.shard(nn.Sequential(nn.Linear(64, 64)), BOTH, {"0": words})
+            compiled(layer)(kp_dynamo.shard_batch(torch.ones(8, 64), BOTH))
+    log.setLevel(logging.NOTSET)
+    return records
+
+
+@check
 def batch_norm() -> Any:
     """Its statistics are those of the whole batch, and stay whole."""
     torch.manual_seed(0)
@@ -395,6 +437,21 @@ def large_tensors_that_stay_whole() -> Any:
     for sharding in ("data", {"1.weight": ("data", None)}):
         kp_dynamo.shard(model, DATA, sharding)
     return records
+
+
+@check
+def what_explain_names() -> Any:
+    """With a limit of 32 KiB: a whole weight and an activation that is not divided; then with the real one."""
+    import kp_dynamo.sharding.large_tensors as limit
+
+    layer = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 256), nn.Linear(256, 64))
+    kp_dynamo.shard(layer, {"model": 8}, {"0": "colwise", "1": "replicate", "2": "colwise"})
+    x, usual, found = torch.ones(48, 64).to("xla"), limit.LARGE_BYTES, []
+    for limit.LARGE_BYTES in (32 * 1024, usual):
+        explanation = kp_dynamo.explain(layer, x)
+        found.append([[tensor.name, list(tensor.shape), tensor.size_bytes] for tensor in explanation.whole])
+        found.append("1.weight: float32[256, 64], 0 MiB" in explanation.text())
+    return found
 
 
 @check

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kp_dynamo.aot.graph_placements import result_placements
+from kp_dynamo.graph.placements import result_placements
 from kp_dynamo.sharding.mesh import NamedMesh
 
 aten = torch.ops.aten
