@@ -16,6 +16,7 @@ from kp_dynamo.explanation.run_once import (
     fresh_dynamo,
     graph_breaks,
     run_backward,
+    uncompiled,
     uncompiled_call,
     uncompiled_frame,
 )
@@ -47,6 +48,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
     xla.device()
     # These imports need torch_xla, so they come after the check that it is installed and compatible.
     from kp_dynamo.explanation.recorder import Recorder
+    from kp_dynamo.explanation.whole_tensors import whole_tensors
     from kp_dynamo.runtime.event_log import log_event
     from kp_dynamo.runtime.events import Event
     from kp_dynamo.session import SESSION, Session
@@ -69,6 +71,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
         return Explanation(
             uncompiled=tuple(uncompiled_frame(found) for found in dict.fromkeys(given_up)),
             graph_breaks=graph_breaks(),
+            whole=whole_tensors(uncompiled(model), recorder.programs()),
             captures=tuple(recorder.captures),
             divisions=tuple(recorder.divisions),
             passes=tuple(recorder.passes),

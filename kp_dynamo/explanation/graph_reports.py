@@ -155,6 +155,23 @@ class FallbackReport:
     modules: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class WholeTensor:
+    """A large tensor that every device holds whole, although programs run on several.
+
+    Attributes:
+        name: The path of a parameter or buffer, or "x of 1.forward": an argument of a program.
+        dtype: Such as "float32".
+        shape: Its sizes.
+        size_bytes: What each device holds.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
 def pass_from_dict(content: Mapping[str, Any]) -> PassOnGraph:
     """The inverse of `dataclasses.asdict` for a PassOnGraph.
 

@@ -58,6 +58,10 @@ class Recorder:
         """The graphs so far, with current times and programs: the parts of a split graph compile on their first run."""
         return [_graph_report(*ready) for ready in self._ready]
 
+    def programs(self) -> list[ProgramReady]:
+        """The programs so far."""
+        return [event for event, _, _ in self._ready]
+
     def fallbacks(self) -> list[FallbackReport]:
         """The CPU fallbacks so far."""
         made = [event for event, _, _ in self._ready if not event.is_hit]

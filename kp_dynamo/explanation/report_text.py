@@ -12,6 +12,7 @@ from kp_dynamo.explanation.graph_reports import (
     GraphBreak,
     GraphReport,
     UncompiledFrame,
+    WholeTensor,
 )
 from kp_dynamo.explanation.pass_text import first_places
 from kp_dynamo.explanation.text_layout import rows_with_details
@@ -33,6 +34,14 @@ def uncompiled_lines(frames: Sequence[UncompiledFrame]) -> Iterator[str]:
         yield f"NOT COMPILED, runs eagerly: {len(frames)}"
     for found in frames:
         yield f"  {short_line(found.line)}: {found.reason.strip().splitlines()[0]}"
+
+
+def whole_lines(tensors: Sequence[WholeTensor]) -> Iterator[str]:
+    """The large tensors that every device holds whole; no line if there is none."""
+    if tensors:
+        yield f"large tensors, whole on every device: {len(tensors)}"
+    for found in tensors:
+        yield f"  {found.name}: {found.dtype}{list(found.shape)}, {found.size_bytes / 2**20:.0f} MiB"
 
 
 def break_lines(breaks: Sequence[GraphBreak]) -> Iterator[str]:

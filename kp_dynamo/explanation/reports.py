@@ -14,6 +14,7 @@ from kp_dynamo.explanation.graph_reports import (
     GraphReport,
     PassOnGraph,
     UncompiledFrame,
+    WholeTensor,
 )
 from kp_dynamo.explanation.pass_text import pass_lines
 from kp_dynamo.explanation.report_text import (
@@ -24,6 +25,7 @@ from kp_dynamo.explanation.report_text import (
     graph_lines,
     section,
     uncompiled_lines,
+    whole_lines,
 )
 from kp_dynamo.explanation.text_layout import counted, wrapped
 
@@ -41,6 +43,7 @@ class Explanation:
         fallbacks: Operators that ran on the CPU.
         seconds: Time by stage: "dynamo", "aot" (AOTAutograd, partition and keys), "passes", "trace", "xla".
         uncompiled: Functions that Dynamo gave up, which ran eagerly.
+        whole: Tensors above 64 MiB that every device holds whole, although the model is divided among several.
     """
 
     graph_breaks: tuple[GraphBreak, ...]
@@ -51,6 +54,7 @@ class Explanation:
     fallbacks: tuple[FallbackReport, ...]
     seconds: dict[str, float]
     uncompiled: tuple[UncompiledFrame, ...] = ()
+    whole: tuple[WholeTensor, ...] = ()
 
     @property
     def num_programs(self) -> int:
@@ -88,6 +92,7 @@ class Explanation:
                 *section("graphs lowered", self.graphs, graph_lines),
                 f"XLA programs: {self.num_programs}",
                 f"compile cache: {counted(self.num_hits, 'hit')}, {counted(self.num_misses, 'miss', 'misses')}",
+                *whole_lines(self.whole),
                 *section("operators on the CPU", self.fallbacks, partial(fallback_lines, verbose=verbose)),
                 f"seconds: {', '.join(f'{stage} {value:.2f}' for stage, value in self.seconds.items())}",
             ]

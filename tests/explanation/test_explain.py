@@ -193,6 +193,7 @@ def test_the_dictionary_is_json():
         "fallbacks",
         "seconds",
         "uncompiled",
+        "whole",
         "totals",
     }
 

@@ -141,6 +141,13 @@ def test_large_tensors_that_stay_whole_are_named(answers):
     assert answers["large_tensors_that_stay_whole"] == [line]
 
 
+def test_explain_names_large_tensors_that_are_whole(answers):
+    small_limit, is_in_text, usual_limit, _ = answers["what_explain_names"]
+    assert small_limit == [["1.weight", [256, 64], 256 * 64 * 4]]
+    assert is_in_text
+    assert usual_limit == []
+
+
 @pytest.mark.parametrize(
     ("question", "words"),
     [

@@ -441,7 +441,7 @@ def large_tensors_that_stay_whole() -> Any:
 
 @check
 def what_explain_names() -> Any:
-    """With a limit of 32 KiB: a whole weight and an activation that is not divided; then with the real one."""
+    """With a limit of 32 KiB: the weight that is whole, and nothing that is divided; then with the real one."""
     import kp_dynamo.sharding.large_tensors as limit
 
     layer = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 256), nn.Linear(256, 64))
