@@ -10,6 +10,8 @@ from torch import fx
 
 from kp_dynamo.graph.module_paths import module_of
 
+# An argument of the user's function, and what is taken from it.
+_LOCAL = re.compile(r"L\['(?!self'\])(?P<name>\w+)'\](?P<rest>(?!.*\._(?:modules|parameters|buffers)\b).*)$")
 # Parts of Dynamo's source expressions that are no names of the user's.
 _INTERNAL = ("_modules", "_orig_mod", "_parameters", "_buffers")
 
@@ -41,6 +43,13 @@ def name_of_value(node: fx.Node) -> str:
     names = [part for part in parts if part not in _INTERNAL]
     names = names[1:] if names[0] in ("L", "G") else names
     return ".".join(names[1:] if names[:1] == ["self"] and len(names) > 1 else names)
+
+
+def python_text(node: fx.Node) -> str:
+    """A graph input as the user's code writes it: "batch['input_ids']"; a parameter as `name_of_value` names it."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    found = _LOCAL.match(source.name()) if source is not None else None
+    return found["name"] + found["rest"] if found else name_of_value(node)
 
 
 def _tensor_of(node: fx.Node) -> torch.Tensor | None:

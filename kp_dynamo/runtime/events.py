@@ -25,11 +25,13 @@ class CaptureReady:
         number: Its number among the captures that AOTAutograd traced; None on a capture cache hit.
         key: Its key in the capture cache; None if only AOTAutograd's graphs may be looked up.
         seconds: Time spent, including everything below AOTAutograd.
+        input_names: Its inputs, as the user's code names them.
     """
 
     number: int | None
     key: CompileKey | None
     seconds: float
+    input_names: tuple[str, ...] = ()
 
 
 class PieceRuns(NamedTuple):

@@ -34,7 +34,7 @@ from kp_dynamo.compat.dynamo_trace import RestartTrace
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.exceptions import TPUDeviceError
-from kp_dynamo.graph.operand_devices import problem_of_devices
+from kp_dynamo.graph.operand_devices import problem_of_devices, python_text
 from kp_dynamo.graph.step_share import WHOLE, StepShare
 from kp_dynamo.lowering import Lowering, get_lowering
 from kp_dynamo.runtime.compiled_graph import Program, Runtime
@@ -184,7 +184,7 @@ class Session:
         key = plan.key
         run = self._look_up(key)
         if run is not None:
-            self.runtime.observe(CaptureReady(None, key, 0.0))
+            self.runtime.observe(CaptureReady(None, key, 0.0, _input_names(capture)))
             return None, run
         start = time.perf_counter()
         division = division_of(plan, capture)
@@ -195,13 +195,14 @@ class Session:
             return None, divided
         if divided is not None:
             self.runtime.observe(CaptureDivided((), divided.reason))
+        names = _input_names(capture)
         number, run = self._compile(plan)
         TELEMETRY.count("aot_traces")
         if key is not None:
             self.captures.set(key, run)
         seconds = time.perf_counter() - start
         TELEMETRY.spent("aot_and_below", seconds)
-        self.runtime.observe(CaptureReady(number, key, seconds))
+        self.runtime.observe(CaptureReady(number, key, seconds, names))
         return number, run
 
     def _joined(self, division: Division, capture: Capture, plan: CompilePlan) -> Callable[..., Any] | Undivided:
@@ -241,6 +242,11 @@ class Session:
             # Dynamo breaks the graph here, and continues as if it had not been captured.
             self._free.append(number)
             raise
+
+
+def _input_names(capture: Capture) -> tuple[str, ...]:
+    """The inputs of a capture, as the user's code names them."""
+    return tuple(python_text(node) for node in capture.gm.graph.find_nodes(op="placeholder"))
 
 
 def _forget(_: CompileKey, program: Program) -> None:
