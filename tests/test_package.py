@@ -135,7 +135,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     facts = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "kp_dynamo/passes/base.py" in sources
-    assert names == sources | {"kp_dynamo/py.typed"} | {f"{about}/{fact}" for fact in facts}
+    others = {"py.typed", "page/templates/page.html", "page/templates/style.css"}
+    assert names == sources | {f"kp_dynamo/{name}" for name in others} | {f"{about}/{fact}" for fact in facts}
 
 
 def test_the_wheel_says_what_it_is(wheel):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from kp_dynamo.aot.blocks import modules_text
 from kp_dynamo.aot.figures import AotFigures
 from kp_dynamo.aot.program_report import FusionReport, Origin, ProgramReport
-from kp_dynamo.aot.units import time_unit
 from kp_dynamo.explanation.text_layout import first_of, table
 from kp_dynamo.graph.places import Place
+from kp_dynamo.page.units import time_unit
 
 _MIB = 2**20
 _NUM_DEAREST = 12

@@ -10,9 +10,9 @@ from typing import Any
 from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
 from kp_dynamo.aot.memory_line import in_order
 from kp_dynamo.aot.report_text import text_of
-from kp_dynamo.aot.units import time_unit
 from kp_dynamo.exceptions import TPUNotAvailableError
 from kp_dynamo.hardware import CHIPS
+from kp_dynamo.page.units import time_unit
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"

@@ -9,12 +9,12 @@ from kp_dynamo.aot.memory_line import memory_chart
 from kp_dynamo.aot.operation_text import custom_call_lines, dearest_lines
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.aot.slice_text import counted_text, slice_lines, step_lines, where_text
-from kp_dynamo.aot.units import TimeUnit, price, time_unit
 from kp_dynamo.explanation.pass_text import pass_lines
 from kp_dynamo.explanation.report_text import fallback_place
 from kp_dynamo.explanation.text_layout import first_of, table, wrapped
 from kp_dynamo.graph.places import short_line
 from kp_dynamo.hardware import CHIPS, GB
+from kp_dynamo.page.units import TimeUnit, price, time_unit
 
 _MIB = 2**20
 _NUM_LISTED = 20

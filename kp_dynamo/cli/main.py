@@ -68,6 +68,7 @@ def _add_explain(commands: Any) -> None:
     form = explain.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON, which has everything")
     form.add_argument("--verbose", action="store_true", help=_VERBOSE)
+    explain.add_argument("--html", metavar="FILE", help="write the report as a page")
     _add_limit(explain)
     explain.add_argument("--train", action="store_true", help="in training mode with a backward (default: inference)")
     explain.set_defaults(run=_explain)
@@ -160,6 +161,8 @@ def _explain(args: argparse.Namespace) -> int:
             model.train(args.train)
         explanation = explain(model, *inputs, options=args.options)
     print(json.dumps(explanation.to_dict(), indent=1) if args.json else explanation.text(args.verbose))
+    if args.html:
+        _write(args.html, explanation.to_html(args.verbose))
     return OK
 
 
@@ -205,7 +208,7 @@ def _aot_diff(args: argparse.Namespace) -> int:
 
 def _write(path: str, text: str) -> None:
     try:
-        Path(path).write_text(text)
+        Path(path).write_text(text, encoding="utf-8")
     except OSError as cause:
         raise TPUConfigurationError(f"{path} cannot be written: {cause.strerror}; name a file in a folder") from cause
 

@@ -9,6 +9,7 @@ import torch
 
 from kp_dynamo.compat import given_up_frames, xla
 from kp_dynamo.compat.given_up_frames import GivenUp
+from kp_dynamo.compat.versions import version_of
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.explanation.reports import Explanation
 from kp_dynamo.explanation.run_once import (
@@ -22,6 +23,8 @@ from kp_dynamo.explanation.run_once import (
 )
 
 __all__ = ["Explanation", "explain"]
+
+_VERSIONS = ("torch", "torch_xla", "libtpu", "kp_dynamo")
 
 
 def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs: Any) -> Explanation:
@@ -70,6 +73,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
         given_up_frames.collect()
         return Explanation(
             uncompiled=tuple(uncompiled_frame(found) for found in dict.fromkeys(given_up)),
+            versions={name: version for name in _VERSIONS if (version := version_of(name))},
             graph_breaks=graph_breaks(),
             whole=whole_tensors(uncompiled(model), recorder.programs()),
             captures=tuple(recorder.captures),

@@ -48,6 +48,8 @@ class CaptureReport:
         is_hit: Whether an equal capture is cached, so that AOTAutograd does not run.
         why_missed: The nearest cached key and the difference.
         seconds: Compile time, including all later stages.
+        changes: If the same operators are cached for other inputs, what differs: "batch['input_ids'] is [8, 513], was
+            [8, 512]".
     """
 
     number: int | None
@@ -55,6 +57,7 @@ class CaptureReport:
     is_hit: bool
     why_missed: str
     seconds: float
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -55,15 +55,23 @@ def _note_lines(found: Sequence[PassOnGraph]) -> Iterator[str]:
 
 
 def _refusal_lines(found: Sequence[PassOnGraph]) -> Iterator[str]:
-    """Each reason once; reasons that differ only in the numbers of nodes ("view_2", "view_7") count as the same."""
-    alike: dict[str, list[tuple[str, Place]]] = {}
-    for done in found:
-        for (_, reason), place in zip(done.refused, _places(done), strict=True):
-            alike.setdefault(_NUMBER_OF_NODE.sub("", reason), []).append((reason, place))
-    for refused in alike.values():
-        yield f"refused {len(refused)}: {refused[0][0]}"
-        if where := first_places([place for _, place in refused]):
+    for _, reason, places in alike_refusals(found):
+        yield f"refused {len(places)}: {reason}"
+        if where := first_places(places):
             yield f"  {where}"
+
+
+def alike_refusals(passes: Sequence[PassOnGraph]) -> Iterator[tuple[str, str, list[Place]]]:
+    """Pass, reason and places of each reason once.
+
+    Reasons of a pass that differ only in the numbers of nodes ("view_2", "view_7") count as the same.
+    """
+    alike: dict[tuple[str, str], list[tuple[str, Place]]] = {}
+    for done in passes:
+        for (_, reason), place in zip(done.refused, _places(done), strict=True):
+            alike.setdefault((done.name, _NUMBER_OF_NODE.sub("", reason)), []).append((reason, place))
+    for (name, _), refused in alike.items():
+        yield name, refused[0][0], [place for _, place in refused]
 
 
 def first_places(places: Sequence[Place], most: int | None = _NUM_PLACES) -> str:

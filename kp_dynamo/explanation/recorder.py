@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
 
 from kp_dynamo.cache.compile_key import CompileKey
+from kp_dynamo.cache.input_changes import input_changes
 from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.explanation.graph_reports import (
     CaptureReport,
@@ -82,8 +83,11 @@ class Recorder:
         }
 
     def _capture(self, event: CaptureReady) -> None:
+        changes = self._captures.changes(event.key, event.input_names)
         is_hit, why_missed = self._captures.look_up(event.key)
-        self.captures.append(CaptureReport(event.number, _digest(event.key), is_hit, why_missed, event.seconds))
+        self.captures.append(
+            CaptureReport(event.number, _digest(event.key), is_hit, why_missed, event.seconds, changes)
+        )
         self._seconds["aot"] += event.seconds - self._spent[str(event.number)]
 
     def _transformed(self, event: GraphTransformed) -> None:
@@ -118,6 +122,10 @@ class _Known:
         self._keys[key] = None
         return False, why
 
+    def changes(self, key: CompileKey | None, names: Sequence[str]) -> tuple[str, ...]:
+        """The inputs that differ from the nearest capture of the same operators; () if `key` is known."""
+        return () if key is None or key in self._keys else input_changes(key, self._keys, names)
+
 
 def _digest(key: CompileKey | None) -> str:
     return "" if key is None else hashlib.blake2b(repr(key.parts).encode(), digest_size=8).hexdigest()
@@ -130,13 +138,13 @@ def _graph_report(event: ProgramReady, is_hit: bool, why_missed: str) -> GraphRe
         is_hit=is_hit,
         why_missed=why_missed,
         num_operators=sum(n.op == "call_function" for n in event.gm.graph.nodes),
-        casts=_casts(event.gm.graph),
+        casts=casts_of(event.gm.graph),
         num_programs=0 if event.is_hit else event.executable.num_programs,
         seconds={} if event.is_hit else dict(event.executable.seconds),
     )
 
 
-def _casts(graph: fx.Graph) -> dict[str, int]:
+def casts_of(graph: fx.Graph) -> dict[str, int]:
     """Number of dtype casts in a graph, by "float32 -> bfloat16"."""
     casts = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
     pairs = ((tensor_of(node.args[0]), tensor_of(node)) for node in calls(graph, *casts))

@@ -57,6 +57,7 @@ def capture_lines(captures: Sequence[CaptureReport]) -> Iterator[str]:
     for capture in captures:
         name = "equal to an earlier one" if capture.number is None else str(capture.number)
         yield f"{name}: {capture.seconds:.2f} s, {_looked_up(capture.key, capture.is_hit, capture.why_missed)}"
+        yield from (f"  {change}" for change in capture.changes)
 
 
 def division_lines(divisions: Sequence[DivisionReport], verbose: bool = False) -> Iterator[str]:

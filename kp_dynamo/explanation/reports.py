@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from kp_dynamo.explanation.graph_reports import (
     UncompiledFrame,
     WholeTensor,
 )
+from kp_dynamo.explanation.page_content import page_of
 from kp_dynamo.explanation.pass_text import pass_lines
 from kp_dynamo.explanation.report_text import (
     break_lines,
@@ -28,11 +29,12 @@ from kp_dynamo.explanation.report_text import (
     whole_lines,
 )
 from kp_dynamo.explanation.text_layout import counted, wrapped
+from kp_dynamo.page.render import html_of, notebook_html
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The report of one run of a model; `text()` is for people, `to_dict()` for JSON.
+    """The report of one run of a model; `text()` is for people, `to_dict()` for JSON, `to_html()` for a page.
 
     Attributes:
         graph_breaks: Dynamo's graph breaks and their reasons.
@@ -44,6 +46,7 @@ class Explanation:
         seconds: Time by stage: "dynamo", "aot" (AOTAutograd, partition and keys), "passes", "trace", "xla".
         uncompiled: Functions that Dynamo gave up, which ran eagerly.
         whole: Tensors above 64 MiB that every device holds whole, although the model is divided among several.
+        versions: Versions of torch, torch_xla, libtpu and this package.
     """
 
     graph_breaks: tuple[GraphBreak, ...]
@@ -55,6 +58,7 @@ class Explanation:
     seconds: dict[str, float]
     uncompiled: tuple[UncompiledFrame, ...] = ()
     whole: tuple[WholeTensor, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def num_programs(self) -> int:
@@ -97,6 +101,14 @@ class Explanation:
                 f"seconds: {', '.join(f'{stage} {value:.2f}' for stage, value in self.seconds.items())}",
             ]
         )
+
+    def to_html(self, verbose: bool = False) -> str:
+        """One page that needs no network and no scripts: what is wrong, seconds, programs, passes, the cache."""
+        return html_of(page_of(self, verbose))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return notebook_html(self.to_html())
 
     def __str__(self) -> str:
         return self.text()

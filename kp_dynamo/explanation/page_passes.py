@@ -1,0 +1,63 @@
+"""What the passes did, as a section of a page; and the casts of graphs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from kp_dynamo.explanation.graph_reports import PassOnGraph
+from kp_dynamo.explanation.pass_text import alike_refusals, first_places
+from kp_dynamo.explanation.text_layout import counted
+from kp_dynamo.page.content import Section, Table
+
+_MAX_GRAPHS = 3
+
+
+def passes_section(passes: Sequence[PassOnGraph], verbose: bool) -> Section:
+    """A row for each pass that did something, with its notes and refusals; `verbose` names every place."""
+    names = list(dict.fromkeys(done.name for done in passes))
+    active = [name for name in names if any(d.rewritten or d.refused or d.notes for d in passes if d.name == name)]
+    idle = [name for name in names if name not in active]
+    runs = [[done for done in passes if done.name == name] for name in active]
+    rows = tuple(
+        (name, str(len(found)), str(sum(d.rewritten for d in found)), str(sum(len(d.refused) for d in found)))
+        for name, found in zip(active, runs, strict=True)
+    )
+    details = tuple((*_notes(found), *_refusals(found, verbose)) for found in runs)
+    parts = (Table(("pass", "graphs", "rewrote", "refused"), rows, details=details),) if rows else ()
+    summary = f"{counted(len(active), 'pass', 'passes')} changed or refused something."
+    if idle:
+        summary += f" {len(idle)} found nothing to do: {', '.join(idle)}."
+    return Section("passes", "Passes", parts, summary)
+
+
+def casts_section(casts: Iterable[tuple[str, dict[str, int]]]) -> Section:
+    """The casts in the lowered graphs; `casts` has them by graph."""
+    rows = [(graph, pair, str(count)) for graph, found in casts for pair, count in found.items()]
+    total: Counter[str] = Counter()
+    for _, pair, count in rows:
+        total[pair] += int(count)
+    summary = "; ".join(f"{count} x {pair}" for pair, count in total.most_common())
+    table = Table(("graph", "cast", "count"), tuple(rows), num_left=2, folded=f"by graph: {len(rows)} rows")
+    return Section("casts", "Casts", (table,) if rows else (), f"In the lowered graphs: {summary}.")
+
+
+def _notes(found: Iterable[PassOnGraph]) -> list[str]:
+    graphs: dict[str, list[str]] = {}
+    for done in found:
+        for note in done.notes:
+            graphs.setdefault(note, []).append(done.graph)
+    return [f"{_named(names)}: {note}" for note, names in graphs.items()]
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_GRAPHS} more" if len(names) > _MAX_GRAPHS else ""
+    return f"{', '.join(names[:_MAX_GRAPHS])}{more}"
+
+
+def _refusals(found: Sequence[PassOnGraph], verbose: bool) -> list[str]:
+    lines = []
+    for _, reason, places in alike_refusals(found):
+        where = first_places(places, None) if verbose else first_places(places)
+        lines.append(f"refused {len(places)}: {reason}{f', {where}' if where else ''}")
+    return lines

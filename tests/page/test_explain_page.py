@@ -1,0 +1,114 @@
+"""The page of an explanation: what is wrong comes first, with the user's line and the cure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import torch
+
+from kp_dynamo import clear_cache, explain
+from kp_dynamo.cli.main import OK, main
+from kp_dynamo.explanation.graph_reports import (
+    CaptureReport,
+    DivisionReport,
+    FallbackReport,
+    GraphBreak,
+    GraphReport,
+    PassOnGraph,
+    PieceReport,
+    UncompiledFrame,
+)  # fmt: skip
+from kp_dynamo.explanation.reports import Explanation
+from kp_dynamo.graph.places import Place
+from tests.page.test_render import BAD, check
+
+REASON = "builtin print\n  Explanation: it writes.\n  Hint: Remove the call.\n  Developer debug context: none"
+LAYERS = tuple(f"layers.{i}" for i in range(32))
+FULL = Explanation(
+    graph_breaks=(GraphBreak("model.py:12 in forward", "print(x)", REASON),),
+    captures=(CaptureReport(1, "abc", False, "input 0", 1.5, ("batch['input_ids'] is [8, 513], was [8, 512]",)),),
+    divisions=(DivisionReport((PieceReport(2, "layers.0 (Block)", 20, 32, LAYERS),), ""),),
+    passes=(
+        PassOnGraph("1.joint", "cast_bf16", 3, (("mm", f"it is {BAD}"),), ("a note",), (Place("", f"{BAD} (Linear)"),)),
+        PassOnGraph("1.joint", "fold_views", 0, ()),
+    ),
+    graphs=(
+        GraphReport("1.forward", "def", False, "the cache is empty", 9, {"float32 -> bfloat16": 4}, 1, {"xla": 2.0}),
+    ),
+    fallbacks=(FallbackReport("1.forward", "aten.special_erfcx.default", "model.py:14 in forward", 2**21),),
+    seconds={"dynamo": 0.5, "xla": 2.0},
+    uncompiled=(UncompiledFrame("model.py:20 in odd", "it is a generator"),),
+    versions={"torch": "2.9.1"},
+)
+PLAIN = replace(FULL, graph_breaks=(), fallbacks=(), uncompiled=(), passes=(), captures=(), divisions=())
+
+
+def headline(page: str) -> str:
+    return re.search("<h1>(.*?)</h1>", page)[1]
+
+
+def test_the_headline_says_what_happened():
+    assert headline(FULL.to_html()) == (
+        "1 graph became 1 program in 2.5 s of compiling. 1 function is not compiled, 1 graph break, 1 operator on the "
+        "CPU, 1 recompilation for other inputs. All 32 layers share one program."
+    )
+    assert headline(PLAIN.to_html()).endswith("No graph breaks, and nothing runs on the CPU.")
+
+
+def test_each_problem_has_its_line_and_its_cure_and_the_worst_is_first():
+    page = FULL.to_html()
+    check(page)
+    levels = re.findall(r'<li class="problem (\w+)">', page)
+    assert levels == ["stop", "slow", "slow", "slow", "note"]
+    for text in ("model.py:20 in odd", "model.py:12 in forward", "model.py:14 in forward", "<pre>print(x)</pre>"):
+        assert text in page
+    assert "Cure: Remove the call." in page  # Dynamo's own hint
+    assert "moves 2.0 MiB in a step" in page
+    assert "batch[&#39;input_ids&#39;] is [8, 513], was [8, 512]" in page
+    assert "pad to one size, or use buckets" in page
+
+
+def test_nothing_wrong_is_said():
+    page = PLAIN.to_html()
+    check(page)
+    assert "Nothing found." in page
+
+
+def test_a_module_named_script_is_text():
+    page = FULL.to_html()
+    assert BAD not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_a_deep_model_stays_small():
+    graphs = tuple(replace(FULL.graphs[0], name=f"{i}.forward", why_missed="x" * 400) for i in range(64))
+    passes = tuple(replace(FULL.passes[0], graph=f"{i}.joint") for i in range(64 * 14))
+    page = replace(FULL, graphs=graphs, passes=passes).to_html(verbose=True)
+    check(page)
+    assert len(page.encode()) < 2**20
+
+
+def first(batch):
+    return batch["input_ids"].float().sin().sum() + batch["mask"]
+
+
+def test_a_miss_names_the_input_as_the_code_does():
+    clear_cache()
+
+    def batch(length):
+        return {"input_ids": torch.ones(8, length, dtype=torch.long), "mask": torch.ones(())}
+
+    torch.compile(first, backend="kp_tpu")(batch(16))
+    found = explain(first, batch(17))
+    assert found.captures[0].changes == ("batch['input_ids'] is [8, 17], was [8, 16]",)
+    assert "batch['input_ids'] is [8, 17], was [8, 16]" in str(found)
+    assert found.versions["torch"] == torch.__version__.split("+")[0]
+    check(found.to_html())
+
+
+def test_the_command_writes_the_page_beside_the_text(tmp_path, capsys):
+    (tmp_path / "m.py").write_text("import torch\ndef make(): return torch.nn.Linear(2, 2), (torch.ones(1, 2),)\n")
+    assert main(["explain", f"{tmp_path / 'm.py'}:make", "--html", str(tmp_path / "a.html")]) == OK
+    check((tmp_path / "a.html").read_text())
+    assert "graphs captured by Dynamo" in capsys.readouterr().out
