@@ -16,7 +16,7 @@ from kp_dynamo.aot.memory_line import ProgramCall
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.aot.programs import Target, program_report
 from kp_dynamo.aot.report import AotReport
-from kp_dynamo.aot.request import CompileRequest, Machine, request_of
+from kp_dynamo.aot.request import AotRequest, Machine, request_of
 from kp_dynamo.aot.slice_report import SliceReport
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
@@ -101,7 +101,7 @@ class _Run:
             program with its shardings.
     """
 
-    request: CompileRequest
+    request: AotRequest
     compiler: TpuCompiler
     handed_over: list[Any] = field(default_factory=list)
     submitted: list[tuple[Any, Any]] = field(default_factory=list)

@@ -100,9 +100,9 @@ class StepPlacer:
         """The shardings of the arguments and of the results of a call, in XLA's notation."""
         _require_partitionable(call.gm)
         forward = self._forward_of(call) if call.spec.name == "backward" else None
-        given = [self._of(a) or () for a in call.args]
+        given = [self.placement_of(a) or () for a in call.args]
         if forward is not None:
-            given = _with_tangents(given, call.args, [self._of(a) is None for a in call.args], forward)
+            given = _with_tangents(given, call.args, [self.placement_of(a) is None for a in call.args], forward)
         results = result_placements(call.gm.graph, given, self.mesh)
         if forward is not None and len(forward.args) == len(results):
             results = forward.args
@@ -114,7 +114,7 @@ class StepPlacer:
 
     def bytes_of(self, tensor: torch.Tensor) -> int:
         """The bytes that one chip holds of a tensor."""
-        placement = self._of(tensor)
+        placement = self.placement_of(tensor)
         if not placement:
             return int(tensor.untyped_storage().nbytes())
         return prod(shard_shape(tuple(tensor.shape), placement, self.mesh)) * tensor.element_size()
@@ -126,10 +126,10 @@ class StepPlacer:
     def _record(self, call: GraphCall, given: list[Placement], results: list[Placement]) -> None:
         """The tensors of a call, and for a forward what its backward needs to know."""
         for tensor, placement in zip(call.args, given, strict=True):
-            if isinstance(tensor, torch.Tensor) and self._of(tensor) is None:
+            if isinstance(tensor, torch.Tensor) and self.placement_of(tensor) is None:
                 self._set(tensor, placement)
         for i, (tensor, placement) in enumerate(zip(call.results, results, strict=True)):
-            if isinstance(tensor, torch.Tensor) and self._of(tensor) is None:
+            if isinstance(tensor, torch.Tensor) and self.placement_of(tensor) is None:
                 self._set(tensor, placement)
                 self._names[_id(tensor)] = f"result {i} of a {call.spec.name}, {_result_name(call.gm, i)}"
         for tensor, placement in [*zip(call.args, given, strict=True), *zip(call.results, results, strict=True)]:
@@ -166,7 +166,7 @@ class StepPlacer:
         storage = tensor.untyped_storage()
         self._known[_id(tensor)] = _Known(StorageWeakRef(storage), tuple(tensor.shape), placement)
 
-    def _of(self, value: Any) -> Placement | None:
+    def placement_of(self, value: Any) -> Placement | None:
         """The placement of a tensor, None if it is unknown; a view of another shape is whole."""
         known = self._known.get(_id(value)) if isinstance(value, torch.Tensor) else None
         if known is None or known.storage.expired():

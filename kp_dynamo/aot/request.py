@@ -20,7 +20,7 @@ _OF_EVERY_BACKEND = ("target", "memory_fraction", "memory_budget_gb", "compile_t
 
 
 @dataclass(frozen=True)
-class CompileRequest:
+class AotRequest:
     """What to compile, and how.
 
     Attributes:
@@ -54,7 +54,7 @@ class Machine:
     sharding: Any = None
 
 
-def request_of(model: Any, args: Any, machine: Machine, options: Any, backend: str, train: bool) -> CompileRequest:
+def request_of(model: Any, args: Any, machine: Machine, options: Any, backend: str, train: bool) -> AotRequest:
     """Check the arguments of `aot_compile`.
 
     Raises:
@@ -62,7 +62,7 @@ def request_of(model: Any, args: Any, machine: Machine, options: Any, backend: s
         TPUModelPreparationError: The model is not callable, `args` is not a sequence, or a tensor has no shape yet.
     """
     target = machine.target
-    _require_target(target)
+    require_target(target)
     if backend not in BACKENDS:
         raise TPUConfigurationError(f"backend={backend!r} is unknown. Allowed: {', '.join(BACKENDS)}.")
     if not callable(model):
@@ -90,7 +90,7 @@ def request_of(model: Any, args: Any, machine: Machine, options: Any, backend: s
         # The graphs have the sizes of all chips together.
         together = {"memory_budget_gb": budget * found.topology.num_chips / GB}
         checked = CompileOptions.from_dict({**given, "target": target, **together})
-    return CompileRequest(model, tuple(args), target, given, checked, backend, train, budget, found)
+    return AotRequest(model, tuple(args), target, given, checked, backend, train, budget, found)
 
 
 def _require_our_lowering(backend: str, options: CompileOptions) -> None:
@@ -120,7 +120,7 @@ def require_shapes(named: Mapping[str, Any]) -> None:
             )
 
 
-def _require_target(target: str) -> None:
+def require_target(target: str) -> None:
     if target not in CHIPS:
         nearest = difflib.get_close_matches(str(target), CHIPS, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else "."

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from kp_dynamo.aot.fakes import Fakes
 from kp_dynamo.aot.placing import StepPlacer
-from kp_dynamo.aot.request import CompileRequest
+from kp_dynamo.aot.request import AotRequest
 from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUBackendError, TPUModelPreparationError, XLACompilationError
@@ -26,7 +26,7 @@ Receive = Callable[[ExportedProgram], None]
 
 
 def call_on_fakes(
-    request: CompileRequest, receive: Receive, observe: Observe, placer: StepPlacer | None = None
+    request: AotRequest, receive: Receive, observe: Observe, placer: StepPlacer | None = None
 ) -> list[ProgramRun]:
     """Compile on fake tensors, without running; returns the runs of programs in a step and its backward.
 
@@ -40,7 +40,7 @@ def call_on_fakes(
             placer.add_model(model, request.slice.sharding)
             placer.add_inputs(args)
 
-    _step_on_fakes(request.model, request.args, session.as_backend(request.options), request.train, place)
+    step_on_fakes(request.model, request.args, session.as_backend(request.options), request.train, place)
     return export.finish()
 
 
@@ -71,11 +71,11 @@ def graph_texts(
         return compile_graph(gm, example_inputs)
 
     with fresh_dynamo(), torch.set_grad_enabled(train):
-        _step_on_fakes(model, args, backend, train)
+        step_on_fakes(model, args, backend, train)
     return texts
 
 
-def _step_on_fakes(
+def step_on_fakes(
     model: Callable[..., Any], args: tuple[Any, ...], backend: Any, train: bool, prepare: Any = None
 ) -> None:
     """Call the model on fake tensors, with a backward in training; `prepare` gets them first."""
@@ -93,7 +93,7 @@ def _readable(gm: fx.GraphModule) -> str:
     return str(gm.print_readable(print_output=False, include_stride=True))
 
 
-def call_on_zeros(request: CompileRequest, receive: Receive, observe: Observe) -> list[ProgramRun]:
+def call_on_zeros(request: AotRequest, receive: Receive, observe: Observe) -> list[ProgramRun]:
     """Call the model on device tensors, with zeros for meta tensors; its programs return zeros too.
 
     The runs of the step are counted, but their memory is unknown: returns none.
