@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from kp_dynamo.integrations.generation import compile_for_generation
     from kp_dynamo.passes.base import GraphPass, PassReport
     from kp_dynamo.passes.flash_attention import FlashAttention
+    from kp_dynamo.planner.planning import plan
+    from kp_dynamo.planner.result import Plan
 
 __version__ = "0.1.0"
 
@@ -66,6 +68,7 @@ __all__ = [
     "KernelPyTorchConfig",
     "LRUCache",
     "PassReport",
+    "Plan",
     "TPUBackend",
     "TPUBackendError",
     "TPUCacheError",
@@ -105,6 +108,7 @@ __all__ = [
     "kp_tpu",
     "load_checkpoint",
     "mark_sequence",
+    "plan",
     "plan_buckets",
     "save_checkpoint",
     "shard",
@@ -123,6 +127,7 @@ _HOME_OF = {
     "KernelPyTorchConfig": "kp_dynamo.config.tpu_config",
     "LRUCache": "kp_dynamo.cache.lru",
     "PassReport": "kp_dynamo.passes.base",
+    "Plan": "kp_dynamo.planner.result",
     "TPUMemoryManager": "kp_dynamo.api.memory.manager",
     "TPUBackend": "kp_dynamo.api.tpu_backend",
     "TPUCompilationMode": "kp_dynamo.config.tpu_config",
@@ -146,6 +151,7 @@ _HOME_OF = {
     "kp_tpu": "kp_dynamo.backend",
     "load_checkpoint": "kp_dynamo.api.checkpoint.checkpoint",
     "mark_sequence": "kp_dynamo.buckets.marking",
+    "plan": "kp_dynamo.planner.planning",
     "plan_buckets": "kp_dynamo.buckets.bucket_plan",
     "save_checkpoint": "kp_dynamo.api.checkpoint.checkpoint",
     "shard": "kp_dynamo.api.sharded_model",

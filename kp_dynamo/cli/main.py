@@ -1,4 +1,4 @@
-"""The command line: `python -m kp_dynamo doctor | explain SPEC | aot SPEC | bench`.
+"""The command line: `python -m kp_dynamo doctor | explain SPEC | aot SPEC | plan SPEC | bench`.
 
 Exits with 0, 1 (failed, or a comparison that got worse) or 2 (bad usage).
 """
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kp_dynamo.cli import plan
 from kp_dynamo.cli.limited_process import run_limited
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
 
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_explain(commands)
     _add_aot(commands)
+    _add_plan(commands)
     _add_bench(commands)
     return parser
 
@@ -93,6 +95,13 @@ def _add_aot(commands: Any) -> None:
         "--threshold", type=_ratio, default=1.02, metavar="R", help="growth past which B is worse (default: 1.02)"
     )
     aot.set_defaults(run=_aot)
+
+
+def _add_plan(commands: Any) -> None:
+    command = commands.add_parser("plan", help="the chips, mesh, sharding, batch and checkpoint mode that train best")
+    plan.add_arguments(command)
+    _add_limit(command)
+    command.set_defaults(run=_plan)
 
 
 def _add_bench(commands: Any) -> None:
@@ -204,6 +213,11 @@ def _aot_diff(args: argparse.Namespace) -> int:
     comparison = compare(before, after, args.threshold)
     print(comparison)
     return FAILED if comparison.worse else OK
+
+
+def _plan(args: argparse.Namespace) -> int:
+    print(plan.planned(args))
+    return OK
 
 
 def _write(path: str, text: str) -> None:

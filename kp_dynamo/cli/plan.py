@@ -1,0 +1,90 @@
+"""The command `plan SPEC`: which chips, mesh, sharding, batch and checkpoint mode train a model best."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from kp_dynamo.exceptions import TPUConfigurationError
+
+_UNIT = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def add_arguments(plan: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    plan.add_argument("spec", metavar="SPEC", help="module_or_file:callable, which returns (model, args)")
+    plan.add_argument("--train", action="store_true", help="training with an optimizer (default: inference)")
+    plan.add_argument("--targets", default="v5e,v6e,v5p", help="v4, v5e, v5p, v6e (default: v5e,v6e,v5p)")
+    plan.add_argument("--max-chips", type=int, default=256, metavar="N", help="most chips of a slice (default: 256)")
+    plan.add_argument("--tokens-per-step", type=_count, metavar="N", help="such as 1M (default: the batch of SPEC)")
+    plan.add_argument("--objective", default="cost", help="cost or time (default: cost)")
+    plan.add_argument("--tokens", type=_count, metavar="N", help="tokens of the whole training, such as 15T")
+    plan.add_argument("--deadline-hours", type=float, metavar="H", help="the most hours for them")
+    plan.add_argument("--options", type=_options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
+    plan.add_argument("--compile", type=int, default=3, metavar="N", help="ways to compile; 0: bounds (default: 3)")
+    plan.add_argument("--results", metavar="DIR", help="folder for the compiler's results, which are reused")
+    plan.add_argument("--json", metavar="FILE", help="write the plan as JSON")
+    plan.add_argument("--html", metavar="FILE", help="unsupported by this version")
+
+
+def planned(args: argparse.Namespace) -> str:
+    """Plan, write the JSON form, and return the text."""
+    if args.html:
+        raise TPUConfigurationError("--html is unsupported by plan in this version. Try: --json FILE, or the text.")
+    if args.json and not Path(args.json).resolve().parent.is_dir():
+        raise TPUConfigurationError(
+            f"{args.json} cannot be written: its folder does not exist; name a file in a folder"
+        )
+    from kp_dynamo.cli.model_spec import load_spec
+    from kp_dynamo.planner.planning import plan
+
+    with contextlib.redirect_stdout(sys.stderr):
+        model, inputs = load_spec(args.spec)
+        found = plan(
+            model,
+            inputs,
+            train=args.train,
+            targets=[name.strip() for name in args.targets.split(",") if name.strip()],
+            max_chips=args.max_chips,
+            tokens_per_step=args.tokens_per_step,
+            objective=args.objective,
+            deadline_hours=args.deadline_hours,
+            tokens=args.tokens,
+            options=args.options,
+            num_compiled=args.compile,
+            folder=args.results,
+            progress=True,
+        )
+    if args.json:
+        _write(args.json, json.dumps(found.to_dict(), indent=1) + "\n")
+    return found.text()
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text)
+    except OSError as cause:
+        raise TPUConfigurationError(f"{path} cannot be written: {cause.strerror}; name a file in a folder") from cause
+
+
+def _count(text: str) -> float:
+    """A number such as "1M", "250K" or "15T"."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", text.strip(), re.IGNORECASE)
+    if found is None or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number > 0, such as 250K, 1M or 15T")
+    return float(found[1]) * _UNIT[found[2].upper()]
+
+
+def _options(text: str) -> Any:
+    try:
+        options = json.loads(text)
+    except json.JSONDecodeError as problem:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {problem}") from problem
+    if not isinstance(options, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return options

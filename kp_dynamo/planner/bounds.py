@@ -1,0 +1,168 @@
+"""Lower bounds of the memory and the time of a way to train, without a compiler.
+
+Memory of a chip: parameters, optimizer state and inputs are always there. Beside them are at least the activations that
+are live at a call of a program, or all gradients; with several batches a step, both. Temporaries of a program and the
+padding of tensors come on top.
+
+Time of a batch: no less than its matmuls at the bfloat16 peak, what its programs read and write of each other at the
+speed of the memory, or its communication at the speed of the links; the three may overlap. The optimizer reads
+gradients, and reads and writes parameters and state, once a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+from kp_dynamo.aot.links import Kind, Links
+from kp_dynamo.hardware import CHIPS
+from kp_dynamo.planner.candidates import Candidate, Layout
+from kp_dynamo.planner.step_facts import Activations
+from kp_dynamo.planner.weights import Weights
+from kp_dynamo.sharding.mesh import DATA, MODEL
+
+
+@dataclass(frozen=True)
+class MemoryBound:
+    """Bytes of a chip.
+
+    Attributes:
+        parameters: With buffers.
+        optimizer: Its state.
+        gradients: All of them, which the optimizer reads.
+        activations: The most that programs pass to each other at a time.
+        inputs: The inputs of a batch.
+        is_added: Whether activations and gradients are live together: from the second batch of a step on.
+    """
+
+    parameters: int
+    optimizer: int
+    gradients: int
+    activations: int
+    inputs: int
+    is_added: bool
+
+    @property
+    def total(self) -> int:
+        both = self.gradients + self.activations
+        beside = both if self.is_added else max(self.gradients, self.activations)
+        return self.parameters + self.optimizer + self.inputs + beside
+
+
+@dataclass(frozen=True)
+class TimeBound:
+    """Seconds of a step, all its batches together.
+
+    Attributes:
+        matmuls: Matmuls at the bfloat16 peak.
+        traffic: What programs pass to each other, through the memory.
+        links: Communication; that along the two axes of a mesh may overlap.
+        optimizer: Parameters, gradients and state through the memory.
+    """
+
+    matmuls: float
+    traffic: float
+    links: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """The bound: all but the optimizer may overlap."""
+        return max(self.matmuls, self.traffic, self.links) + self.optimizer
+
+    @property
+    def in_turn(self) -> float:
+        """The same without overlap, which tells apart what has equal bounds."""
+        return self.matmuls + self.traffic + self.links + self.optimizer
+
+    @property
+    def largest(self) -> str:
+        """The name of the longest part."""
+        parts = asdict(self)
+        return max(parts, key=parts.__getitem__)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the bounds of a candidate need to know.
+
+    Attributes:
+        weights: The parameters under its sharding.
+        activations: Those under its checkpoint mode and axis "model".
+        flops: FLOPs of a step for one sample.
+        rows: Rows of a matmul for one sample, at least.
+        input_bytes: Inputs of one sample.
+        state_factor: Optimizer state for each byte of a parameter.
+        train: Whether there is a backward.
+    """
+
+    weights: Weights
+    activations: Activations
+    flops: int
+    rows: int
+    input_bytes: int
+    state_factor: float
+    train: bool
+
+
+def memory_bound(candidate: Candidate, facts: Facts) -> MemoryBound:
+    """The least memory of a chip."""
+    trained = facts.weights.trained_bytes
+    return MemoryBound(
+        parameters=facts.weights.num_bytes,
+        optimizer=int(trained * facts.state_factor),
+        gradients=trained,
+        activations=_activations(candidate, facts),
+        inputs=facts.input_bytes * candidate.samples,
+        is_added=facts.train and candidate.accumulate > 1,
+    )
+
+
+def _activations(candidate: Candidate, facts: Facts) -> int:
+    """What does not depend on the batch may be a copy of a weight, and under "fsdp" then lies as the weight does."""
+    copies = candidate.layout.data if "fsdp" in candidate.layout.sharding else 1
+    return max((a.per_sample * candidate.samples + a.fixed // copies for a in facts.activations.live), default=0)
+
+
+def time_bound(candidate: Candidate, facts: Facts) -> TimeBound:
+    """The least time of an optimizer step."""
+    chip, layout, batches = CHIPS[candidate.layout.topology.target], candidate.layout, candidate.accumulate
+    trained = facts.weights.trained_bytes
+    moved = 3 * trained + 2 * int(trained * facts.state_factor) if facts.train else 0
+    chips = layout.topology.num_chips
+    return TimeBound(
+        matmuls=facts.flops * candidate.step_samples / chips / chip.bf16_flops,
+        traffic=batches * facts.activations.traffic.per_sample * candidate.samples / chip.hbm_bytes_per_s,
+        links=batches * max(_along_data(candidate, facts), _along_model(candidate, facts)),
+        optimizer=moved / chip.hbm_bytes_per_s,
+    )
+
+
+def _along_data(candidate: Candidate, facts: Facts) -> float:
+    """Seconds of the communication of weights and gradients in a batch."""
+    layout, weights = candidate.layout, facts.weights
+    rows = facts.rows * candidate.batch
+    seconds = link_seconds(layout, DATA, "all-gather", weights.gathered_bytes(rows))
+    if facts.train:
+        seconds += link_seconds(layout, DATA, "reduce-scatter", weights.scattered_bytes(rows))
+        seconds += link_seconds(layout, DATA, "all-reduce", weights.reduced_bytes(rows))
+    return seconds
+
+
+def _along_model(candidate: Candidate, facts: Facts) -> float:
+    """Seconds of the sums of row matmuls in a batch."""
+    num_bytes = facts.weights.summed_bytes(facts.rows * candidate.samples, facts.train)
+    return link_seconds(candidate.layout, MODEL, "all-reduce", num_bytes)
+
+
+@lru_cache(maxsize=2**16)  # candidates that differ in the batch move the same weights
+def link_seconds(layout: Layout, axis: str, kind: Kind, num_bytes: int) -> float:
+    """Seconds of all collectives of a kind along an axis, as if they were one; its groups are alike."""
+    if layout.mesh.size(axis) == 1 or num_bytes == 0:
+        return 0.0
+    return Links(layout.topology).seconds(kind, num_bytes, [_first_group(layout, axis)])
+
+
+def _first_group(layout: Layout, axis: str) -> tuple[int, ...]:
+    other = MODEL if axis == DATA else DATA
+    return layout.mesh.devices_along((other, axis))[: layout.mesh.size(axis)]

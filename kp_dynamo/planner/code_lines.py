@@ -1,0 +1,35 @@
+"""The lines of Python that run a row of a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kp_dynamo.planner.result import PlanRow
+
+
+def code_of(row: PlanRow, train: bool, given: dict[str, Any]) -> str:
+    """A program that trains, or calls the model, as the row says, under the options of the plan.
+
+    `model`, `batch` and `batches` are the user's.
+    """
+    options = {**given, **({"checkpoint": row.checkpoint} if train else {})}
+    lines = ["import torch", "import kp_dynamo", ""]
+    if row.sharding:
+        lines += [f"mesh = {row.mesh!r}", f"kp_dynamo.shard(model, mesh, {row.sharding!r})  # before any other use"]
+    lines.append(f'compiled = torch.compile(model, backend="kp_tpu"{f", options={options!r}" if options else ""})')
+    batch = "kp_dynamo.shard_batch(batch, mesh)" if row.sharding else 'batch.to("xla")'
+    if not row.sharding:
+        lines.insert(3, 'model.to("xla")')
+    if not train:
+        return "\n".join([*lines, f"result = compiled({batch})  # a batch of {row.batch}"])
+    step = [
+        "optimizer = torch.optim.AdamW(model.parameters())  # after the lines above",
+        f"for number, batch in enumerate(batches, 1):  # batches of {row.batch}, {row.accumulate} a step",
+        f"    loss = compiled({batch}){f' / {row.accumulate}' if row.accumulate > 1 else ''}",
+        "    loss.backward()",
+    ]
+    update = ["optimizer.step()", "optimizer.zero_grad()"]
+    if row.accumulate == 1:
+        return "\n".join([*lines, *step, *(f"    {line}" for line in update)])
+    guarded = [f"    if number % {row.accumulate} == 0:", *(f"        {line}" for line in update)]
+    return "\n".join([*lines, *step, *guarded])

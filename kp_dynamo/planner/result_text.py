@@ -1,0 +1,92 @@
+"""A plan as text: the table, what the search left out, and the lines that run the winner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kp_dynamo.explanation.text_layout import counted, first_of, table
+from kp_dynamo.planner.result import Plan, PlanRow
+
+NOT_RUNNABLE = "planned, not runnable by this version"
+_GB = 1e9
+_NUM_LISTED = 6
+
+
+def text_of(plan: Plan) -> str:
+    """The plan for people; ">=" and "<=" mark bounds."""
+    return "\n".join([*_head(plan), "", *_rows(plan), "", *_one_host(plan), *_left_out(plan), *_code(plan)]).rstrip()
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    first = plan.winner
+    tokens = f", {first.step_tokens} tokens" if first.step_tokens else ""
+    kind = "training" if plan.train else "inference"
+    yield (
+        f"plan for {kind}, lowest {plan.objective}: up to {plan.max_chips} chips of {', '.join(plan.targets)}; the "
+        f"first row's step has {first.step_samples} samples{tokens}"
+    )
+    late = f", {plan.num_too_late} miss the deadline" if plan.deadline_hours is not None else ""
+    yield f"{plan.num_searched} ways bounded: {plan.num_without_memory} exceed the memory of a chip{late}"
+    compiled = sum(row.kind == "compiled" for row in plan.rows)
+    yield f"{counted(compiled, 'row')} compiled by the TPU compiler; >= and <= mark bounds. No chip ran any of them."
+
+
+def _rows(plan: Plan) -> Iterator[str]:
+    per = "tokens" if plan.winner.step_tokens else "samples"
+    has_total = plan.winner.hours is not None
+    total = ("hours", "USD") if has_total else ()
+    head = ("", "chips", "mesh", "sharding", "batch", "checkpoint", "", "GB a chip", "of", "step ms", "MFU")
+    rows: list[tuple[str, ...]] = [(*head, f"USD/M {per}", *total)]
+    rows += [_cells(number, row) for number, row in enumerate(plan.rows, 1)]
+    yield from table(rows, 7)
+    yield ""
+    yield from (f"{number}: {_why(row)}" for number, row in enumerate(plan.rows, 1))
+
+
+def _cells(number: int, row: PlanRow) -> tuple[str, ...]:
+    least, most = ("", "") if row.kind == "compiled" else (">= ", "<= ")
+    batch = f"{row.batch}" if row.accumulate == 1 else f"{row.batch} x {row.accumulate}"
+    mesh = ",".join(f"{name}={size}" for name, size in row.mesh.items())
+    total = () if row.hours is None else (f"{least}{_number(row.hours)}", f"{least}{_number(row.usd or 0.0)}")
+    return (
+        str(number), f"{row.num_chips} {row.target} {row.topology}", mesh if row.sharding else "-",
+        row.sharding or "-", batch, str(row.checkpoint), row.kind, f"{least}{row.memory_bytes / _GB:.2f}",
+        f"{row.budget_bytes / _GB:.1f}", f"{least}{_number(row.step_ms)}", f"{most}{row.mfu:.0%}",
+        f"{least}{_number(row.usd_per_million)}", *total,
+    )  # fmt: skip
+
+
+def _why(row: PlanRow) -> str:
+    return row.why if row.is_runnable else f"{row.why}; {NOT_RUNNABLE} ({row.num_hosts} hosts)"
+
+
+def _number(value: float) -> str:
+    """Three significant digits; large numbers without exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _one_host(plan: Plan) -> Iterator[str]:
+    if plan.winner.is_runnable:
+        return
+    if plan.one_host is None:
+        yield f"The first row is {NOT_RUNNABLE}, and on one host the model does not fit."
+    else:
+        cells = _cells(0, plan.one_host)[1:]
+        yield f"The first row is {NOT_RUNNABLE}. The best way on one host:"
+        yield "  " + ", ".join(cell for cell in cells[:6] if cell != "-")
+        yield f"  {cells[6]} of {cells[7]} GB a chip, step {cells[8]} ms, MFU {cells[9]}, USD {cells[10]} a million"
+    yield ""
+
+
+def _left_out(plan: Plan) -> Iterator[str]:
+    if plan.left_out:
+        yield "not searched, because the model cannot be divided so:"
+        reasons = [f"{what}: {reason}" for what, reason in plan.left_out.items()]
+        yield from (f"  {line}" for line in first_of(reasons, _NUM_LISTED))
+        yield ""
+
+
+def _code(plan: Plan) -> Iterator[str]:
+    if plan.code:
+        yield "to run it:" if plan.winner.is_runnable else "to run that:"
+        yield from (f"  {line}".rstrip() for line in plan.code.splitlines())

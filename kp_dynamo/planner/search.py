@@ -1,0 +1,212 @@
+"""The search: bounds of every candidate, those that cannot be, and the order in which the others are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kp_dynamo.aot.topologies import Topology
+from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.hardware import CHIPS
+from kp_dynamo.planner.bounds import Facts, MemoryBound, TimeBound, memory_bound, time_bound
+from kp_dynamo.planner.candidates import Candidate, Layout, batches, layouts
+from kp_dynamo.planner.capture import Capture
+from kp_dynamo.planner.request import PlanRequest
+from kp_dynamo.planner.step_facts import Activations, activations, flops_per_sample, parameter_reads
+from kp_dynamo.planner.weights import Weights, weights_of
+
+ROOM = 0.8
+"""A bound of up to this share of the memory budget leaves room for temporaries and padding."""
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A candidate with its bounds."""
+
+    candidate: Candidate
+    memory: MemoryBound
+    time: TimeBound
+
+    @property
+    def seconds_per_sample(self) -> float:
+        return self.time.total / self.candidate.step_samples
+
+    @property
+    def usd_per_sample(self) -> float:
+        return self.seconds_per_sample * usd_per_second(self.candidate.layout.topology)
+
+    def value(self, objective: str) -> float:
+        """What the objective minimizes, at least."""
+        return self.usd_per_sample if objective == "cost" else self.seconds_per_sample
+
+    def rank(self, objective: str) -> tuple[float, float, int, int]:
+        """The order: by the bound; equal ones by the parts of the time in turn, then fewer chips and batches."""
+        price = usd_per_second(self.candidate.layout.topology) if objective == "cost" else 1.0
+        in_turn = self.time.in_turn / self.candidate.step_samples * price
+        chips, batches = self.candidate.layout.topology.num_chips, self.candidate.accumulate
+        return float(f"{self.value(objective):.3g}"), float(f"{in_turn:.4g}"), chips, batches
+
+
+def usd_per_second(topology: Topology) -> float:
+    """The price of a slice."""
+    return CHIPS[topology.target].usd_per_hour * topology.num_chips / 3600
+
+
+@dataclass
+class FactSource:
+    """What the captures say about any candidate; each part is computed once.
+
+    Attributes:
+        captures: The graphs of a step for each checkpoint mode.
+    """
+
+    request: PlanRequest
+    captures: Mapping[Any, Capture]
+    _refused: dict[str, dict[str, str]] = field(default_factory=dict)
+    _found: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._flops = {mode: flops_per_sample(capture) for mode, capture in self.captures.items()}
+        self._reads = {mode: parameter_reads(capture) for mode, capture in self.captures.items()}
+
+    @property
+    def useful_flops(self) -> int:
+        """FLOPs of a sample without those that a checkpoint mode recomputes."""
+        return min(self._flops.values())
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """For each sharding that is impossible on some meshes, on how many, and why on the first of them."""
+        found = {}
+        for sharding, reasons in self._refused.items():
+            (mesh, reason), *others = reasons.items()
+            found[f"{sharding} on {mesh}" + (f" and {len(others)} other meshes" if others else "")] = reason
+        return found
+
+    def facts(self, layout: Layout, mode: Any) -> Facts | None:
+        """The facts of a layout; None if the model cannot be divided so."""
+        try:
+            weights = self._weights(layout, mode)
+            live = self._activations(mode, layout.model)
+        except TPUConfigurationError as problem:
+            self._refused.setdefault(layout.sharding, {})[str(layout.mesh)] = str(problem)
+            return None
+        request = self.request
+        return Facts(
+            weights, live, self._flops[mode], request.samples.rows, request.samples.num_bytes, request.state_factor,
+            request.train,
+        )  # fmt: skip
+
+    def _weights(self, layout: Layout, mode: Any) -> Weights:
+        word = layout.sharding or "data"
+        found: Weights = self._once(
+            ("weights", layout.data, layout.model, word, mode),
+            lambda: weights_of(self.request.model, layout.mesh, word, self._reads[mode], self.request.train),
+        )
+        return found
+
+    def _activations(self, mode: Any, model: int) -> Activations:
+        key = ("activations", mode, model)
+        found: Activations = self._once(key, lambda: activations(self.captures[mode], model))
+        return found
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The value of `make()`, or the error that it raised the first time."""
+        if key not in self._found:
+            try:
+                self._found[key] = make()
+            except TPUConfigurationError as problem:
+                self._found[key] = problem
+        if isinstance(self._found[key], TPUConfigurationError):
+            raise self._found[key]
+        return self._found[key]
+
+
+@dataclass
+class Found:
+    """What a search found.
+
+    Attributes:
+        fitting: Candidates whose bounds fit memory and deadline, the best first.
+        num_searched: All candidates.
+        num_without_memory: Those whose memory bound exceeds the budget.
+        num_too_late: Those that cannot meet the deadline.
+        least: Of those without memory, the one that exceeds its budget least.
+        fastest: Of those that are too late, the fastest.
+    """
+
+    fitting: list[Bounded] = field(default_factory=list)
+    num_searched: int = 0
+    num_without_memory: int = 0
+    num_too_late: int = 0
+    least: Bounded | None = None
+    fastest: Bounded | None = None
+
+
+def search(request: PlanRequest, source: FactSource, topologies: Iterable[Topology]) -> Found:
+    """Bounds for every candidate on these slices."""
+    found = Found()
+    for topology in topologies:
+        for bounded in _bounded(request, source, topology):
+            _sort_in(found, bounded, request)
+    found.fitting.sort(key=lambda b: b.rank(request.goal.objective))
+    return found
+
+
+def _bounded(request: PlanRequest, source: FactSource, topology: Topology) -> Iterator[Bounded]:
+    for layout in layouts(topology, with_tensor=True):
+        for mode in source.captures:
+            facts = source.facts(layout, mode)
+            if facts is None:
+                continue
+            for samples, accumulate in batches(layout.data, request.step_samples):
+                candidate = Candidate(layout, samples, accumulate, mode)
+                yield Bounded(candidate, memory_bound(candidate, facts), time_bound(candidate, facts))
+
+
+def _sort_in(found: Found, bounded: Bounded, request: PlanRequest) -> None:
+    found.num_searched += 1
+    over = bounded.memory.total / request.budgets[bounded.candidate.layout.topology.target]
+    hours = _hours(bounded, request)
+    if over > 1:
+        found.num_without_memory += 1
+        if found.least is None or over < _over(found.least, request):
+            found.least = bounded
+    elif request.goal.deadline_hours is not None and hours > request.goal.deadline_hours:
+        found.num_too_late += 1
+        if found.fastest is None or hours < _hours(found.fastest, request):
+            found.fastest = bounded
+    else:
+        found.fitting.append(bounded)
+
+
+def _over(bounded: Bounded, request: PlanRequest) -> float:
+    return bounded.memory.total / request.budgets[bounded.candidate.layout.topology.target]
+
+
+def _hours(bounded: Bounded, request: PlanRequest) -> float:
+    """Hours of the whole training; 0 if its tokens are unknown."""
+    if request.goal.tokens is None:
+        return 0.0
+    return bounded.seconds_per_sample * request.goal.tokens / request.samples.tokens / 3600
+
+
+def best_of_each(fitting: Iterable[Bounded], request: PlanRequest) -> list[Bounded]:
+    """The best candidate of each slice and sharding, in order; one that leaves room for temporaries comes first."""
+    chosen: dict[Any, Bounded] = {}
+    for bounded in fitting:
+        key = group_of(bounded.candidate)
+        if key not in chosen or (not has_room(chosen[key], request) and has_room(bounded, request)):
+            chosen[key] = bounded
+    return sorted(chosen.values(), key=lambda b: b.rank(request.goal.objective))
+
+
+def group_of(candidate: Candidate) -> tuple[Topology, str]:
+    """What a row of a plan stands for: mesh, batch and checkpoint mode are the best for it."""
+    return candidate.layout.topology, candidate.layout.sharding
+
+
+def has_room(bounded: Bounded, request: PlanRequest) -> bool:
+    """Whether the memory bound leaves room for temporaries."""
+    return _over(bounded, request) <= ROOM

@@ -1,0 +1,243 @@
+"""`plan` without compiles: bounds of a small model, its text and JSON, and its errors."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import kp_dynamo
+from kp_dynamo.cli.main import main
+from kp_dynamo.exceptions import (
+    TPUConfigurationError,
+    TPUModelPreparationError,
+    TPUNotAvailableError,
+    TPUOutOfMemoryError,
+)
+from kp_dynamo.planner import planning
+from kp_dynamo.planner.capture import BATCH, capture_step
+from kp_dynamo.planner.planning import plan
+from kp_dynamo.planner.result import Plan
+from kp_dynamo.planner.step_facts import activations, flops_per_sample, parameter_reads
+
+WIDTH, LENGTH, VOCABULARY = 256, 512, 1024
+TOKENS = (torch.zeros(4, LENGTH, dtype=torch.int64, device="meta"),)
+
+
+class Model(nn.Module):
+    """Tokens [B, S] -> the mean loss."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCABULARY, width), nn.Linear(width, VOCABULARY)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        x = x + self.down(nn.functional.gelu(self.up(x)))
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+def on_meta(width: int = WIDTH) -> nn.Module:
+    with torch.device("meta"):
+        return Model(width)
+
+
+@cache
+def found() -> Plan:
+    return plan(on_meta(), TOKENS, train=True, tokens_per_step=64 * LENGTH, max_chips=16, tokens=1e9, num_compiled=0)
+
+
+def test_flops_activations_and_reads_of_a_step():
+    capture = capture_step(on_meta(), TOKENS, {"checkpoint": "off"}, train=True)
+    matmuls = 2 * LENGTH * (2 * 4 * WIDTH * WIDTH + WIDTH * VOCABULARY)
+    assert flops_per_sample(capture) == 3 * matmuls
+    reads = parameter_reads(capture)
+    assert reads["embedding.weight"] == 1  # its backward reads only the tokens
+    assert reads["head.weight"] == reads["up.weight"] == reads["down.weight"] == 2
+    live = activations(capture, 1)
+    # At the least the backward reads the hidden activations in bfloat16, and at the most each value a few times.
+    hidden = LENGTH * 4 * WIDTH * 2
+    assert hidden <= live.peak_bytes(1) < 20 * hidden + LENGTH * VOCABULARY * 20
+    assert live.peak_bytes(8) == pytest.approx(8 * live.peak_bytes(1), rel=0.01)
+    assert capture.args[0].shape[0] == BATCH
+
+
+def test_rows_are_bounds_and_the_first_is_the_best():
+    rows = found().rows
+    assert {row.kind for row in rows} == {"bound"}
+    assert rows[0].why == "the best bound; nothing was compiled that fits"
+    prices = [row.usd_per_million for row in rows]
+    assert all(a <= b * 1.01 for a, b in pairwise(prices))  # equal ones differ by rounding
+    assert len({(row.target, row.topology, row.sharding) for row in rows}) == len(rows) <= 10
+    assert all(row.memory_bytes <= row.budget_bytes and 0 < row.mfu <= 1 for row in rows)
+
+
+def test_totals_follow_from_the_tokens():
+    row = found().winner
+    assert row.step_tokens == row.step_samples * LENGTH
+    assert row.hours == pytest.approx(1e9 / row.step_tokens * row.step_ms / 3.6e6)
+    assert row.usd == pytest.approx(row.usd_per_million * 1000)
+
+
+@cache
+def fastest() -> Plan:
+    return plan(
+        on_meta(), TOKENS, train=True, tokens_per_step=64 * LENGTH, max_chips=16, objective="time", num_compiled=0
+    )
+
+
+def test_time_as_the_objective_takes_more_chips_than_cost():
+    times = [row.step_ms / row.step_tokens for row in fastest().rows]
+    assert all(a <= b * 1.01 for a, b in pairwise(times))
+    assert times[0] < times[-1]
+    assert times[0] <= min(row.step_ms / row.step_tokens for row in found().rows) * (1 + 1e-9)
+    assert fastest().winner.num_chips > found().winner.num_chips
+
+
+def test_the_text_marks_bounds_and_says_how_to_run_the_winner():
+    text = found().text()
+    assert ">= " in text
+    assert "<= " in text
+    assert 'torch.compile(model, backend="kp_tpu"' in text
+    assert "tensor on" in text  # this model brings no plan for it
+    compile(found().code, "code", "exec")
+
+
+def test_a_slice_of_two_hosts_is_planned_but_not_runnable():
+    fast = fastest()
+    assert fast.winner.num_hosts > 1
+    assert fast.one_host is not None
+    assert fast.one_host.num_hosts == 1
+    assert fast.one_host.step_ms > fast.winner.step_ms
+    text = fast.text()
+    assert f"planned, not runnable by this version ({fast.winner.num_hosts} hosts)" in text
+    assert "The best way on one host:" in text
+    assert f"kp_dynamo.shard(model, mesh, {fast.one_host.sharding!r})" in text
+
+
+class WithPlan(Model):
+    """Brings a plan for tensor parallelism, as models of transformers do."""
+
+    _tp_plan = {"up": "colwise", "down": "rowwise"}  # noqa: RUF012  # a plain dict there too
+
+
+def test_a_model_with_a_plan_is_searched_with_tensor_shardings():
+    with torch.device("meta"):
+        model = WithPlan()
+    planned = plan(model, TOKENS, train=True, targets=["v5e"], max_chips=4, tokens_per_step=64 * LENGTH, num_compiled=0)
+    rows = {row.sharding: row for row in planned.rows}
+    assert set(rows) == {"", "data", "fsdp", "tensor", "fsdp+tensor"}
+    assert planned.left_out == {}
+    row = rows["tensor"]
+    divided = 4 * (2 * 4 * WIDTH * WIDTH + 4 * WIDTH)  # both matrices and the bias of the column matmul
+    whole = 4 * (2 * VOCABULARY * WIDTH + VOCABULARY + WIDTH)
+    assert row.memory_parts["parameters"] == whole + divided // row.mesh["model"]
+    assert row.time_parts_ms["links"] > 0
+
+
+def test_a_plan_survives_json():
+    again = Plan.from_dict(json.loads(json.dumps(found().to_dict())))
+    assert again == found()
+    with pytest.raises(TPUConfigurationError, match="schema=None"):
+        Plan.from_dict({})
+
+
+def test_inference_has_no_gradients():
+    forward = plan(on_meta(), TOKENS, max_chips=1, targets=["v5e"], num_compiled=0)
+    [row] = forward.rows
+    assert row.memory_parts["gradients"] == row.memory_parts["optimizer"] == 0
+    assert row.step_samples == TOKENS[0].shape[0]
+    assert row.time_parts_ms["links"] == row.time_parts_ms["optimizer"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"targets": ["v5x"]}, "target='v5x' is unknown"),
+        ({"targets": "v5e"}, "targets='v5e' is invalid"),
+        ({"targets": ["v7"]}, "targets=\\['v7'\\] is unsupported"),
+        ({"targets": ["v5p"], "max_chips": 2}, "its smallest slice has 4 chips"),
+        ({"max_chips": 0}, "max_chips=0 is invalid"),
+        ({"objective": "speed"}, "objective='speed' is invalid"),
+        ({"tokens_per_step": 100}, "one sample has 512 tokens"),
+        ({"tokens_per_step": float("nan")}, "tokens_per_step=nan is invalid"),
+        ({"deadline_hours": 1}, "deadline_hours needs tokens"),
+        ({"options": {"target": "v5e"}}, "'target': 'v5e'.* is unsupported by plan"),
+        ({"options": {"levle": "balanced"}}, "levle"),
+        ({"num_compiled": -1}, "num_compiled=-1 is invalid"),
+    ],
+)
+def test_bad_arguments_are_refused_before_the_capture(monkeypatch, arguments, message):
+    monkeypatch.setattr(planning, "_captures", lambda request: pytest.fail("it captured the model"))
+    with pytest.raises(TPUConfigurationError, match=message):
+        plan(on_meta(), TOKENS, train=True, **arguments)
+
+
+def test_a_function_is_refused():
+    with pytest.raises(TPUModelPreparationError, match=r"Allowed: a torch\.nn\.Module"):
+        plan(torch.relu, TOKENS)
+
+
+def test_tokens_need_a_model_of_tokens():
+    with pytest.raises(TPUConfigurationError, match="no integer tensor"):
+        plan(nn.Linear(4, 4), (torch.zeros(2, 4),), tokens_per_step=100)
+    with pytest.raises(TPUConfigurationError, match="no tensor with a batch dimension"):
+        plan(nn.Linear(4, 4), (3,))
+
+
+def test_without_the_compiler_only_bounds_can_be_asked_for(monkeypatch):
+    monkeypatch.setattr(planning, "find_spec", lambda name: None)
+    with pytest.raises(TPUNotAvailableError, match=r"kp_dynamo\[tpu\].*num_compiled=0"):
+        plan(on_meta(), TOKENS)
+
+
+def test_a_model_that_fits_nowhere_says_why_and_what_fits():
+    """With gradients and two states, 554 million parameters in float32 are 8.9 GB: too much for 4 chips of 2 GB."""
+    options = {"memory_budget_gb": 2.0}
+    with pytest.raises(
+        TPUOutOfMemoryError, match=r"fits nowhere on up to 1 chips of v5e.*optimizer state.*nearest"
+    ) as e:
+        plan(on_meta(8192), TOKENS, train=True, targets=["v5e"], max_chips=1, options=options,
+             tokens_per_step=64 * LENGTH, num_compiled=0)  # fmt: skip
+    assert "8 v5e" in str(e.value)
+
+
+def test_a_deadline_that_nothing_can_meet():
+    with pytest.raises(TPUConfigurationError, match=r"deadline_hours=1e-06 is invalid.*takes at least"):
+        plan(on_meta(), TOKENS, train=True, tokens=1e15, deadline_hours=1e-6, max_chips=4, targets=["v5e"],
+             num_compiled=0)  # fmt: skip
+
+
+def test_the_command_line(tmp_path, capsys):
+    (tmp_path / "spec.py").write_text(
+        "import torch\ndef make():\n"
+        "    return torch.nn.Linear(512, 512), (torch.zeros(8, 512),)\n"
+    )  # fmt: skip
+    command = ["plan", f"{tmp_path}/spec.py:make", "--train", "--targets", "v5e", "--max-chips", "4", "--compile", "0"]
+    assert main([*command, "--json", f"{tmp_path}/plan.json"]) == 0
+    out = capsys.readouterr().out
+    assert "plan for training, lowest cost: up to 4 chips of v5e" in out
+    assert "USD/M samples" in out
+    assert Plan.from_dict(json.loads((tmp_path / "plan.json").read_text())).text() in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--html", "a.html"], "--html is unsupported by plan"),
+        (["--json", "nowhere/a.json"], "its folder does not exist"),
+    ],
+)
+def test_the_command_refuses_before_it_loads_the_model(capsys, arguments, message):
+    assert main(["plan", "no_such_file.py:make", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_plan_is_a_public_name():
+    assert kp_dynamo.plan is plan
+    assert kp_dynamo.Plan is Plan

@@ -1,0 +1,89 @@
+"""Results of the compiler as files: an interrupted search goes on where it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from kp_dynamo.aot.topologies import topology_of
+from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.planner.bounds import MemoryBound, TimeBound
+from kp_dynamo.planner.candidates import Candidate, Layout
+from kp_dynamo.planner.compile_best import BestCompiler
+from kp_dynamo.planner.planning import plan
+from kp_dynamo.planner.request import Goal, plan_request
+from kp_dynamo.planner.rows import Outcome
+from kp_dynamo.planner.search import Bounded, Found
+from kp_dynamo.planner.stored import StoredOutcomes
+
+CANDIDATE = Candidate(Layout(topology_of("v5e", 4), 4, 1, "fsdp"), 2, 1, "off")
+PROBLEM = Outcome(problem="does not fit: 17.00 GB")
+
+
+def request_and_files(folder, graphs="a", **options):
+    request = plan_request(nn.Linear(8, 8), (torch.zeros(8, 8),), True, Goal(["v5e"]), options)
+    return request, StoredOutcomes(folder, request, {"off": graphs})
+
+
+def bounded(candidate):
+    return Bounded(candidate, MemoryBound(1, 2, 1, 0, 0, is_added=False), TimeBound(1.0, 0.0, 0.0, 0.0))
+
+
+def test_an_outcome_is_read_again(tmp_path):
+    _, files = request_and_files(tmp_path / "new" / "folder")
+    assert files.read(CANDIDATE) is None
+    files.write(CANDIDATE, PROBLEM)
+    assert files.read(CANDIDATE) == PROBLEM
+    assert [path.suffix for path in (tmp_path / "new" / "folder").iterdir()] == [".json"]
+
+
+def test_another_candidate_model_or_option_has_another_file(tmp_path):
+    request_and_files(tmp_path)[1].write(CANDIDATE, PROBLEM)
+    assert request_and_files(tmp_path)[1].read(replace(CANDIDATE, samples=4)) is None
+    assert request_and_files(tmp_path, graphs="b")[1].read(CANDIDATE) is None
+    assert request_and_files(tmp_path, level="aggressive")[1].read(CANDIDATE) is None
+    # A batch is compiled once, whatever the number of batches of a step.
+    assert request_and_files(tmp_path)[1].read(replace(CANDIDATE, accumulate=8)) == PROBLEM
+
+
+def test_a_damaged_file_counts_as_none(tmp_path):
+    _, files = request_and_files(tmp_path)
+    files.write(CANDIDATE, PROBLEM)
+    [path] = tmp_path.iterdir()
+    path.write_text(path.read_text()[:10])
+    assert files.read(CANDIDATE) is None
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TPUConfigurationError, match="cannot be written"):
+        request_and_files(tmp_path / "file")[1].write(CANDIDATE, PROBLEM)
+
+
+def test_a_failure_on_file_is_not_compiled_again_and_rules_out_larger_batches(tmp_path):
+    request, files = request_and_files(tmp_path)
+    files.write(CANDIDATE, PROBLEM)
+    larger = replace(CANDIDATE, samples=4)
+    compiler = BestCompiler(request, Found([bounded(CANDIDATE), bounded(larger)]), files, is_shown=False)
+    compiler.compile(1)
+    [figures] = compiler.tried_and_left()
+    assert (figures.kind, figures.problem) == ("failed", PROBLEM.problem)
+
+
+@pytest.mark.slow
+def test_the_best_is_compiled_once_and_then_read(tmp_path):
+    with torch.device("meta"):
+        model, args = nn.Linear(512, 512), (torch.zeros(512, 512),)
+    arguments = {"targets": ["v5e"], "max_chips": 1, "num_compiled": 1, "folder": tmp_path}
+    first = plan(model, args, **arguments)
+    assert first.winner.kind == "compiled"
+    assert first.winner.why == "the winner"
+    bounds = plan(model, args, **{**arguments, "num_compiled": 0}).winner
+    assert first.winner.step_ms >= bounds.step_ms
+    assert first.winner.memory_bytes >= bounds.memory_bytes
+    again = plan(model, args, **arguments)
+    assert again.rows == first.rows
+    assert again.seconds["compile"] < 1 < first.seconds["compile"]
