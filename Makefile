@@ -43,7 +43,7 @@ help:
 
 setup: $(READY)
 
-$(READY): pyproject.toml setup.cfg constraints.txt
+$(READY): pyproject.toml setup.cfg setup.py constraints.txt $(wildcard kp_dynamo/disk_cache/native/*)
 	@echo "Setting up $(VENV): some minutes and 8 GB the first time"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tpu,test,bench,friends]"

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "kp_dynamo.graph": (
         "torch", "sympy", "kp_dynamo.exceptions", "kp_dynamo.hardware", "kp_dynamo.ops", "kp_dynamo.sharding",
     ),
+    "kp_dynamo.disk_cache": ("kp_dynamo.compat", "kp_dynamo.exceptions"),
     "kp_dynamo.cache": ("torch", "kp_dynamo.compat"),
     "kp_dynamo.error_boundary": ("torch", "kp_dynamo.exceptions", "kp_dynamo.graph"),
     "kp_dynamo.passes": ("torch", "sympy", "kp_dynamo.graph", "kp_dynamo.ops"),

@@ -9,6 +9,7 @@ import tempfile
 import types
 import zipfile
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import kp_dynamo
 from kp_dynamo import exceptions
 
 ROOT = Path(__file__).parent.parent
-NOT_SOURCES = shutil.ignore_patterns(".*", "build", "dist", "out", "__pycache__", "*.egg-info")
+NOT_SOURCES = shutil.ignore_patterns(".*", "build", "dist", "out", "__pycache__", "*.egg-info", "*.so")
 
 COMPILE = """
 import torch
@@ -135,7 +136,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     facts = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "kp_dynamo/passes/base.py" in sources
-    others = {"py.typed", "page/templates/page.html", "page/templates/style.css"}
+    library = f"disk_cache/_plugin{EXTENSION_SUFFIXES[0]}"
+    others = {"py.typed", "page/templates/page.html", "page/templates/style.css", library}
     assert names == sources | {f"kp_dynamo/{name}" for name in others} | {f"{about}/{fact}" for fact in facts}
 
 

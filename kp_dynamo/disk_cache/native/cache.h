@@ -1,0 +1,41 @@
+/* What the files of the disk cache share: counters, the key of a program, and the entries of the folder. */
+#ifndef KP_CACHE_H
+#define KP_CACHE_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "pjrt_api.h"
+#include "sha256.h"
+
+/* Python reads these by name. `absent`, `damaged`, `unreadable`, `not_loaded` and `no_key` are the misses. */
+#define KP_COUNTERS(X)                                                                                        \
+  X(hits) X(absent) X(damaged) X(unreadable) X(not_loaded) X(no_key) X(saved) X(not_saved) X(not_serialized)  \
+  X(too_large) X(evicted) X(loaded_bytes) X(saved_bytes) X(compile_ns) X(load_ns) X(avoided_ns)
+
+#define KP_ENUM(name) COUNT_##name,
+enum counter { KP_COUNTERS(KP_ENUM) NUM_COUNTERS };
+
+void count(enum counter which, uint64_t by);
+
+struct key { uint8_t digest[SHA256_SIZE]; };
+
+/* Once for each process, before the first key: what does not change after the plugin was loaded. */
+void note_environment(const char *plugin_path);
+/* False if the plugin cannot describe itself or its devices; the program is then compiled without the cache. */
+int key_of(const struct pjrt_api *api, const struct client_compile *compile, struct key *key);
+
+struct entry {
+  char *bytes; /* from malloc */
+  size_t size;
+  uint64_t compile_ns;
+};
+
+/* Open the folder. NULL on success, otherwise the reason why it cannot be used. */
+const char *open_folder(const char *path, uint64_t max_bytes);
+/* True if there is a whole entry for `key`. Every failure is counted; a damaged entry is deleted. */
+int read_entry(const struct key *key, struct entry *entry);
+void write_entry(const struct key *key, const struct entry *entry);
+void delete_entry(const struct key *key);
+
+#endif

@@ -1,0 +1,217 @@
+/* The entries of the folder: one file for each program, named after its key. Every failure here is only counted. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cache.h"
+
+struct header {
+  char magic[8];
+  uint8_t checksum[SHA256_SIZE]; /* of all that follows it, in the header and behind */
+  uint8_t key[SHA256_SIZE];
+  uint64_t size;
+  uint64_t compile_ns;
+};
+
+static const char MAGIC[8] = "KPTPU 1";
+enum { NAME_SIZE = 2 * SHA256_SIZE + 1, FORGOTTEN_S = 3600 };
+#define TEMPORARY ".writing-"
+
+static int folder = -1;
+static uint64_t folder_max_bytes;
+
+static int is_private(int file, mode_t kind, struct stat *about) {
+  return !fstat(file, about) && (about->st_mode & S_IFMT) == kind && about->st_uid == geteuid() &&
+         !(about->st_mode & (S_IWGRP | S_IWOTH));
+}
+
+const char *open_folder(const char *path, uint64_t max_bytes) {
+  struct stat about;
+  if ((folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) return "the folder cannot be opened";
+  folder_max_bytes = max_bytes;
+  if (is_private(folder, S_IFDIR, &about)) return NULL;
+  close(folder);
+  folder = -1;
+  return "the folder belongs to another user, or others can write to it";
+}
+
+static void name_of(const struct key *key, char name[NAME_SIZE]) {
+  for (int i = 0; i < SHA256_SIZE; i++) sprintf(name + 2 * i, "%02x", key->digest[i]);
+}
+
+static void checksum_of(const struct header *header, const struct entry *entry, uint8_t checksum[SHA256_SIZE]) {
+  struct sha256 hash;
+  size_t start = offsetof(struct header, key);
+  sha256_start(&hash);
+  sha256_add(&hash, (const char *)header + start, sizeof *header - start);
+  sha256_add(&hash, entry->bytes, entry->size);
+  sha256_finish(&hash, checksum);
+}
+
+static int read_all(int file, void *to, size_t size) {
+  while (size) {
+    ssize_t got = read(file, to, size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return 0;
+    to = (char *)to + got;
+    size -= (size_t)got;
+  }
+  return 1;
+}
+
+static int write_all(int file, const void *from, size_t size) {
+  while (size) {
+    ssize_t put = write(file, from, size);
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) return 0;
+    from = (const char *)from + put;
+    size -= (size_t)put;
+  }
+  return 1;
+}
+
+/* Nothing of the file is believed before size, key and checksum are right. */
+static enum counter read_file(int file, const struct key *key, struct entry *entry) {
+  struct header header;
+  struct stat about;
+  uint8_t checksum[SHA256_SIZE];
+  if (!is_private(file, S_IFREG, &about)) return COUNT_unreadable;
+  if (about.st_size < (off_t)sizeof header || !read_all(file, &header, sizeof header)) return COUNT_damaged;
+  entry->size = (size_t)about.st_size - sizeof header;
+  entry->compile_ns = header.compile_ns;
+  if (memcmp(header.magic, MAGIC, sizeof MAGIC) || memcmp(header.key, key->digest, SHA256_SIZE) ||
+      header.size != entry->size)
+    return COUNT_damaged;
+  if (!(entry->bytes = malloc(entry->size + 1))) return COUNT_unreadable;
+  if (!read_all(file, entry->bytes, entry->size)) return COUNT_damaged;
+  checksum_of(&header, entry, checksum);
+  return memcmp(checksum, header.checksum, SHA256_SIZE) ? COUNT_damaged : COUNT_hits;
+}
+
+int read_entry(const struct key *key, struct entry *entry) {
+  char name[NAME_SIZE];
+  name_of(key, name);
+  *entry = (struct entry){0};
+  int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) {
+    count(errno == ENOENT ? COUNT_absent : COUNT_unreadable, 1);
+    return 0;
+  }
+  enum counter outcome = read_file(file, key, entry);
+  if (outcome == COUNT_hits) {
+    futimens(file, NULL); /* Least recently used entries go first. */
+    close(file);
+    return 1;
+  }
+  close(file);
+  free(entry->bytes);
+  count(outcome, 1);
+  if (outcome == COUNT_damaged) unlinkat(folder, name, 0);
+  return 0;
+}
+
+void delete_entry(const struct key *key) {
+  char name[NAME_SIZE];
+  name_of(key, name);
+  unlinkat(folder, name, 0);
+}
+
+struct found {
+  char name[NAME_SIZE];
+  uint64_t size;
+  struct timespec used;
+};
+
+static int is_entry(const char *name) {
+  return strlen(name) == NAME_SIZE - 1 && strspn(name, "0123456789abcdef") == NAME_SIZE - 1;
+}
+
+static int by_use(const void *a, const void *b) {
+  const struct timespec *first = &((const struct found *)a)->used, *second = &((const struct found *)b)->used;
+  if (first->tv_sec != second->tv_sec) return first->tv_sec < second->tv_sec ? -1 : 1;
+  return first->tv_nsec < second->tv_nsec ? -1 : first->tv_nsec > second->tv_nsec;
+}
+
+/* Entries of the folder. Deletes what a process that was killed left half written. */
+static size_t list_entries(DIR *listing, struct found **all) {
+  size_t number = 0, capacity = 0;
+  struct dirent *item;
+  struct stat about;
+  while ((item = readdir(listing))) {
+    if (fstatat(folder, item->d_name, &about, AT_SYMLINK_NOFOLLOW) || !S_ISREG(about.st_mode)) continue;
+    if (!strncmp(item->d_name, TEMPORARY, strlen(TEMPORARY)) && time(NULL) - about.st_mtime > FORGOTTEN_S)
+      unlinkat(folder, item->d_name, 0);
+    if (!is_entry(item->d_name)) continue;
+    if (number == capacity) {
+      struct found *more = realloc(*all, (capacity = capacity * 2 + 64) * sizeof **all);
+      if (!more) break;
+      *all = more;
+    }
+    struct found *entry = &(*all)[number++];
+    memcpy(entry->name, item->d_name, NAME_SIZE);
+    entry->size = (uint64_t)about.st_size;
+    entry->used = about.st_mtim;
+  }
+  return number;
+}
+
+/* Needs no lock: each process does this after it wrote, and processes that see the same entries delete the same ones.
+ */
+static void evict(void) {
+  struct found *all = NULL;
+  uint64_t total = 0;
+  int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR *listing = again < 0 ? NULL : fdopendir(again);
+  if (!listing) {
+    if (again >= 0) close(again);
+    return;
+  }
+  size_t number = list_entries(listing, &all);
+  closedir(listing);
+  for (size_t i = 0; i < number; i++) total += all[i].size;
+  if (total > folder_max_bytes) qsort(all, number, sizeof *all, by_use);
+  for (size_t i = 0; i < number && total > folder_max_bytes; i++) {
+    total -= all[i].size;
+    if (!unlinkat(folder, all[i].name, 0)) count(COUNT_evicted, 1);
+  }
+  free(all);
+}
+
+static int write_file(int file, const struct key *key, const struct entry *entry) {
+  struct header header = {.size = entry->size, .compile_ns = entry->compile_ns};
+  memcpy(header.magic, MAGIC, sizeof MAGIC);
+  memcpy(header.key, key->digest, SHA256_SIZE);
+  checksum_of(&header, entry, header.checksum);
+  return write_all(file, &header, sizeof header) && write_all(file, entry->bytes, entry->size);
+}
+
+void write_entry(const struct key *key, const struct entry *entry) {
+  static atomic_uint number;
+  char name[NAME_SIZE], temporary[64];
+  if (sizeof(struct header) + entry->size > folder_max_bytes) {
+    count(COUNT_too_large, 1);
+    return;
+  }
+  name_of(key, name);
+  snprintf(temporary, sizeof temporary, TEMPORARY "%ld-%u", (long)getpid(), atomic_fetch_add(&number, 1));
+  /* A file of this name is left from a process that had the same id. */
+  unlinkat(folder, temporary, 0);
+  int file = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  int is_written = file >= 0 && write_file(file, key, entry);
+  if (file >= 0 && close(file)) is_written = 0;
+  if (is_written && !renameat(folder, temporary, folder, name)) {
+    count(COUNT_saved, 1);
+    count(COUNT_saved_bytes, entry->size);
+    evict();
+    return;
+  }
+  count(COUNT_not_saved, 1);
+  unlinkat(folder, temporary, 0);
+}

@@ -1,0 +1,141 @@
+/* A PJRT plugin that stands in front of another one and keeps its compiled programs on disk.
+ *
+ * It forwards every function but PJRT_Client_Compile, which first looks the program up. Whatever fails, the plugin
+ * behind compiles as if this library were not there; a counter says how often. Python sets three variables before the
+ * device starts: KP_TPU_CACHE_PLUGIN (the plugin behind), KP_TPU_CACHE_DIR and KP_TPU_CACHE_MAX_BYTES.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cache.h"
+
+#define EXPORTED __attribute__((visibility("default")))
+
+static const struct pjrt_api *real;
+static const char *state = "no device has started";
+static atomic_uint_fast64_t counters[NUM_COUNTERS];
+
+void count(enum counter which, uint64_t by) { atomic_fetch_add(&counters[which], by); }
+
+EXPORTED const char *kp_cache_state(void) { return state; }
+
+EXPORTED const char *kp_cache_counter_name(int which) {
+#define KP_NAME(name) #name,
+  static const char *const NAMES[] = {KP_COUNTERS(KP_NAME)};
+  return which >= 0 && which < NUM_COUNTERS ? NAMES[which] : NULL;
+}
+
+EXPORTED uint64_t kp_cache_counter(int which) { return atomic_load(&counters[which]); }
+
+static uint64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static int load(struct client_compile *compile, const struct key *key) {
+  struct entry entry;
+  uint64_t start = now_ns();
+  if (!read_entry(key, &entry)) return 0;
+  struct deserialize_and_load arguments = {
+      .struct_size = KP_SIZE(deserialize_and_load, other_options_size),
+      .client = compile->client,
+      .bytes = entry.bytes,
+      .size = entry.size,
+  };
+  int is_loaded = succeeded(real, real->functions[DESERIALIZE_AND_LOAD](&arguments));
+  free(entry.bytes);
+  if (!is_loaded) {
+    count(COUNT_not_loaded, 1);
+    delete_entry(key);
+    return 0;
+  }
+  compile->executable = arguments.executable;
+  count(COUNT_hits, 1);
+  count(COUNT_loaded_bytes, entry.size);
+  count(COUNT_load_ns, now_ns() - start);
+  count(COUNT_avoided_ns, entry.compile_ns);
+  return 1;
+}
+
+static void save(void *loaded, const struct key *key, uint64_t compile_ns) {
+  struct part_of got = {.struct_size = KP_SIZE(part_of, part), .of = loaded};
+  if (!succeeded(real, real->functions[LOADED_GET_EXECUTABLE](&got))) {
+    count(COUNT_not_serialized, 1);
+    return;
+  }
+  struct executable_serialize serialized = {
+      .struct_size = KP_SIZE(executable_serialize, delete_owner), .executable = got.part};
+  if (succeeded(real, real->functions[EXECUTABLE_SERIALIZE](&serialized))) {
+    struct entry entry = {.bytes = (char *)serialized.bytes, .size = serialized.size, .compile_ns = compile_ns};
+    write_entry(key, &entry);
+    if (serialized.delete_owner) serialized.delete_owner(serialized.owner);
+  } else {
+    count(COUNT_not_serialized, 1);
+  }
+  struct executable_destroy destroy = {
+      .struct_size = KP_SIZE(executable_destroy, executable), .executable = got.part};
+  succeeded(real, real->functions[EXECUTABLE_DESTROY](&destroy));
+}
+
+static void *compile_or_load(void *arguments) {
+  struct client_compile *compile = arguments;
+  struct key key;
+  int has_key = key_of(real, compile, &key);
+  if (!has_key) count(COUNT_no_key, 1);
+  if (has_key && load(compile, &key)) return NULL;
+  uint64_t start = now_ns();
+  void *error = real->functions[CLIENT_COMPILE](arguments);
+  uint64_t compile_ns = now_ns() - start;
+  count(COUNT_compile_ns, compile_ns);
+  if (!error && has_key) save(compile->executable, &key, compile_ns);
+  return error;
+}
+
+/* NULL if the cache can work in front of this plugin, otherwise the reason why not. */
+static const char *problem_of(const struct pjrt_api *api, const char *plugin_path) {
+  static const int USED[] = {
+      ERROR_DESTROY,          CLIENT_PLATFORM_NAME,        CLIENT_PROCESS_INDEX,   CLIENT_PLATFORM_VERSION,
+      CLIENT_DEVICES,         CLIENT_ADDRESSABLE_DEVICES,  CLIENT_COMPILE,         DESCRIPTION_ID,
+      DESCRIPTION_KIND,       DESCRIPTION_PROCESS_INDEX,   DEVICE_GET_DESCRIPTION, DESCRIPTION_DEBUG_STRING,
+      EXECUTABLE_DESTROY,     EXECUTABLE_SERIALIZE,        LOADED_GET_EXECUTABLE,  DESERIALIZE_AND_LOAD};
+  const char *path = getenv("KP_TPU_CACHE_DIR"), *max_bytes = getenv("KP_TPU_CACHE_MAX_BYTES");
+  if (api->version.major != KP_API_MAJOR || api->version.minor < KP_OLDEST_MINOR ||
+      api->version.minor > KP_NEWEST_MINOR)
+    return "the plugin has a version of the PJRT C API for which the cache was not made";
+  if (api->struct_size < sizeof *api + NUM_FUNCTIONS_NEEDED * sizeof *api->functions)
+    return "the plugin's table of functions is too short";
+  for (size_t i = 0; i < sizeof USED / sizeof *USED; i++)
+    if (!api->functions[USED[i]]) return "the plugin lacks a function that the cache needs";
+  if (!path || !*path || !max_bytes) return "no folder was given";
+  note_environment(plugin_path);
+  return open_folder(path, strtoull(max_bytes, NULL, 10));
+}
+
+static const struct pjrt_api *load_plugin(const char *path) {
+  void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+  const struct pjrt_api *(*get)(void) = NULL;
+  if (library) *(void **)&get = dlsym(library, "GetPjrtApi");
+  if (!get) {
+    const char *reason = path ? dlerror() : "KP_TPU_CACHE_PLUGIN is not set";
+    fprintf(stderr, "kp_dynamo: the disk cache cannot load the PJRT plugin behind it: %s\n", reason);
+  }
+  return get ? get() : NULL;
+}
+
+EXPORTED const struct pjrt_api *GetPjrtApi(void) {
+  static struct pjrt_api *mine;
+  if (mine || real) return mine ? mine : real;
+  const char *path = getenv("KP_TPU_CACHE_PLUGIN");
+  real = load_plugin(path);
+  if (!real) return NULL;
+  if ((state = problem_of(real, path))) return real;
+  if (!(mine = malloc(real->struct_size))) return real;
+  memcpy(mine, real, real->struct_size);
+  mine->functions[CLIENT_COMPILE] = compile_or_load;
+  return mine;
+}

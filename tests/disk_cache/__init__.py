@@ -1,0 +1,1 @@
+"""The disk cache, in front of XLA's own CPU plugin (the package xla-cpu-pjrt)."""

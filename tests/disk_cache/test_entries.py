@@ -1,0 +1,162 @@
+"""What is in the folder, and what is not believed of it."""
+
+import os
+import resource
+import signal
+import stat
+import time
+
+import pytest
+
+from tests.disk_cache.process import finish, misses
+
+HEADER = 88
+
+
+def test_a_second_process_loads_what_the_first_one_saved(machine):
+    first = machine.compile(1, 2)
+    assert (first["state"], first["saved"], misses(first)) == ("on", 2, {"absent": 2})
+    second = machine.compile(2, 1, 1)
+    assert (second["hits"], second["saved"], misses(second)) == (3, 0, {})
+    assert second["loaded_bytes"] == first["saved_bytes"] // 2 * 3
+    assert second["compile_ns"] == 0 < second["load_ns"]
+    assert second["avoided_ns"] > 0
+
+
+def test_an_entry_is_for_its_user_alone(machine):
+    machine.compile(1)
+    (entry,) = machine.entries()
+    assert stat.S_IMODE(entry.stat().st_mode) == 0o600
+    assert len(entry.name) == 64
+
+
+def _flip(at: int):
+    def damage(content: bytes) -> bytes:
+        changed = bytearray(content)
+        changed[at] ^= 1
+        return bytes(changed)
+
+    return damage
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "cut in the header": lambda content: content[: HEADER // 2],
+    "only the header": lambda content: content[:HEADER],
+    "cut in the program": lambda content: content[:-100],
+    "longer": lambda content: content + b"\0",
+    "magic": _flip(0),
+    "checksum": _flip(8),
+    "key": _flip(40),
+    "size": _flip(72),
+    "seconds": _flip(80),
+    "first byte": _flip(HEADER),
+    "last byte": _flip(-1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_entry_is_compiled_and_written_again(machine, damage):
+    machine.compile(1)
+    (entry,) = machine.entries()
+    content = entry.read_bytes()
+    entry.write_bytes(damage(content))
+    again = machine.compile(1, 1)
+    assert (misses(again), again["hits"], again["saved"]) == ({"damaged": 1}, 1, 1)
+
+
+def test_an_entry_under_the_name_of_another_is_not_loaded(machine):
+    machine.compile(1, 2)
+    first, second = machine.entries()
+    first.rename(second)
+    again = machine.compile(1, 2)
+    assert (misses(again), again["saved"]) == ({"absent": 1, "damaged": 1}, 2)
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "open to others"])
+def test_what_another_user_may_have_put_there_is_not_read(machine, tmp_path, kind):
+    machine.compile(1)
+    (entry,) = machine.entries()
+    if kind == "open to others":
+        entry.chmod(0o622)
+    else:
+        entry.rename(tmp_path / "moved")
+        entry.symlink_to(tmp_path / "moved") if kind == "link" else entry.mkdir()
+    again = machine.compile(1)
+    assert (misses(again), again["hits"]) == ({"unreadable": 1}, 0)
+
+
+def test_the_least_recently_used_go_first(machine):
+    size = machine.compile(1, 2)["saved_bytes"] // 2 + HEADER
+    third = machine.compile(1, 3, KP_TPU_CACHE_MAX_BYTES=str(2 * size))
+    assert (third["hits"], third["saved"], third["evicted"]) == (1, 1, 1)
+    after = machine.compile(1, 3, 2)
+    assert (after["hits"], misses(after)) == (2, {"absent": 1})
+
+
+def test_a_program_larger_than_the_bound_is_not_written(machine):
+    found = machine.compile(1, KP_TPU_CACHE_MAX_BYTES="1000")
+    assert (found["too_large"], found["saved"], machine.entries()) == (1, 0, [])
+
+
+def test_foreign_files_stay(machine):
+    other = machine.folder / "notes.txt"
+    other.write_text("mine")
+    size = machine.compile(1)["saved_bytes"] + HEADER
+    assert machine.compile(2, KP_TPU_CACHE_MAX_BYTES=str(size))["evicted"] == 1
+    assert other.read_text() == "mine"
+
+
+def test_a_full_disk_costs_a_compilation_and_leaves_nothing(machine, monkeypatch):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        process = machine.start([{"program": 1}, {"program": 1}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    found = finish(process)
+    assert (found["not_saved"], misses(found), machine.entries()) == (2, {"absent": 2}, [])
+
+
+def test_a_process_killed_while_it_writes_leaves_no_broken_entry(machine):
+    plans = [{"program": number} for number in range(40)]
+    for wait in (0.05, 0.1, 0.2):
+        process = machine.start(plans)
+        deadline = time.monotonic() + 120
+        while len(machine.entries()) < 2 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(wait)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    found = machine.run(plans)
+    assert found["damaged"] == 0 < found["hits"]
+    assert found["hits"] + found["absent"] == 40
+
+
+def test_half_written_files_are_deleted_after_an_hour(machine):
+    old, new = machine.folder / ".writing-1-0", machine.folder / ".writing-2-0"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 4000,) * 2)
+    machine.compile(1)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def _at_once(machine, num_processes: int, num_programs: int) -> None:
+    plans = [{"program": number} for number in range(num_programs)]
+    # Each begins elsewhere, so that some save what others load.
+    orders = [plans[at:] + plans[:at] for at in range(0, num_programs, -(-num_programs // num_processes))]
+    results = [finish(process) for process in [machine.start(order) for order in orders]]
+    assert {reason for result in results for reason in misses(result)} == {"absent"}
+    assert sum(result["not_saved"] for result in results) == 0
+    assert len(machine.entries()) == num_programs
+    assert machine.run(plans)["hits"] == num_programs
+
+
+def test_processes_share_the_folder(machine):
+    _at_once(machine, 3, 12)
+
+
+@pytest.mark.slow
+def test_two_hundred_programs_of_eight_processes(machine):
+    _at_once(machine, 8, 200)

@@ -1,0 +1,72 @@
+"""Whatever is wrong with the plugin or the folder, programs compile, and the state or a counter says why."""
+
+import pytest
+
+from tests.disk_cache.process import misses
+
+OFF = {
+    "too old": {"KP_TEST_MINOR": "74"},
+    "too new": {"KP_TEST_MINOR": "116"},
+    "other ABI": {"KP_TEST_FAULT": "major"},
+    "short table": {"KP_TEST_FAULT": "short table"},
+    "missing function": {"KP_TEST_FAULT": "missing function"},
+    "no folder": {"KP_TPU_CACHE_DIR": ""},
+    "folder does not exist": {"KP_TPU_CACHE_DIR": "/nowhere"},
+    "folder is a file": {"KP_TPU_CACHE_DIR": __file__},
+}
+REASONS = {
+    "too old": "a version of the PJRT C API",
+    "too new": "a version of the PJRT C API",
+    "other ABI": "a version of the PJRT C API",
+    "short table": "table of functions is too short",
+    "missing function": "lacks a function",
+    "no folder": "no folder was given",
+    "folder does not exist": "cannot be opened",
+    "folder is a file": "cannot be opened",
+}
+
+
+@pytest.mark.parametrize("case", OFF)
+def test_the_cache_is_off_and_says_why(machine, case):
+    found = machine.compile(1, **OFF[case])
+    assert REASONS[case] in found["state"]
+    assert {name: value for name, value in found.items() if value and name not in ("state", "seconds")} == {}
+    assert (len(found["seconds"]), machine.entries()) == (1, [])
+
+
+def test_a_folder_that_others_can_write_to(machine):
+    machine.folder.chmod(0o770)
+    assert "others can write to it" in machine.compile(1)["state"]
+    assert machine.entries() == []
+
+
+def test_a_plugin_that_cannot_serialize(machine):
+    found = machine.compile(1, 1, KP_TEST_FAULT="serialize")
+    assert (found["state"], found["not_serialized"], misses(found)) == ("on", 2, {"absent": 2})
+    assert machine.entries() == []
+
+
+def test_a_plugin_that_refuses_what_it_wrote(machine):
+    machine.compile(1)
+    found = machine.compile(1, KP_TEST_FAULT="load")
+    assert (misses(found), found["hits"], found["saved"]) == ({"not_loaded": 1}, 0, 1)
+
+
+def test_a_plugin_that_cannot_name_its_devices(machine):
+    found = machine.compile(1, KP_TEST_FAULT="devices")
+    assert (misses(found), found["saved"], machine.entries()) == ({"no_key": 1}, 0, [])
+
+
+def test_an_error_of_the_compiler_arrives_unchanged(machine):
+    process = machine.start([{"program": 1, "options": "ffff"}])
+    _, message = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "RuntimeError: " in message
+    assert machine.entries() == []
+
+
+def test_without_a_plugin_behind_it_says_so(machine):
+    process = machine.start([{"program": 1}], KP_TPU_CACHE_PLUGIN="/nowhere.so")
+    _, message = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "the disk cache cannot load the PJRT plugin behind it: /nowhere.so" in message
