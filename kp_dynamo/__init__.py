@@ -1,12 +1,14 @@
 """A `torch.compile` backend for TPUs: `torch.compile(model, backend="kp_tpu")`.
 
 This module lists the public API. Names are imported on first use: importing the package neither imports torch_xla nor
-starts a device. It only sets an XLA flag, which has no effect once a device has started.
+starts a device. It only sets an XLA flag, which has no effect once a device has started, and enables the disk cache if
+KP_TPU_CACHE_DIR names a folder.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from os import environ as _environ
 from typing import TYPE_CHECKING
 
 from kp_dynamo.compat.fast_extremes import keep_nan as _keep_nan
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from kp_dynamo.cache.lru import LRUCache
     from kp_dynamo.config.options import CompileOptions
     from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
+    from kp_dynamo.disk_cache.enable import enable_disk_cache
     from kp_dynamo.explanation.explain import Explanation, explain
     from kp_dynamo.integrations.generation import compile_for_generation
     from kp_dynamo.passes.base import GraphPass, PassReport
@@ -104,6 +107,7 @@ __all__ = [
     "compile_blocks",
     "compile_for_generation",
     "create_xla_integration",
+    "enable_disk_cache",
     "explain",
     "kp_tpu",
     "load_checkpoint",
@@ -147,6 +151,7 @@ _HOME_OF = {
     "cache_stats": "kp_dynamo.backend",
     "clear_cache": "kp_dynamo.backend",
     "create_xla_integration": "kp_dynamo.api.xla_optimizations",
+    "enable_disk_cache": "kp_dynamo.disk_cache.enable",
     "explain": "kp_dynamo.explanation.explain",
     "kp_tpu": "kp_dynamo.backend",
     "load_checkpoint": "kp_dynamo.api.checkpoint.checkpoint",
@@ -161,6 +166,8 @@ _HOME_OF = {
 }
 
 _keep_nan()
+if _environ.get("KP_TPU_CACHE_DIR"):
+    import_module("kp_dynamo.disk_cache.enable").enable_from_environment()
 
 
 def __getattr__(name: str) -> object:

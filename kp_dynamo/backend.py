@@ -23,6 +23,7 @@ from kp_dynamo.compat import (
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.modes import accept_mode
 from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.disk_cache.enable import disk_stats
 from kp_dynamo.graph.operand_devices import problem_of_devices
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
@@ -72,11 +73,13 @@ kp_tpu.on_given_up = uncompiled_frames.report  # type: ignore[attr-defined]  # c
 def cache_stats() -> dict[str, Any]:
     """Statistics of the compile cache: `size, max_size, hits, misses, hit_rate, evictions` of programs.
 
-    "captures" holds the same for whole captures, which are looked up before AOTAutograd runs.
+    "captures" holds the same for whole captures, which are looked up before AOTAutograd runs. "disk" is about the
+    programs that XLA compiled or that came from the folder of `enable_disk_cache`.
     """
     from kp_dynamo.session import SESSION
 
-    return {**SESSION.runtime.cache.get_stats(), "captures": dict(SESSION.captures.get_stats())}
+    captures = dict(SESSION.captures.get_stats())
+    return {**SESSION.runtime.cache.get_stats(), "captures": captures, "disk": disk_stats()}
 
 
 def clear_cache() -> None:

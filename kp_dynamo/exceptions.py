@@ -48,7 +48,7 @@ class TPUMemoryPoolError(TPUMemoryError):
 
 
 class TPUCacheError(TPUBackendError):
-    """A cache is misused: `XLACompiler` raises it if `use_cache` is not a bool."""
+    """A cache is misused: `XLACompiler` got a `use_cache` that is not a bool, or the disk cache cannot be enabled."""
 
 
 class TPUOptimizationError(TPUBackendError):

@@ -68,8 +68,8 @@ MAY_IMPORT = {
         "kp_dynamo.exceptions",
     ),
     "kp_dynamo.backend": (
-        "torch", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.graph", "kp_dynamo.legacy_backend",
-        "kp_dynamo.session", "kp_dynamo.telemetry", "kp_dynamo.uncompiled_frames",
+        "torch", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.disk_cache", "kp_dynamo.graph",
+        "kp_dynamo.legacy_backend", "kp_dynamo.session", "kp_dynamo.telemetry", "kp_dynamo.uncompiled_frames",
     ),
     "kp_dynamo.explanation": (
         "torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.graph", "kp_dynamo.lowering",

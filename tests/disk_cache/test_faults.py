@@ -50,6 +50,8 @@ def test_a_plugin_that_refuses_what_it_wrote(machine):
     machine.compile(1)
     found = machine.compile(1, KP_TEST_FAULT="load")
     assert (misses(found), found["hits"], found["saved"]) == ({"not_loaded": 1}, 0, 1)
+    machine.compile(1, KP_TEST_FAULT="load serialize")
+    assert machine.entries() == []
 
 
 def test_a_plugin_that_cannot_name_its_devices(machine):

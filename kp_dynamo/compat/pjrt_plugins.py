@@ -1,0 +1,83 @@
+"""The shared library that torch_xla 2.9 loads for a device, and how to put another one in front of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from kp_dynamo.compat import fast_extremes
+from kp_dynamo.exceptions import TPUCacheError
+
+_TPU_LIBRARY = "TPU_LIBRARY_PATH"
+
+
+def require_plugin() -> None:
+    """Raise if the device of this process has no plugin.
+
+    Raises:
+        TPUCacheError: It is XLA:CPU.
+    """
+    if fast_extremes.is_on_cpu():
+        raise TPUCacheError(
+            "there are no programs to keep on this device: XLA:CPU is a part of torch_xla and cannot load compiled "
+            "programs. Allowed: a TPU, or a device whose PJRT plugin is registered with torch_xla."
+        )
+
+
+def is_in_front(library: str) -> bool:
+    """Whether torch_xla loads `library` for the device of this process, or has loaded it."""
+    name = os.environ.get("PJRT_DEVICE", "TPU")
+    plugin = _registered(name)
+    current = os.environ.get(_TPU_LIBRARY, "") if name == "TPU" else plugin.library_path() if plugin else ""
+    return os.path.realpath(current) == os.path.realpath(library)
+
+
+def put_in_front(library: str, behind: str | None = None) -> str:
+    """Make torch_xla load `library`, and return the path of the plugin that it would have loaded.
+
+    Args:
+        library: A PJRT plugin that forwards to another one.
+        behind: The plugin behind `library`, if this process or its parent has put it in front before.
+
+    Raises:
+        TPUCacheError: The plugin of this process's device was not found.
+    """
+    name = os.environ.get("PJRT_DEVICE", "TPU")
+    registered = _registered(name)
+    if name != "TPU" and registered is None:
+        raise TPUCacheError(
+            f"no plugin is registered for PJRT_DEVICE={name!r}. Try: register it with "
+            "torch_xla.experimental.plugins.register_plugin before kp_dynamo.enable_disk_cache()."
+        )
+    current = registered.library_path() if registered else _libtpu_path()
+    if is_in_front(library):
+        current = behind or ""
+    if not os.path.isfile(current):
+        raise TPUCacheError(f"the PJRT plugin of PJRT_DEVICE={name} was not found (looked for {current!r}).")
+    if registered is None:
+        os.environ[_TPU_LIBRARY] = library
+    else:
+        # torch_xla's C++ code asks the object, whose class belongs to its package.
+        registered.library_path = lambda: library
+    return current
+
+
+def _registered(name: str) -> Any:
+    """The plugin object of a device other than a TPU. torch_xla finds libtpu by a variable, with or without one."""
+    plugins = sys.modules.get("torch_xla.experimental.plugins")
+    return None if name == "TPU" else getattr(plugins, "_plugin_registry", {}).get(name.upper())
+
+
+def _libtpu_path() -> str:
+    """The libtpu that torch_xla 2.9 would load: the user's, the one in its folder, or the package libtpu."""
+    if path := os.environ.get(_TPU_LIBRARY) or os.environ.get("PTXLA_TPU_LIBRARY_PATH"):
+        return path
+    spec = importlib.util.find_spec("torch_xla")
+    bundled = Path(spec.origin).parent / "lib" / "libtpu.so" if spec and spec.origin else None
+    if bundled is not None and bundled.is_file():
+        return str(bundled)
+    spec = importlib.util.find_spec("libtpu")
+    return str(Path(spec.origin).parent / "libtpu.so") if spec and spec.origin else ""

@@ -1,0 +1,96 @@
+"""`enable_disk_cache`, and what the cache did in this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from kp_dynamo.compat import fast_extremes, pjrt_plugins
+from kp_dynamo.disk_cache import library
+from kp_dynamo.disk_cache.folder import private_folder
+from kp_dynamo.exceptions import TPUCacheError, TPUConfigurationError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_GB = 10.0
+# Child processes inherit them, and so use the cache too.
+_FOLDER, _MAX_BYTES, _PLUGIN = "KP_TPU_CACHE_DIR", "KP_TPU_CACHE_MAX_BYTES", "KP_TPU_CACHE_PLUGIN"
+
+# The library that this process put in front of its device's plugin.
+_in_front: str | None = None
+
+
+def enable_disk_cache(folder: str | os.PathLike[str], max_gb: float = DEFAULT_MAX_GB) -> None:
+    """Keep the programs that XLA compiles in `folder`, and load them from there in later processes.
+
+    Call it before the XLA device is used. It holds for every program of the process, also for those of torch_xla's
+    lazy tensors. Whatever goes wrong later (a full disk, a damaged entry) costs a compilation and is counted:
+    `cache_stats()["disk"]`.
+
+    Args:
+        folder: Created with mode 0700. A folder that others can write to is refused.
+        max_gb: The folder's bound. The programs that were used least recently go first.
+
+    Raises:
+        TPUCacheError: The device has started, its compiler is no plugin (XLA:CPU in torch_xla), the folder cannot be
+            used, or the library was not built.
+        TPUConfigurationError: `max_gb` is not a positive number.
+    """
+    if isinstance(max_gb, bool) or not isinstance(max_gb, int | float) or not 0 < max_gb < float("inf"):
+        raise TPUConfigurationError(f"max_gb={max_gb!r} is invalid. Allowed: a positive number. Try: max_gb=10.")
+    if fast_extremes.is_client_started():
+        raise TPUCacheError(
+            "enable_disk_cache() came too late: the XLA device of this process has started. Try: call it right after "
+            f"`import kp_dynamo`, or set {_FOLDER} in the environment of the process."
+        )
+    pjrt_plugins.require_plugin()
+    global _in_front
+    path = library.library_path()
+    chosen = private_folder(folder)
+    plugin = pjrt_plugins.put_in_front(path, behind=os.environ.get(_PLUGIN))
+    os.environ.update({_FOLDER: str(chosen), _MAX_BYTES: str(int(max_gb * 1e9)), _PLUGIN: plugin})
+    _in_front = path
+
+
+def enable_from_environment() -> None:
+    """Enable the cache if KP_TPU_CACHE_DIR names a folder. A problem is a warning: the program runs without it."""
+    global _in_front
+    folder, given = os.environ.get(_FOLDER), os.environ.get(_MAX_BYTES)
+    if not folder:
+        return
+    try:
+        pjrt_plugins.require_plugin()
+        if os.environ.get(_PLUGIN) and pjrt_plugins.is_in_front(path := library.library_path()):
+            # A parent process has enabled it, so it also works for a device that has started.
+            _in_front = path
+            return
+        enable_disk_cache(folder, float(given) / 1e9 if given else DEFAULT_MAX_GB)
+    except (TPUCacheError, TPUConfigurationError, ValueError) as problem:
+        logger.warning("%s=%s has no effect: %s", _FOLDER, folder, problem)
+
+
+def disk_stats() -> dict[str, Any]:
+    """What the disk cache did in this process.
+
+    `state` is "on", or the reason why there is no cache. `misses` counts by reason: "absent" (not in the folder),
+    "damaged" (deleted), "unreadable", "not_loaded" (the compiler refused what it had written) and "no_key".
+    """
+    if _in_front is None:
+        return {"state": "not enabled"}
+    counts = library.counters(_in_front)
+    return {
+        "state": library.state(_in_front),
+        "folder": os.environ[_FOLDER],
+        "hits": counts["hits"],
+        "misses": {reason: counts[reason] for reason in library.MISSES},
+        "saved": counts["saved"],
+        "unsaved": {reason: counts[reason] for reason in ("not_saved", "not_serialized", "too_large")},
+        "evictions": counts["evicted"],
+        "loaded_bytes": counts["loaded_bytes"],
+        "saved_bytes": counts["saved_bytes"],
+        "compile_s": counts["compile_ns"] / 1e9,
+        "load_s": counts["load_ns"] / 1e9,
+        # What the loaded programs took to compile, in the processes that saved them.
+        "avoided_compile_s": counts["avoided_ns"] / 1e9,
+    }

@@ -1,0 +1,211 @@
+"""`enable_disk_cache`: what it refuses, and how it takes a plugin's place."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import kp_dynamo
+from kp_dynamo import TPUCacheError, TPUConfigurationError
+from kp_dynamo.disk_cache.folder import private_folder
+from tests.disk_cache.process import ROOT
+
+# Each process gets the library as the C files are now, whether or not the package was installed with one.
+PRELUDE = """
+import os, json, sys
+from kp_dynamo.disk_cache import library
+library.library_path = lambda: os.environ["TEST_LIBRARY"]
+import kp_dynamo
+"""
+
+
+def run(code: str, library, **environment: str) -> subprocess.CompletedProcess:
+    """A fresh process, without a device unless `environment` names one."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KP_TPU", "PJRT", "TPU_", "XLA"))}
+    full = {**kept, "PYTHONPATH": str(ROOT), "TEST_LIBRARY": str(library), **environment}
+    command = [sys.executable, "-c", PRELUDE + code]
+    return subprocess.run(command, env=full, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("max_gb", [0, -1, float("nan"), float("inf"), "10", True, None])
+def test_a_bound_that_is_none(max_gb, tmp_path):
+    with pytest.raises(TPUConfigurationError, match=r"max_gb=.* is invalid. Allowed: a positive number"):
+        kp_dynamo.enable_disk_cache(tmp_path, max_gb)
+
+
+def test_after_the_device_has_started(tmp_path):
+    torch.ones(1, device="xla")
+    with pytest.raises(TPUCacheError, match=r"came too late: .* Try: call it right after `import kp_dynamo`"):
+        kp_dynamo.enable_disk_cache(tmp_path)
+    assert kp_dynamo.cache_stats()["disk"] == {"state": "not enabled"}
+
+
+def test_a_new_folder_is_for_its_user_alone(tmp_path):
+    folder = private_folder(tmp_path / "a" / "b")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert private_folder(str(folder)) == folder
+
+
+def test_a_folder_that_others_can_write_to(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(TPUCacheError, match=r"others can write to it \(mode 0777\); chmod 700 closes it"):
+        private_folder(tmp_path)
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(TPUCacheError, match="it cannot be created"):
+            private_folder(path)
+
+
+def test_a_folder_of_somebody_else(tmp_path):
+    if os.geteuid():
+        pytest.skip("only root can give a folder away")
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(TPUCacheError, match="it belongs to user 12345, and this process runs as 0"):
+        private_folder(tmp_path)
+
+
+def test_on_the_cpu_there_is_nothing_to_keep(library, tmp_path):
+    done = run(f"kp_dynamo.enable_disk_cache({str(tmp_path)!r})", library, PJRT_DEVICE="CPU")
+    assert "TPUCacheError: there are no programs to keep on this device: XLA:CPU" in done.stderr
+
+
+def test_a_device_without_a_registered_plugin(library, tmp_path):
+    done = run(f"kp_dynamo.enable_disk_cache({str(tmp_path)!r})", library, PJRT_DEVICE="CPUP")
+    assert "TPUCacheError: no plugin is registered for PJRT_DEVICE='CPUP'. Try:" in done.stderr
+
+
+def test_the_variable_is_only_a_warning(library, tmp_path):
+    """The program runs on."""
+    code = "print(kp_dynamo.disk_cache.enable.disk_stats())"
+    done = run(code, library, PJRT_DEVICE="CPU", KP_TPU_CACHE_DIR=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "{'state': 'not enabled'}\n")
+    assert f"KP_TPU_CACHE_DIR={tmp_path} has no effect: there are no programs to keep" in done.stderr
+
+
+ON_A_TPU = """
+def show():
+    names = ("TPU_LIBRARY_PATH", "KP_TPU_CACHE_PLUGIN", "KP_TPU_CACHE_DIR", "KP_TPU_CACHE_MAX_BYTES")
+    print(json.dumps([os.environ.get(name) for name in names]))
+from kp_dynamo.disk_cache.enable import disk_stats
+"""
+
+
+def test_it_takes_the_place_of_libtpu(library, tmp_path):
+    """Twice, as in a child process that inherits the variables; and libtpu is a version that it was made for."""
+    libtpu = pytest.importorskip("libtpu").get_library_path()
+    code = f"""{ON_A_TPU}
+for folder, max_gb in (("one", 10), ("two", 0.5)):
+    kp_dynamo.enable_disk_cache({str(tmp_path)!r} + "/" + folder, max_gb)
+    show()
+import ctypes
+before = disk_stats()["state"]
+ctypes.CDLL(os.environ["TPU_LIBRARY_PATH"]).GetPjrtApi()
+print(json.dumps([before, disk_stats()["state"]]))
+"""
+    done = run(code, library, PJRT_DEVICE="TPU")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        [str(library), libtpu, f"{tmp_path}/one", "10000000000"],
+        [str(library), libtpu, f"{tmp_path}/two", "500000000"],
+        ["no device has started", "on"],
+    ]
+
+
+def test_a_libtpu_of_the_user_stays_the_one_behind(library, tmp_path):
+    mine = tmp_path / "mine.so"
+    mine.touch()
+    folder = str(tmp_path / "programs")
+    code = f"""{ON_A_TPU}
+os.environ["KP_TPU_CACHE_DIR"] = {folder!r}
+kp_dynamo.disk_cache.enable.enable_from_environment()
+show()
+"""
+    done = run(code, library, PJRT_DEVICE="TPU", TPU_LIBRARY_PATH=str(mine))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == [str(library), str(mine), folder, "10000000000"]
+
+
+def test_a_libtpu_that_is_not_there(library, tmp_path):
+    code = f"kp_dynamo.enable_disk_cache({str(tmp_path)!r})"
+    done = run(code, library, PJRT_DEVICE="TPU", TPU_LIBRARY_PATH="/nowhere/libtpu.so")
+    assert "TPUCacheError: the PJRT plugin of PJRT_DEVICE=TPU was not found (looked for '/nowhere" in done.stderr
+
+
+def test_without_a_library_it_says_how_to_get_one(tmp_path):
+    code = """
+from pathlib import Path
+import importlib
+importlib.reload(library)
+library.EXTENSION_SUFFIXES = [".none.so"]
+library.library_path()
+"""
+    done = run(code, "unused", PJRT_DEVICE="TPU")
+    assert "TPUCacheError: the disk cache's library _plugin.none.so was not built" in done.stderr
+    assert "Try: install a C compiler" in done.stderr
+
+
+# Programs of lazy tensors that read one another's results, and three steps of training through the backend.
+TRAIN = """
+import copy, torch
+from torch_xla.experimental import plugins
+class Plugin(plugins.DevicePlugin):
+    def library_path(self):
+        return os.environ["TEST_FRONT"]
+    def client_create_options(self):
+        return {"cpu_device_count": 1}
+plugins.use_dynamic_plugins()
+plugins.register_plugin("CPUP", Plugin())
+kp_dynamo.enable_disk_cache(os.environ["TEST_FOLDER"])
+import torch_xla
+a = torch.arange(12.0).to("xla")
+b = a * 2
+torch_xla.sync(wait=True)
+assert b.sum().item() == 132
+torch.manual_seed(0)
+eager = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+placed = copy.deepcopy(eager).to("xla")
+x, y = torch.randn(6, 8), torch.randn(6, 4)
+def train(model, forward, x, y):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(forward(x), y).backward()
+        optimizer.step()
+        torch_xla.sync()
+train(eager, eager, x, y)
+train(placed, torch.compile(placed, backend="kp_tpu", options={"precision": "float32"}), x.to("xla"), y.to("xla"))
+weights = [parameter.detach().cpu() for parameter in placed.parameters()]
+for found, wanted in zip(weights, eager.parameters()):
+    torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-6)
+kp_dynamo.disk_cache.enable.enable_from_environment()  # what a child process does
+stats = kp_dynamo.cache_stats()["disk"]
+print(json.dumps({"stats": stats, "weights": [weight.flatten().tolist() for weight in weights]}))
+"""
+
+
+def test_training_in_a_second_process_compiles_nothing(machine, library, front):
+    environment = {
+        "PJRT_DEVICE": "CPUP",
+        "TEST_FRONT": str(front),
+        "TEST_FOLDER": str(machine.folder),
+        "KP_TEST_PLUGIN": machine.environment["KP_TEST_PLUGIN"],
+    }
+    results = []
+    for _ in range(2):
+        done = run(TRAIN, library, **environment)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "has no effect" not in done.stderr
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+    first, second = (result["stats"] for result in results)
+    assert first["state"] == second["state"] == "on"
+    assert first["misses"]["absent"] == first["saved"] >= 4
+    assert not any(second["misses"].values())
+    assert (second["hits"], second["saved"]) == (first["hits"] + first["saved"], 0)
+    assert second["compile_s"] == 0 < second["load_s"] < second["avoided_compile_s"]
+    assert results[0]["weights"] == results[1]["weights"]
