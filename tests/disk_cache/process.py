@@ -23,10 +23,10 @@ def plugin_folder() -> Path | None:
     return next((folder for folder in folders if (folder / "xla_cpu_pjrt.so").is_file()), None)
 
 
-def build(to: Path, *sources: Path, **macros: str) -> Path:
+def build(to: Path, *sources: Path, visibility: str = "hidden", **macros: str) -> Path:
     """A shared library of C sources, with the warnings as errors."""
     defined = [f'-D{name}="{value}"' for name, value in macros.items()]
-    flags = ["-std=c11", "-shared", "-fPIC", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+    flags = ["-std=c11", "-shared", "-fPIC", "-O2", f"-fvisibility={visibility}", "-Wall", "-Wextra", "-Werror"]
     subprocess.run(["cc", *flags, *defined, f"-I{NATIVE}", "-o", to, *sources, "-ldl"], check=True)
     return to
 

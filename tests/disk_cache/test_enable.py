@@ -167,6 +167,9 @@ a = torch.arange(12.0).to("xla")
 b = a * 2
 torch_xla.sync(wait=True)
 assert b.sum().item() == 132
+# A batched matmul has a map of two attributes, whose order differs between processes.
+for size in range(1, 9):
+    assert torch.bmm(torch.ones(2, size, 3, device="xla"), torch.ones(2, 3, 5, device="xla")).sum().item() == 30 * size
 torch.manual_seed(0)
 eager = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
 placed = copy.deepcopy(eager).to("xla")
@@ -204,7 +207,7 @@ def test_training_in_a_second_process_compiles_nothing(machine, library, front):
         results.append(json.loads(done.stdout.splitlines()[-1]))
     first, second = (result["stats"] for result in results)
     assert first["state"] == second["state"] == "on"
-    assert first["misses"]["absent"] == first["saved"] >= 4
+    assert first["misses"]["absent"] == first["saved"] >= 12
     assert not any(second["misses"].values())
     assert (second["hits"], second["saved"]) == (first["hits"] + first["saved"], 0)
     assert second["compile_s"] == 0 < second["load_s"] < second["avoided_compile_s"]

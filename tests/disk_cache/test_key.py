@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tests.disk_cache.driver import ONE_DEVICE
 from tests.disk_cache.process import HERE, Machine, build, build_library, misses
 
 # Changes to the environment of the process, all but the last of which a plugin reports itself.
@@ -78,6 +79,21 @@ def test_the_processor(copy, tmp_path, field, is_part):
         copy.library = build_library(tmp_path / f"{name}.so", KP_CPUINFO=str(cpuinfo))
         found = copy.compile(1)
     assert misses(found) == ({"absent": 1} if is_part else {})
+
+
+def _entry(name: str, flag: int) -> str:
+    """One entry of CompileOptionsProto.env_option_overrides, in hexadecimal: a name and a bool."""
+    pair = bytes([0x0A, len(name)]) + name.encode() + bytes([0x12, 2, 0x10, flag])
+    return (bytes([0x3A, len(pair)]) + pair).hex()
+
+
+def test_the_order_of_a_map_is_no_part(machine):
+    """C++ writes it in another order in each process."""
+    first, second = _entry("xla_cpu_enable_fast_math", 1), _entry("xla_cpu_enable_fast_min_max", 1)
+    machine.run([{"program": 1, "options": ONE_DEVICE + first + second}])
+    assert machine.run([{"program": 1, "options": ONE_DEVICE + second + first}])["hits"] == 1
+    changed = _entry("xla_cpu_enable_fast_min_max", 0)
+    assert misses(machine.run([{"program": 1, "options": ONE_DEVICE + changed + first}])) == {"absent": 1}
 
 
 def test_the_layouts_are_those_of_a_real_plugin(plugin, tmp_path):

@@ -25,6 +25,10 @@ void note_environment(const char *plugin_path);
 /* False if the plugin cannot describe itself or its devices; the program is then compiled without the cache. */
 int key_of(const struct pjrt_api *api, const struct client_compile *compile, struct key *key);
 
+/* Sorts the entries of a protobuf map in place. `path` lists the fields that lead to it, the map's last, and ends with 0.
+ * False if the message is not well formed; some maps may then be sorted. */
+int sort_map_entries(void *message, size_t size, const uint64_t *path);
+
 struct entry {
   char *bytes; /* from malloc */
   size_t size;

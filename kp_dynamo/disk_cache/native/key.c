@@ -29,6 +29,20 @@ static void add_part(struct sha256 *hash, const char *name, const void *value, s
   if (size) sha256_add(hash, value, size);
 }
 
+/* The maps of a program (HloModuleProto: computations, instructions, frontend_attributes; and the module's own) and of
+ * its options (CompileOptionsProto: env_option_overrides; and the flags that no field of XLA's own holds). */
+static const uint64_t PROGRAM_MAPS[][5] = {{3, 2, 68, 1}, {19, 1}}, OPTIONS_MAPS[][5] = {{7}, {3, 3, 500}};
+
+/* As it is, if it is not such a message: then equal programs may have different keys. */
+static void add_message(struct sha256 *hash, const char *name, const void *value, size_t size,
+                        const uint64_t paths[2][5]) {
+  void *sorted = malloc(size + 1);
+  if (sorted) memcpy(sorted, value, size);
+  int is_sorted = sorted && sort_map_entries(sorted, size, paths[0]) && sort_map_entries(sorted, size, paths[1]);
+  add_part(hash, name, is_sorted ? sorted : value, size);
+  free(sorted);
+}
+
 static void add_sample(struct sha256 *hash, int file, off_t at, size_t size) {
   char *bytes = malloc(size);
   ssize_t got = bytes ? pread(file, bytes, size, at) : -1;
@@ -114,8 +128,11 @@ int key_of(const struct pjrt_api *api, const struct client_compile *compile, str
   int version[2] = {api->version.major, api->version.minor};
   add_part(&hash, "api", version, sizeof version);
   add_part(&hash, "format", compile->program->format, compile->program->format_size);
-  add_part(&hash, "program", compile->program->code, compile->program->code_size);
-  add_part(&hash, "options", compile->options, compile->options_size);
+  if (compile->program->format_size == 3 && !memcmp(compile->program->format, "hlo", 3))
+    add_message(&hash, "program", compile->program->code, compile->program->code_size, PROGRAM_MAPS);
+  else
+    add_part(&hash, "program", compile->program->code, compile->program->code_size);
+  add_message(&hash, "options", compile->options, compile->options_size, OPTIONS_MAPS);
   if (!add_text(&hash, api, CLIENT_PLATFORM_NAME, "platform", compile->client) ||
       !add_text(&hash, api, CLIENT_PLATFORM_VERSION, "platform version", compile->client) ||
       !add_number(&hash, api, CLIENT_PROCESS_INDEX, "process", compile->client) ||
