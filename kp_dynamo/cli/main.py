@@ -1,4 +1,4 @@
-"""The command line: `python -m kp_dynamo doctor | explain SPEC | aot SPEC | plan SPEC | bench`.
+"""The command line: `python -m kp_dynamo doctor | explain SPEC | aot SPEC | plan SPEC | cache ... FOLDER | bench`.
 
 Exits with 0, 1 (failed, or a comparison that got worse) or 2 (bad usage).
 """
@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_aot(commands)
     _add_plan(commands)
+    _add_cache(commands)
     _add_bench(commands)
     return parser
 
@@ -102,6 +103,13 @@ def _add_plan(commands: Any) -> None:
     plan.add_arguments(command)
     _add_limit(command)
     command.set_defaults(run=_plan)
+
+
+def _add_cache(commands: Any) -> None:
+    cache = commands.add_parser("cache", help="the folder of enable_disk_cache: its programs, their checksums")
+    cache.add_argument("action", choices=("list", "verify", "clear"), help="verify exits with 1 if one is damaged")
+    cache.add_argument("folder", metavar="FOLDER")
+    cache.set_defaults(run=_cache)
 
 
 def _add_bench(commands: Any) -> None:
@@ -217,6 +225,17 @@ def _aot_diff(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     print(plan.planned(args))
+    return OK
+
+
+def _cache(args: argparse.Namespace) -> int:
+    from kp_dynamo.cli import disk_cache
+
+    if args.action == "verify":
+        text, is_whole = disk_cache.verify(args.folder)
+        print(text)
+        return OK if is_whole else FAILED
+    print(disk_cache.list_programs(args.folder) if args.action == "list" else disk_cache.clear(args.folder))
     return OK
 
 

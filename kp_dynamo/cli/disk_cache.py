@@ -1,0 +1,44 @@
+"""`python -m kp_dynamo cache list | verify | clear FOLDER`: the folder of `enable_disk_cache`."""
+
+from __future__ import annotations
+
+import time
+
+from kp_dynamo.disk_cache.contents import Program, delete, programs
+
+
+def list_programs(folder: str) -> str:
+    """A line for each program, the most recently used first, and one for all."""
+    found = programs(folder)
+    lines = [
+        f"{program.path.name[:16]}  {program.num_bytes / 1e6:9.3f} MB  {_seconds(program):>10}  "
+        f"used {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(program.used_at))}"
+        for program in found
+    ]
+    return "\n".join([*lines, _total(found)])
+
+
+def verify(folder: str) -> tuple[str, bool]:
+    """The damaged programs, and whether there are none. A process deletes those that it meets."""
+    found = programs(folder)
+    damaged = [program for program in found if not program.is_whole]
+    lines = [f"{program.path} is damaged" for program in damaged]
+    return "\n".join([*lines, f"{_total(found)}, {len(damaged)} damaged"]), not damaged
+
+
+def clear(folder: str) -> str:
+    """Delete every program. Other files stay."""
+    found = programs(folder)
+    delete(found)
+    return f"deleted {_total(found)}"
+
+
+def _seconds(program: Program) -> str:
+    return f"{program.compile_s:.2f} s" if program.is_whole else "damaged"
+
+
+def _total(found: list[Program]) -> str:
+    seconds = sum(program.compile_s for program in found)
+    size = sum(program.num_bytes for program in found) / 1e6
+    number = "1 program" if len(found) == 1 else f"{len(found)} programs"
+    return f"{number}, {size:.3f} MB, {seconds:.2f} s of compiling"

@@ -1,0 +1,49 @@
+"""The command line on a folder that the library wrote."""
+
+import re
+
+from kp_dynamo.cli.main import FAILED, OK, main
+
+
+def test_list_shows_the_last_used_first(machine, capsys):
+    machine.compile(1, 2)
+    first, second = machine.entries()
+    machine.compile(1)
+    assert main(["cache", "list", str(machine.folder)]) == OK
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:16] for line in lines[:2]] == [first.name[:16], second.name[:16]]
+    assert all(re.fullmatch(r"[0-9a-f]{16} +0\.\d{3} MB +\d+\.\d\d s  used .*", line) for line in lines[:2])
+    assert re.fullmatch(r"2 programs, 0\.\d{3} MB, \d+\.\d\d s of compiling", lines[2])
+
+
+def test_verify_finds_what_a_process_would_not_load(machine, capsys):
+    machine.compile(1, 2, 3, 4)
+    assert main(["cache", "verify", str(machine.folder)]) == OK
+    assert "4 programs" in capsys.readouterr().out
+    flipped, cut, swapped, whole = machine.entries()
+    content = flipped.read_bytes()
+    flipped.write_bytes(content[:80] + bytes([content[80] ^ 1]) + content[81:])
+    cut.write_bytes(content[:50])
+    swapped.write_bytes(whole.read_bytes())
+    assert main(["cache", "verify", str(machine.folder)]) == FAILED
+    out = capsys.readouterr().out
+    assert all(f"{path} is damaged" in out for path in (flipped, cut, swapped))
+    assert str(whole) not in out
+    assert ", 3 damaged" in out
+    main(["cache", "list", str(machine.folder)])
+    assert capsys.readouterr().out.count("damaged") == 3
+    assert machine.compile(1, 2, 3, 4)["damaged"] == 3
+
+
+def test_clear_deletes_programs_and_nothing_else(machine, capsys):
+    machine.compile(1)
+    other = machine.folder / "notes.txt"
+    other.touch()
+    assert main(["cache", "clear", str(machine.folder)]) == OK
+    assert capsys.readouterr().out.startswith("deleted 1 program, ")
+    assert machine.entries() == [other]
+
+
+def test_no_folder(tmp_path, capsys):
+    assert main(["cache", "list", str(tmp_path / "none")]) == FAILED
+    assert "none' is not a folder. Try: the folder given to enable_disk_cache." in capsys.readouterr().err
