@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.compat import chips
 from kp_dynamo.lowering.complex_parts import join, split
 from kp_dynamo.lowering.hlo_ops import fft
+from kp_dynamo.lowering.spmd import is_spmd
 
 aten = torch.ops.aten
 
@@ -60,6 +62,8 @@ def _transformed(x: torch.Tensor, dims: Sequence[int], forward: bool) -> torch.T
 
 def _along(x: torch.Tensor, dim: int, kind: str, length: int) -> torch.Tensor:
     """One transform of a dimension that is made the last, as XLA wants it."""
+    if is_spmd() and chips.device_kind() == "CPU":
+        raise NotImplementedError("partitioned, XLA:CPU may choose a layout for an Fft that it cannot run")
     moved = x.movedim(dim, -1)
     if not x.numel():
         return _of_nothing(moved, kind, length).movedim(-1, dim)

@@ -112,6 +112,7 @@ def test_sharded_rows_are_padded_by_what_is_cut(answers):
 
 def test_fourier_transforms_and_windows(answers):
     assert answers["transforms"] < 1e-4  # gradients of up to 100
+    assert answers["transform_of_a_divided_dimension"] < 1e-4
 
 
 def test_searches(answers):

@@ -381,6 +381,21 @@ def transforms() -> Any:
 
 
 @check
+def transform_of_a_divided_dimension() -> Any:
+    """Largest difference of a gradient: partitioned, XLA:CPU chooses a layout for its transform that it cannot run."""
+
+    def phases(x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.ifft(torch.polar(x.abs() + 0.2, x)).angle().cos()
+
+    x = torch.randn(2, 11)
+    mine, eager = x.to("xla"), x.clone().requires_grad_()
+    xs.mark_sharding(mine, xs.Mesh(range(4), (2, 2), ("a", "b")), (None, "a"))
+    compiled(phases)(mine.requires_grad_()).sum().backward()
+    phases(eager).sum().backward()
+    return (mine.grad.cpu() - eager.grad).abs().max().item()
+
+
+@check
 def searches() -> Any:
     """Whether searches of sharded numbers and for sharded values are eager's."""
     numbers, values = torch.randn(8, 5).sort(-1).values, torch.randn(8, 3)
