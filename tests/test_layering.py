@@ -77,7 +77,7 @@ MAY_IMPORT = {
     ),
     "kp_dynamo.aot": (
         "torch", "jax", "jaxlib", "matplotlib", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions",
-        "kp_dynamo.explanation", "kp_dynamo.graph", "kp_dynamo.hardware", "kp_dynamo.lowering", "kp_dynamo.ops",
+        "kp_dynamo.explanation", "kp_dynamo.graph", "kp_dynamo.hardware", "kp_dynamo.lowering",
         "kp_dynamo.page", "kp_dynamo.runtime", "kp_dynamo.session", "kp_dynamo.sharding",
     ),
     "kp_dynamo.planner": (
