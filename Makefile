@@ -19,7 +19,7 @@ HUNT_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo aot aot-v7 test test-all test-compat check format bench bench-v5e bench-units bench-chips bench-checkpoint measurements zoo hunt wheel clean
+.PHONY: help setup demo aot aot-v7 test test-all test-browser test-compat check format bench bench-v5e bench-units bench-chips bench-checkpoint measurements zoo hunt wheel clean
 
 help:
 	@echo "make demo              train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
@@ -27,6 +27,7 @@ help:
 	@echo "make aot-v7            install the compiler for v7 in a separate environment"
 	@echo "make test              the tests, at most 20 minutes on two cores"
 	@echo "make test-all          also the slow tests, and the wheel in an empty environment"
+	@echo "make test-browser      the tests that look at the pages in Chromium; screenshots go to out/pages/"
 	@echo "make test-compat       the tests of an earlier torch_xla, in a separate environment (VERSION=$(VERSION))"
 	@echo "make check             ruff (lint and format) and mypy"
 	@echo "make format            fix what ruff can fix"
@@ -70,6 +71,10 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow or not slow" --timeout=3600 $(PYTEST_ARGS)
+
+# Not in `make test`: Chromium is a package of the system, and only root installs it. The tests do, or say how.
+test-browser: $(READY)
+	$(BIN)/python -m pytest -m browser $(PYTEST_ARGS) tests/page
 
 # Installed without dependencies, because the package requires torch 2.9. Remove the environment (7 GB) afterwards.
 COMPAT := .venv-compat-$(VERSION)

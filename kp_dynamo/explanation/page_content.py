@@ -127,7 +127,7 @@ def _problems(found: Explanation) -> Iterator[Problem]:
 def _programs(found: Explanation) -> Section:
     whole = sum(sum(graph.seconds.values()) for graph in found.graphs)
     rows = tuple(_program_row(graph, whole) for graph in found.graphs)
-    head = ("graph", "operators", "programs", "compiling", "share", "casts")
+    head = ("graph", "operators", "programs", "compiling", "share")
     summary = f"In the order of compiling: {counted(found.num_programs, 'XLA program')}."
     return Section("programs", "Programs", (Table(head, rows),) if rows else (), summary)
 
@@ -136,7 +136,7 @@ def _program_row(graph: GraphReport, whole: float) -> tuple[Cell, ...]:
     seconds = sum(graph.seconds.values())
     share = Share(seconds / whole if whole else 0)
     time = time_text(seconds * 1e3) if graph.seconds else "shared"
-    return graph.name, str(graph.num_operators), str(graph.num_programs), time, share, str(sum(graph.casts.values()))
+    return graph.name, str(graph.num_operators), str(graph.num_programs), time, share
 
 
 def _layers(found: Explanation) -> Section:

@@ -1,0 +1,60 @@
+"""The page of explain in a real browser: at two widths, closed and open, light and dark, nothing overflows or overlaps.
+
+The screenshots are in `out/pages/`, for a person to look at.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.page.browser import INSTALL, WIDTHS, chromium, look
+from tests.page.test_explain_page import FULL, PLAIN
+
+FOLDER = Path(__file__).parents[2] / "out" / "pages"
+PAGES = {"explain-problems": FULL, "explain-nothing-wrong": PLAIN}
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _browser() -> None:
+    """Installs Chromium where this user may."""
+    if chromium() is None and os.geteuid() == 0:
+        subprocess.run(["apt-get", "update"], check=False, capture_output=True)
+        subprocess.run(INSTALL.split(), check=False, capture_output=True)
+    if chromium() is None:
+        pytest.fail(f"the pages are tested in Chromium, which is not installed. Try: {INSTALL}", pytrace=False)
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_overflows_or_overlaps(name, is_open, size):
+    assert look(PAGES[name].to_html(verbose=True), size, FOLDER / name, is_open=is_open) == []
+
+
+def test_the_page_in_the_dark_is_shown_as_well():
+    assert look(FULL.to_html(), "phone", FOLDER / "explain-problems", is_open=True, is_dark=True) == []
+
+
+# Each is one line of HTML added to a page, and the beginning of what is found.
+DEFECTS = {
+    "wide": ('<p style="width:3000px">far too wide</p>', "the page is 30"),
+    "on top": ('<p>below</p><p style="margin-top:-2.4rem">above it</p>', '"below" overlaps "above it"'),
+    "table": ('<div class="scroll"><table><tr><td style="min-width:900px">x</td></tr></table></div>', "a table is 9"),
+    "label": (
+        '<figure><svg viewBox="0 0 100 20"><text x="90" y="15">a long label</text></svg></figure>',
+        '"a long label" is cut off at the side',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_is_found(name, tmp_path):
+    added, finding = DEFECTS[name]
+    found = look(PLAIN.to_html().replace("</main>", f"{added}</main>"), "phone", tmp_path, is_open=False)
+    assert any(line.startswith(f"phone: {finding}") for line in found), found
