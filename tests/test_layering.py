@@ -17,7 +17,7 @@ PACKAGE = ROOT / "kp_dynamo"
 MAY_IMPORT = {
     "kp_dynamo.exceptions": (),
     "kp_dynamo.hardware": (),
-    "kp_dynamo.page": ("jinja2",),
+    "kp_dynamo.page": ("jinja2", "matplotlib", "kp_dynamo.exceptions"),
     "kp_dynamo.ops": ("torch",),
     "kp_dynamo.config": ("kp_dynamo.exceptions", "kp_dynamo.hardware"),
     "kp_dynamo.sharding": ("torch", "kp_dynamo.exceptions"),
@@ -76,7 +76,7 @@ MAY_IMPORT = {
         "kp_dynamo.page", "kp_dynamo.runtime", "kp_dynamo.session", "kp_dynamo.sharding",
     ),
     "kp_dynamo.aot": (
-        "torch", "jax", "jaxlib", "matplotlib", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions",
+        "torch", "jax", "jaxlib", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions",
         "kp_dynamo.explanation", "kp_dynamo.graph", "kp_dynamo.hardware", "kp_dynamo.lowering",
         "kp_dynamo.page", "kp_dynamo.runtime", "kp_dynamo.session", "kp_dynamo.sharding",
     ),

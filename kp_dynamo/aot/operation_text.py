@@ -17,13 +17,19 @@ _NUM_CALLS = 20
 _NUM_ORIGINS = 3
 
 
+def dearest(report: AotFigures) -> list[tuple[FusionReport, ProgramReport]]:
+    """The operations that take most of the step, each with its program."""
+    found = [(fusion, program) for program in report.programs for fusion in program.dearest]
+    return sorted(found, key=lambda pair: -pair[1].runs * pair[0].modelled_ms)[:_NUM_DEAREST]
+
+
 def dearest_lines(report: AotFigures, verbose: bool) -> Iterator[str]:
     """The operations that take most of the step."""
-    found = sorted(((f, p) for p in report.programs for f in p.dearest), key=_of_a_step)[:_NUM_DEAREST]
+    found = dearest(report)
     yield "most expensive operations"
     for row, (fusion, program) in zip(table([_costs(report, *pair) for pair in found], num_left=0), found, strict=True):
         yield f"  {row}  {fusion.kind}, {program.name} {fusion.name}{_runs(program)}"
-        yield from (f"      {line}" for line in _origin_lines(fusion.origins, verbose))
+        yield from (f"      {line}" for line in origin_lines(fusion.origins, verbose))
 
 
 def custom_call_lines(report: AotFigures, verbose: bool) -> Iterator[str]:
@@ -38,7 +44,7 @@ def custom_call_lines(report: AotFigures, verbose: bool) -> Iterator[str]:
         moved = f"{runs * call.hbm_bytes / _MIB:.1f} MiB to and from the chip's memory"
         least = unit.text(runs * call.roofline_ms, 4)
         yield f"  {least}  {work}, {moved}, {program.name} {call.name}{_runs(program)}"
-        yield from (f"      {line}" for line in _origin_lines(call.origins, verbose))
+        yield from (f"      {line}" for line in origin_lines(call.origins, verbose))
 
 
 def _costs(report: AotFigures, fusion: FusionReport, program: ProgramReport) -> tuple[str, str, str]:
@@ -55,13 +61,7 @@ def _runs(program: ProgramReport) -> str:
     return f", {program.runs} times a step" if program.runs > 1 else ""
 
 
-def _of_a_step(pair: tuple[FusionReport, ProgramReport]) -> float:
-    """Sort key: the most expensive operations of a step first."""
-    fusion, program = pair
-    return -program.runs * fusion.modelled_ms
-
-
-def _origin_lines(origins: tuple[Origin, ...], verbose: bool) -> Iterator[str]:
+def origin_lines(origins: tuple[Origin, ...], verbose: bool) -> Iterator[str]:
     """Each place once, with the operators that come from it."""
     ops: dict[str, list[str]] = {}
     for origin in origins:

@@ -64,6 +64,25 @@ class CustomCallReport:
 
 
 @dataclass(frozen=True)
+class ModuleTime:
+    """What the operators of one module take in one run of a program, without those of its children.
+
+    Attributes:
+        path: Its path in the model, such as "layers.0.attn", and "" for the model itself.
+        kind: Its class; path and class are "" for operators that belong to no module.
+        modelled_ms: Modelled time.
+        flops_floor_ms: Its matmuls at the chip's bfloat16 peak.
+        hbm_floor_ms: Its bytes to and from HBM at the bandwidth.
+    """
+
+    path: str
+    kind: str
+    modelled_ms: float
+    flops_floor_ms: float
+    hbm_floor_ms: float
+
+
+@dataclass(frozen=True)
 class ProgramReport:
     """One program compiled by the TPU compiler. Sizes are padded to the chip's tiles; figures are those of one chip.
 
@@ -92,6 +111,7 @@ class ProgramReport:
         held_bytes: The most that the step holds beside the program's arguments while it runs; 0 if unknown.
         modules: For a piece of a divided graph, the module that each run computes; () for a whole graph.
         collectives: Its communication on several chips, by kind and axis of the mesh.
+        by_module: Its time by the module of the model; () in a report of an earlier version.
     """
 
     name: str
@@ -117,6 +137,7 @@ class ProgramReport:
     held_bytes: int = 0
     modules: tuple[str, ...] = ()
     collectives: tuple[CollectiveReport, ...] = ()
+    by_module: tuple[ModuleTime, ...] = ()
 
     @property
     def is_block(self) -> bool:
@@ -153,10 +174,11 @@ def program_from_dict(content: Mapping[str, Any]) -> ProgramReport:
     Raises:
         KeyError, TypeError: The content is not a ProgramReport.
     """
-    added = ("held_bytes", "modules", "collectives")  # earlier reports lack them
+    added = ("held_bytes", "modules", "collectives", "by_module")  # earlier reports lack them
     known = {f.name: content[f.name] for f in fields(ProgramReport) if f.name in content or f.name not in added}
     known["modules"] = tuple(content.get("modules", ()))
     known["collectives"] = tuple(CollectiveReport(**row) for row in content.get("collectives", ()))
+    known["by_module"] = tuple(ModuleTime(**row) for row in content.get("by_module", ()))
     dearest = tuple(FusionReport(**{**fusion, "origins": _origins(fusion)}) for fusion in content["dearest"])
     calls = tuple(CustomCallReport(**{**call, "origins": _origins(call)}) for call in content["custom_calls"])
     return ProgramReport(**{**known, "unknown": tuple(known["unknown"]), "dearest": dearest, "custom_calls": calls})

@@ -9,6 +9,7 @@ from kp_dynamo.aot.compiler import Compiled
 from kp_dynamo.aot.cost import OpCost, ProgramCost, cost_of
 from kp_dynamo.aot.hlo import Module
 from kp_dynamo.aot.links import Links
+from kp_dynamo.aot.module_times import module_times
 from kp_dynamo.aot.program_report import CustomCallReport, FusionReport, Origin, ProgramReport
 from kp_dynamo.aot.slice_report import CollectiveReport, collective_reports
 from kp_dynamo.aot.slices import Slice
@@ -66,6 +67,7 @@ def program_report(
         custom_calls=tuple(_custom_call(op, program) for op in cost.ops if op.is_opaque),
         modules=modules,
         collectives=() if target.slice is None else _collectives(module, cost, target.slice),
+        by_module=module_times(program.gm.graph, cost, chip, num_chips),
     )
 
 

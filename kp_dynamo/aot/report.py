@@ -8,12 +8,13 @@ from typing import Any
 
 from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
 from kp_dynamo.aot.memory_line import ProgramCall
-from kp_dynamo.aot.page import page_of
+from kp_dynamo.aot.page_content import page_of
 from kp_dynamo.aot.program_report import program_from_dict
 from kp_dynamo.aot.report_text import text_of
 from kp_dynamo.aot.slice_report import slice_from_dict
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.explanation.graph_reports import fallback_from_dict, pass_from_dict
+from kp_dynamo.page.render import html_of, notebook_html
 
 SCHEMA = 3
 """Version of the JSON form; `from_dict` accepts only this version."""
@@ -67,12 +68,16 @@ class AotReport(AotFigures):
         return cls(**{**known, **lists, **added, "programs": programs})
 
     def to_html(self, verbose: bool = False) -> str:
-        """One page that needs no network: a roofline, where the time goes, the memory, and `text(verbose)`.
+        """One page without scripts or network: what is wrong and what to do, time by module, pictures, `text(verbose)`.
 
         Raises:
             TPUNotAvailableError: matplotlib is not installed.
         """
-        return page_of(self, verbose)
+        return html_of(page_of(self, verbose))
+
+    def _repr_html_(self) -> str:
+        """The page, as a notebook shows it."""
+        return notebook_html(self.to_html())
 
     def text(self, verbose: bool = False) -> str:
         """The report for people; `str()` gives the short form.

@@ -14,11 +14,10 @@ from kp_dynamo.explanation.report_text import fallback_place
 from kp_dynamo.explanation.text_layout import first_of, table, wrapped
 from kp_dynamo.graph.places import short_line
 from kp_dynamo.hardware import CHIPS, GB
-from kp_dynamo.page.units import TimeUnit, price, time_unit
+from kp_dynamo.page.units import TimeUnit, are_far_apart, price, time_unit
 
 _MIB = 2**20
 _NUM_LISTED = 20
-_FAR_APART = 3.0
 
 
 def text_of(report: AotFigures, verbose: bool = False) -> str:
@@ -58,7 +57,8 @@ def _headline(report: AotFigures) -> Iterator[str]:
     unit = time_unit(report.modelled_ms)
     by_cycles = unit.text(report.estimated_ms)
     yield f"  modelled        {unit.text(report.modelled_ms)}    (by the compiler's cycles {by_cycles})"
-    yield from _which_to_believe(report)
+    if reason := which_to_believe(report):
+        yield f"                  {reason}"
     if report.custom_call_ms:
         yield (
             f"  custom calls    {unit.text(report.custom_call_ms)} of the modelled time, by their rooflines: they take "
@@ -78,21 +78,20 @@ def _headline(report: AotFigures) -> Iterator[str]:
     yield f"  float32 matmuls at precision {report.matmul_precision!r}"
 
 
-def _which_to_believe(report: AotFigures) -> Iterator[str]:
-    """Why the two estimates differ, if they do by much. `calibration` has the measurements."""
+def which_to_believe(report: AotFigures) -> str:
+    """Why the two estimates differ, if they do by much, else "". `calibration` has the measurements."""
     modelled, by_cycles = report.modelled_ms, report.estimated_ms
-    if not modelled or not by_cycles or 1 / _FAR_APART <= by_cycles / modelled <= _FAR_APART:
-        return
+    if not are_far_apart(modelled, by_cycles):
+        return ""
     if by_cycles > modelled:
-        yield (
-            "                  believe the modelled time: on a chip, elementwise operations on data in vector memory "
-            "took 1/4 to 1/14 of their cycles"
+        return (
+            "believe the modelled time: on a chip, elementwise operations on data in vector memory took 1/4 to 1/14 of "
+            "their cycles"
         )
-    else:
-        yield (
-            "                  believe the modelled time: gathers, relayouts and custom calls have no cycles, and it "
-            "counts their rows, bytes and FLOPs"
-        )
+    return (
+        "believe the modelled time: gathers, relayouts and custom calls have no cycles, and it counts their rows, "
+        "bytes and FLOPs"
+    )
 
 
 def _memory(report: AotFigures) -> Iterator[str]:

@@ -49,7 +49,7 @@ def fallback_problems(fallbacks: Iterable[FallbackReport], *, has_run: bool) -> 
     """Operators that run on the CPU between two programs; their bytes are known if the model `has_run`."""
     for found in fallbacks:
         moved = f" and moves {size_text(found.moved_bytes)} in a step" if has_run else ""
-        place = fallback_place(found).removeprefix("at ")
+        place = fallback_place(found).removeprefix("at ").removeprefix("in ")
         yield Problem("slow", f"{found.op} runs on the CPU{moved}.", place, cure=_FALLBACK_CURE)
 
 

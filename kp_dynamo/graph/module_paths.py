@@ -35,12 +35,16 @@ def layer_of(node: fx.Node) -> tuple[str, object]:
 
 def module_of(node: fx.Node) -> str:
     """ "layers.0 (Linear)" for the innermost module, "Gpt" for the model itself, "" if no module was traced."""
-    stack = _stack(node)
-    if not stack:
-        return ""
-    source, kind = stack[-1]
-    path, name = _paths(source)[0], kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
+    path, name = next(reversed(modules_of(node)), ("", ""))
     return f"{path} ({name})" if path else name
+
+
+def modules_of(node: fx.Node) -> list[tuple[str, str]]:
+    """Path and class of each module that a node was traced in, outermost first; the path of the model itself is ""."""
+    return [
+        (_paths(source)[0], kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2])
+        for source, kind in _stack(node)
+    ]
 
 
 def repeated_modules(runs: Sequence[Sequence[fx.Node]]) -> tuple[str, ...]:

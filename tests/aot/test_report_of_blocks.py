@@ -134,7 +134,8 @@ def test_the_page_shows_the_memory_over_the_step():
     for svg in drawings:
         ElementTree.fromstring(svg)
     assert "Memory over the step, at each run of a program." in page
-    assert "block x 32" in page
+    assert "model.layers.0 to model.layers.31" in page
+    assert "All 32 layers share one program." in page
 
 
 @functools.cache
@@ -157,6 +158,16 @@ def test_the_memory_line_peaks_where_the_step_does(train):
     assert max(point.peak_bytes for point in report.memory_line) == report.step_peak_bytes
     for program in report.programs:
         assert max(c.held_bytes for c in report.calls if c.program == program.name) == program.held_bytes
+
+
+def test_the_modules_take_the_time_of_their_program():
+    report = stack_report(train=True)
+    for program in report.programs:
+        assert sum(row.modelled_ms for row in program.by_module) == pytest.approx(program.modelled_ms)
+        assert sum(row.flops_floor_ms for row in program.by_module) == pytest.approx(program.flops_floor_ms("v5e"))
+    of_layer = {row.path for p in report.programs if p.is_block for row in p.by_module if row.flops_floor_ms}
+    assert of_layer
+    assert all(path.startswith("layers.0") for path in of_layer)
 
 
 def test_without_a_division_there_is_no_block():

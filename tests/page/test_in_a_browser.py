@@ -1,4 +1,4 @@
-"""The page of explain in a real browser: at two widths, closed and open, light and dark, nothing overflows or overlaps.
+"""The pages in a real browser: at two widths, closed and open, light and dark, nothing overflows or overlaps.
 
 The screenshots are in `out/pages/`, for a person to look at.
 """
@@ -12,10 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.page.browser import INSTALL, WIDTHS, chromium, look
+from tests.page.test_aot_page import REPORTS
 from tests.page.test_explain_page import FULL, PLAIN
 
 FOLDER = Path(__file__).parents[2] / "out" / "pages"
-PAGES = {"explain-problems": FULL, "explain-nothing-wrong": PLAIN}
+PAGES = {
+    "explain-problems": FULL,
+    "explain-nothing-wrong": PLAIN,
+    **{f"aot-{name}": report for name, report in REPORTS.items()},
+}
 
 pytestmark = pytest.mark.browser
 

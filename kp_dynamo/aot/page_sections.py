@@ -1,0 +1,157 @@
+"""The sections of the page: programs, modules, memory, operations, roofline, links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kp_dynamo.aot.blocks import modules_text
+from kp_dynamo.aot.figures import AotFigures
+from kp_dynamo.aot.module_times import of_all_layers
+from kp_dynamo.aot.operation_text import dearest, origin_lines
+from kp_dynamo.aot.program_report import ProgramReport
+from kp_dynamo.explanation.text_layout import counted
+from kp_dynamo.hardware import CHIPS
+from kp_dynamo.page.content import Cell, Lines, Picture, Section, Share, Table, Tree
+from kp_dynamo.page.module_tree import CAPTION, HEAD, ModuleRow, module_branches
+from kp_dynamo.page.pictures import Run, bars, memory_over_time, timeline
+from kp_dynamo.page.roofline import Point, roofline
+from kp_dynamo.page.units import size_text, time_text, unit_of_size, unit_of_time
+
+_KINDS = {"custom call": "custom call (at least)"}
+
+
+def programs_section(report: AotFigures) -> Section:
+    """The step as a timeline of programs, and a row for each."""
+    by_name = {p.name: p for p in report.programs}
+    calls = [call.program for call in report.calls] or [p.name for p in report.programs for _ in range(p.runs)]
+    runs = [Run(name, by_name[name].modelled_ms, by_name[name].exposed_ms) for name in calls]
+    rows = tuple(_program_row(p, report) for p in report.programs)
+    details = tuple((modules_text(p),) if p.is_block else () for p in report.programs)
+    table = Table(("program", "runs", "time", "share", "over the bound"), rows, details=details)
+    caption = "Each row is a program, each bar a run of it, in the order of the step."
+    if report.slice is not None:
+        caption += " Thin bars: the chip waits for its links."
+    different = "" if len(calls) == len(report.programs) else f", {len(report.programs)} of them different"
+    summary = f"A step runs {counted(len(calls), 'program')}{different}."
+    return Section("programs", "The step", (Picture(timeline(runs), caption), table), summary)
+
+
+def _program_row(p: ProgramReport, report: AotFigures) -> tuple[Cell, ...]:
+    floor = max(p.flops_floor_ms(report.target), p.bytes_floor_ms(report.target))
+    ms = p.modelled_ms + p.exposed_ms
+    share = Share(p.runs * ms / report.step_ms if report.step_ms else 0.0)
+    return p.name, str(p.runs), time_text(p.runs * ms), share, f"{ms / floor:.1f}x" if floor else "-"
+
+
+def modules_section(report: AotFigures) -> Section:
+    """Time by module; nothing for a report that has none."""
+    rows = [(row, count) for p in report.programs for row, count in of_all_layers(p.by_module, p.modules, p.runs)]
+    if not rows:
+        return Section("modules", "Time by module", ())
+    made = [
+        (
+            row,
+            ModuleRow(row.path, row.kind, *(n * ms for ms in (row.modelled_ms, row.flops_floor_ms, row.hbm_floor_ms))),
+        )
+        for row, n in rows
+    ]
+    model = next((row.kind for row, _ in rows if row.kind and not row.path), "the model")
+    outside = {
+        "outside of submodules": [shown for row, shown in made if not row.path and not row.kind],
+        "waiting for other chips": [ModuleRow("", "", report.exposed_ms, links_ms=report.exposed_ms)],
+    }
+    branches = module_branches((shown for row, shown in made if row.path or row.kind), model, outside)
+    return Section("modules", "Time by module", (Tree(HEAD, branches, caption=CAPTION),) if branches else ())
+
+
+def memory_section(report: AotFigures) -> Section:
+    """Memory over the step, and what each program allocates."""
+    largest = max(report.programs, key=lambda p: p.held_bytes + p.peak_bytes)
+    parts = {
+        "the step holds beside it": largest.held_bytes,
+        "arguments": largest.argument_bytes - largest.alias_bytes,
+        "results": largest.output_bytes,
+        "temporaries": largest.temp_bytes,
+        "code": largest.generated_code_bytes,
+    }
+    told = ", ".join(f"{size_text(size)} {name}" for name, size in parts.items() if size)
+    summary = f"The peak is {size_text(report.step_peak_bytes)}, in {largest.name}: {told}."
+    points = report.memory_line
+    pictures = []
+    if points:
+        live, peaks = [p.live_bytes for p in points], [p.peak_bytes for p in points]
+        svg = memory_over_time(live, peaks, report.memory_budget_bytes)
+        pictures.append(Picture(svg, "Memory over the step, at each run of a program."))
+    head = ("program", "arguments", "results", "temporary", "code", "peak")
+    unit = unit_of_size(largest.peak_bytes)
+    rows = tuple((p.name, *(unit.number(size) for size in _sizes(p))) for p in report.programs)
+    notes = Lines((f"In {unit.name}.", *CHIPS[report.target].notes))
+    return Section("memory", "Memory", (*pictures, Table(head, rows), notes), summary)
+
+
+def _sizes(p: ProgramReport) -> tuple[int, ...]:
+    return p.argument_bytes, p.output_bytes, p.temp_bytes, p.generated_code_bytes, p.peak_bytes
+
+
+def operations_section(report: AotFigures, verbose: bool) -> Section:
+    """What kinds of work take the time, and the operations that take most of it."""
+    unit = unit_of_time(report.modelled_ms)
+    kinds = {
+        p.name: {_KINDS.get(kind, kind): p.runs * ms * unit.per_ms for kind, ms in sorted(p.ms_by_kind.items()) if ms}
+        for p in report.programs
+    }
+    drawn = bars("kinds", "Time by kind of work", kinds, f"modelled {unit.name} of a step")
+    caption = "Where the modelled time goes, by kind of work."
+    if report.custom_call_ms:
+        caption += " Custom calls take at least that long."
+    found = dearest(report)
+    rows = tuple(
+        (f"{f.kind}, {p.name} {f.name}", time_text(p.runs * f.modelled_ms), _share(report, p.runs * f.modelled_ms))
+        for f, p in found
+    )
+    details = tuple(tuple(origin_lines(f.origins, verbose)) for f, _ in found)
+    table = Table(("operation", "time", "share"), rows, details=details)
+    return Section("operations", "The most expensive operations", (Picture(drawn, caption), table))
+
+
+def _share(report: AotFigures, ms: float) -> Share:
+    return Share(ms / report.modelled_ms if report.modelled_ms else 0.0)
+
+
+def roofline_section(report: AotFigures) -> Section:
+    """Work per byte against speed."""
+    chip, points = CHIPS[report.target], list(_points(report))
+    if not points:
+        return Section("roofline", "Roofline", ())
+    caption = (
+        "Each point is a program. The slope is the bandwidth of the chip's memory, the top the peak of its matrix "
+        "units: the farther below, the more time is lost to something else."
+    )
+    drawn = roofline(points, chip.bf16_flops, chip.hbm_bytes_per_s)
+    return Section("roofline", "Roofline", (Picture(drawn, caption),))
+
+
+def _points(report: AotFigures) -> Iterator[Point]:
+    for p in report.programs:
+        if p.hbm_bytes and p.modelled_ms and p.flops:
+            yield Point(p.name, p.flops, p.hbm_bytes, p.modelled_ms, p.runs * p.modelled_ms)
+
+
+def links_section(report: AotFigures) -> Section:
+    """The communication of one chip; nothing on one chip."""
+    if report.slice is None:
+        return Section("links", "Links", ())
+    rows = tuple(
+        (
+            f"{row.kind} along {row.axes}",
+            str(row.count),
+            size_text(row.num_bytes),
+            time_text(row.link_ms),
+            time_text(row.exposed_ms),
+        )
+        for row in report.collectives
+    )
+    table = Table(("collective", "count", "bytes", "on the links", "waits"), rows)
+    share = report.exposed_ms / report.step_ms if report.step_ms else 0.0
+    summary = f"A chip waits {time_text(report.exposed_ms)} of a step for its links, {share:.0%}; the rest overlaps."
+    return Section("links", "Communication", (table,) if rows else (Lines(("None.",)),), summary)

@@ -1,0 +1,152 @@
+"""The page of aot: the answer in words, what is wrong and its cure, time by module, pictures."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from kp_dynamo.aot.memory_line import ProgramCall
+from kp_dynamo.aot.module_times import of_all_layers
+from kp_dynamo.aot.program_report import ModuleTime
+from kp_dynamo.aot.report import AotReport
+from kp_dynamo.aot.slice_report import CollectiveReport, SliceReport
+from tests.aot.test_report import DETAILED, PROGRAM, REPORT, SMALL, WITH_CALL
+from tests.aot.test_report_of_blocks import BLOCKS, LAYERS
+from tests.page.test_render import BAD, check
+
+PARTS = (
+    ModuleTime("model.layers.0", "Block", 0.0, 0.0, 0.0),
+    ModuleTime("model.layers.0.attn", "Attention", 0.015, 0.01, 0.001),
+    ModuleTime("model.layers.0.mlp", "Mlp", 0.015, 0.001, 0.012),
+    ModuleTime("", "", 0.01, 0.0, 0.0),
+)
+DEEP = replace(BLOCKS, programs=tuple(replace(p, by_module=PARTS) for p in BLOCKS.programs), train=True)
+GATHER = CollectiveReport("all-gather", "data", 8, 2**20, 0.05, 0.03)
+CHIPS = replace(
+    REPORT,
+    programs=(replace(PROGRAM, collectives=(GATHER,), by_module=PARTS),),
+    slice=SliceReport("4x4", 16, 2, "data=16", "fsdp", ("head.weight float32[1000, 128256]",)),
+)
+BROKEN = replace(
+    DETAILED,
+    programs=(replace(PROGRAM, by_module=(ModuleTime(BAD, BAD, 0.04, 0.0, 0.0),)),),
+    memory_budget_bytes=2**20,
+    graph_breaks=(f"model.py:7 in {BAD}: it is {BAD}",),
+    train=True,
+)
+MANY = replace(
+    REPORT,
+    programs=tuple(replace(PROGRAM, name=f"{i}.forward", flops=(i + 1) * 1e7) for i in range(40)),
+    calls=tuple(ProgramCall(f"{i}.forward", i * 2**18) for i in range(40)),
+)
+REPORTS = {"deep": DEEP, "chips": CHIPS, "broken": BROKEN, "many": MANY, "calls": WITH_CALL, "small": SMALL}
+
+
+PAGES: dict[int, str] = {}
+
+
+def shown(report: AotReport) -> str:
+    """The page of a report of this file, made once."""
+    if id(report) not in PAGES:
+        PAGES[id(report)] = report.to_html()
+    return PAGES[id(report)]
+
+
+def headline(report: AotReport) -> str:
+    return re.search("<h1>(.*?)</h1>", shown(report))[1]
+
+
+def problems(report: AotReport) -> list[tuple[str, str]]:
+    found = re.findall(r'class="problem (\w+)"><p class="what"><span class="tag">\w+</span>(.*?)</p>', shown(report))
+    return [(level, what) for level, what in found]
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_page_is_well_formed_small_and_escaped(name):
+    page = REPORTS[name].to_html(verbose=True)
+    check(page)
+    assert len(page.encode()) < 2**20
+    assert BAD not in page
+
+
+def test_equal_reports_give_equal_pages():
+    assert replace(BROKEN).to_html() == shown(BROKEN)
+
+
+def test_the_headline_is_the_answer():
+    assert headline(REPORT) == (
+        "Inference takes 40 us on one v5e, 25% of its peak; 1.9 MiB of 13.4 GiB; USD 0.052 a billion tokens."
+    )
+    assert headline(DEEP).startswith("A training step takes 3.92 ms on one v5e")
+    assert headline(DEEP).endswith("All 32 layers share one program.")
+    assert "on 16 v5e, " in headline(CHIPS)
+    assert "it does NOT fit: 1.9 of 1.0 MiB" in headline(BROKEN)
+    assert headline(replace(REPORT, num_tokens=0)).endswith("; USD 13.33 a billion steps.")
+
+
+def test_what_is_wrong_is_said_the_worst_first():
+    found = problems(BROKEN)
+    assert [level for level, _ in found] == ["stop", "slow", "slow", "note", "note"]
+    assert found[0][1] == "The step does not fit a v5e: its peak is 1.9 of 1.0 MiB that it may use."
+    assert "options={&#34;checkpoint&#34;: &#34;blocks&#34;}" in shown(BROKEN)
+    assert found[2][1] == "aten.sort runs on the CPU."
+    assert "<code>model.norm (LlamaRMSNorm)</code>" in shown(BROKEN)
+    assert problems(CHIPS)[:2] == [
+        ("slow", "Each chip waits 30 us of a step for its links, 43% of it."),
+        ("slow", "1 tensor of more than 64 MiB on every chip, each of them whole."),
+    ]
+
+
+def test_estimates_that_are_far_apart_say_which_to_believe():
+    [apart, *_] = problems(SMALL)
+    assert apart[1] == "Two estimates of the time are far apart: 2.1 us modelled, 86.3 us by the compiler&#39;s cycles."
+    assert "Cure: believe the modelled time" in shown(SMALL)
+
+
+TREE = [
+    "the model 1.98 ms 75% 2.3x memory",
+    "model.layers.0 to 31 x 32 Block 1.98 ms 75% 2.3x memory",
+    "attn Attention 990 us 38% 1.5x matrix unit",
+    "mlp Mlp 990 us 38% 1.3x memory",
+    "outside of submodules 660 us 25% - nothing known",
+]
+
+
+def tree(report: AotReport) -> list[str]:
+    rows = re.findall(r'class="row">(.*?)(?:</summary>|</div>)', shown(report), re.DOTALL)
+    return [" ".join(re.sub("<[^>]*>", " ", row).split()) for row in rows]
+
+
+def test_all_runs_of_a_repeated_layer_are_one_branch():
+    assert tree(DEEP) == TREE
+    assert tree(CHIPS)[-1] == "waiting for other chips 30 us 43% 1.0x links"
+    assert tree(REPORT) == []  # written by an earlier version
+
+
+def test_the_program_of_a_layer_counts_for_each_of_its_modules():
+    rows = list(of_all_layers(PARTS, LAYERS, 32))
+    assert {count for row, count in rows if row.path} == {1}
+    assert {row.path for row, _ in rows} == {
+        "",
+        *LAYERS,
+        *(f"{name}.{part}" for name in LAYERS for part in ("attn", "mlp")),
+    }
+    assert sum(row.modelled_ms * count for row, count in rows) == pytest.approx(32 * 0.04)
+
+
+def test_runs_beyond_the_known_modules_keep_their_time():
+    rows = list(of_all_layers(PARTS, LAYERS[:2], 3))
+    assert sum(row.modelled_ms * count for row, count in rows) == pytest.approx(3 * 0.04)
+    other = ModuleTime("model.layers.01", "Block", 1.0, 0.0, 0.0)  # not below model.layers.0
+    assert list(of_all_layers([other], LAYERS, 32)) == [(other, 32)]
+
+
+def test_time_by_module_survives_json():
+    assert AotReport.from_dict(json.loads(json.dumps(DEEP.to_dict()))) == DEEP
+
+
+def test_a_notebook_shows_it():
+    assert REPORT._repr_html_().startswith('<iframe sandbox=""')
