@@ -60,7 +60,7 @@ def _chips(report: AotFigures) -> Iterator[Problem]:
         where = f"{longest.kind} along {longest.axes}: {time_text(longest.exposed_ms)}"
         yield Problem("slow", what, where, cure="another mesh or sharding, or a larger batch; docs/sharding.md.")
     if report.slice.whole:
-        what = f"{counted(len(report.slice.whole), 'tensor')} of more than 64 MiB on every chip, each of them whole."
+        what = f"Whole on every chip, and larger than 64 MiB: {counted(len(report.slice.whole), 'tensor')}."
         details = "\n".join(first_of(report.slice.whole, _NUM_LISTED))
         yield Problem("slow", what, cure="name an axis for it in the sharding; docs/sharding.md.", details=details)
 
@@ -78,5 +78,5 @@ def _estimates(report: AotFigures) -> Iterator[Problem]:
         yield Problem("note", what, cure="expect more than the page says; only a chip can tell.")
     if report.unknown:
         number = counted(len(report.unknown), "operation")
-        what = f"{number} without the compiler's cycles: the modelled time counts the bytes that they move instead."
+        what = f"{number} without the compiler's cycles: the modelled time counts their bytes instead."
         yield Problem("note", what, details="\n".join(first_of(report.unknown, _NUM_LISTED)))

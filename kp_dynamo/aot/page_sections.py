@@ -13,8 +13,8 @@ from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.page.content import Cell, Lines, Picture, Section, Share, Table, Tree
 from kp_dynamo.page.module_tree import CAPTION, HEAD, ModuleRow, module_branches
-from kp_dynamo.page.pictures import Run, bars, memory_over_time, timeline
-from kp_dynamo.page.roofline import Point, roofline
+from kp_dynamo.page.pictures import MAX_ROWS, Run, bars, left_out, memory_over_time, timeline
+from kp_dynamo.page.roofline import MAX_LABELS, Point, roofline
 from kp_dynamo.page.units import size_text, time_text, unit_of_size, unit_of_time
 
 _KINDS = {"custom call": "custom call (at least)"}
@@ -27,8 +27,9 @@ def programs_section(report: AotFigures) -> Section:
     runs = [Run(name, by_name[name].modelled_ms, by_name[name].exposed_ms) for name in calls]
     rows = tuple(_program_row(p, report) for p in report.programs)
     details = tuple((modules_text(p),) if p.is_block else () for p in report.programs)
-    table = Table(("program", "runs", "time", "share", "over the bound"), rows, details=details)
+    table = Table(("program", "runs", "time", "share", "over the bound"), rows, details=details, folded=_folded(report))
     caption = "Each row is a program, each bar a run of it, in the order of the step."
+    caption += left_out(len(report.programs), "programs")
     if report.slice is not None:
         caption += " Thin bars: the chip waits for its links."
     different = "" if len(calls) == len(report.programs) else f", {len(report.programs)} of them different"
@@ -86,7 +87,12 @@ def memory_section(report: AotFigures) -> Section:
     unit = unit_of_size(largest.peak_bytes)
     rows = tuple((p.name, *(unit.number(size) for size in _sizes(p))) for p in report.programs)
     notes = Lines((f"In {unit.name}.", *CHIPS[report.target].notes))
-    return Section("memory", "Memory", (*pictures, Table(head, rows), notes), summary)
+    return Section("memory", "Memory", (*pictures, Table(head, rows, folded=_folded(report)), notes), summary)
+
+
+def _folded(report: AotFigures) -> str:
+    """The title of a table that is closed, because it is longer than a screen."""
+    return f"all {len(report.programs)} programs" if len(report.programs) > MAX_ROWS else ""
 
 
 def _sizes(p: ProgramReport) -> tuple[int, ...]:
@@ -101,7 +107,7 @@ def operations_section(report: AotFigures, verbose: bool) -> Section:
         for p in report.programs
     }
     drawn = bars("kinds", "Time by kind of work", kinds, f"modelled {unit.name} of a step")
-    caption = "Where the modelled time goes, by kind of work."
+    caption = f"Where the modelled time goes, by kind of work.{left_out(len(kinds), 'programs')}"
     if report.custom_call_ms:
         caption += " Custom calls take at least that long."
     found = dearest(report)
@@ -127,6 +133,8 @@ def roofline_section(report: AotFigures) -> Section:
         "Each point is a program. The slope is the bandwidth of the chip's memory, the top the peak of its matrix "
         "units: the farther below, the more time is lost to something else."
     )
+    if len(points) > MAX_LABELS:
+        caption += f" The {MAX_LABELS} of {len(points)} that take most of the step have names."
     drawn = roofline(points, chip.bf16_flops, chip.hbm_bytes_per_s)
     return Section("roofline", "Roofline", (Picture(drawn, caption),))
 

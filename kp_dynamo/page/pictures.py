@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from kp_dynamo.page.drawing import INK, SERIES, STOP, Drawing, in_page_colors
 from kp_dynamo.page.units import unit_of_size, unit_of_time
 
 _ROW_INCHES = 0.3
-_MAX_ROWS = 24
+MAX_ROWS = 24
 _MAX_NAME = 18
 _NEAR = 4.0  # a limit more than this many times as high as all else would flatten the picture
 _LEGEND_COLUMNS = 3
@@ -32,8 +33,9 @@ def clipped(name: str, most: int = _MAX_NAME) -> str:
 
 @in_page_colors
 def bars(name: str, title: str, rows: Mapping[str, Mapping[str, float]], unit: str) -> str:
-    """One bar a row, of parts in the order of their first appearance."""
-    shown = dict(itertools.islice(rows.items(), _MAX_ROWS))
+    """One bar a row, of parts in the order of their first appearance; the longest `MAX_ROWS`."""
+    kept = _longest({row: sum(parts.values()) for row, parts in rows.items()})
+    shown = {row: rows[row] for row in kept}
     parts = dict.fromkeys(part for row in shown.values() for part in row)
     drawing = Drawing(name, _height(len(shown), 1 + len(parts) // _LEGEND_COLUMNS), title)
     left = [0.0] * len(shown)
@@ -49,10 +51,13 @@ def bars(name: str, title: str, rows: Mapping[str, Mapping[str, float]], unit: s
 
 @in_page_colors
 def timeline(runs: Sequence[Run]) -> str:
-    """The runs of a step in order, a row for each program; hatched where the chip waits for its links."""
+    """The runs of a step in order, a row for each of the longest `MAX_ROWS` programs; thin bars wait for the links."""
     unit = unit_of_time(sum(run.ms + run.waits_ms for run in runs))
     starts = [0.0, *itertools.accumulate((run.ms + run.waits_ms) * unit.per_ms for run in runs)]
-    shown = list(dict.fromkeys(run.program for run in runs))[:_MAX_ROWS]
+    times: defaultdict[str, float] = defaultdict(float)
+    for run in runs:
+        times[run.program] += run.ms + run.waits_ms
+    shown = _longest(times)
     drawing = Drawing("timeline", _height(len(shown), 0), "Programs of a step over time")
     for row, program in enumerate(shown):
         color = SERIES[row % len(SERIES)]
@@ -87,6 +92,17 @@ def memory_over_time(live: Sequence[float], peaks: Sequence[float], limit: float
     axes.xaxis.get_major_locator().set_params(integer=True)
     drawing.legend(_LEGEND_COLUMNS)
     return drawing.svg()
+
+
+def left_out(number: int, noun: str) -> str:
+    """ " The 24 longest of 40 programs are shown.", for a caption; "" if all are."""
+    return f" The {MAX_ROWS} longest of {number} {noun} are shown." if number > MAX_ROWS else ""
+
+
+def _longest(sizes: Mapping[str, float]) -> list[str]:
+    """The `MAX_ROWS` with the largest sizes, in their order."""
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:MAX_ROWS]
+    return [name for name in sizes if name in largest]
 
 
 def _height(num_rows: int, legend_rows: int) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kp_dynamo.page.drawing import FAINT, INK, SERIES, Drawing, in_page_colors
 from kp_dynamo.page.pictures import clipped
 
-_MAX_LABELS = 10
+MAX_LABELS = 10
 _GAP = 0.1  # of the height of the axes, between two labels
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -47,7 +47,7 @@ def roofline(points: Sequence[Point], flops_per_s: float, bytes_per_s: float) ->
     low, high = low / 4, high * 4
     bottom = min([low * bytes_per_s, *(p.speed for p in points)]) / 2
     axes.plot([low, ridge, high], [low * bytes_per_s, flops_per_s, flops_per_s], color=INK, linewidth=1.2)
-    labelled = sorted(points, key=lambda p: -p.share_ms)[:_MAX_LABELS]
+    labelled = sorted(points, key=lambda p: -p.share_ms)[:MAX_LABELS]
     rows = sorted(labelled, key=lambda p: (-p.speed, p.intensity))
     for point in points:
         axes.plot([point.intensity], [point.speed], "o", color=FAINT, markersize=5)

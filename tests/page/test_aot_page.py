@@ -96,8 +96,16 @@ def test_what_is_wrong_is_said_the_worst_first():
     assert "<code>model.norm (LlamaRMSNorm)</code>" in shown(BROKEN)
     assert problems(CHIPS)[:2] == [
         ("slow", "Each chip waits 30 us of a step for its links, 43% of it."),
-        ("slow", "1 tensor of more than 64 MiB on every chip, each of them whole."),
+        ("slow", "Whole on every chip, and larger than 64 MiB: 1 tensor."),
     ]
+
+
+def test_what_a_picture_leaves_out_is_said():
+    page = shown(MANY)
+    assert page.count("The 24 longest of 40 programs are shown.") == 2
+    assert "The 10 of 40 that take most of the step have names." in page
+    assert page.count("<summary>all 40 programs</summary>") == 2
+    assert "longest of" not in shown(DEEP)
 
 
 def test_estimates_that_are_far_apart_say_which_to_believe():
