@@ -11,6 +11,8 @@ from torch import fx
 
 # Parts of Dynamo's source expressions that do not belong to a module's path.
 _NOT_IN_PATHS = ("_modules", "_orig_mod")
+# How Dynamo writes an attribute whose name is no identifier.
+_GETATTR = re.compile(r"""getattr\((.*), (['"])(.*?)\2\)""")
 
 
 def module_paths(node: fx.Node) -> Iterator[str]:
@@ -79,6 +81,8 @@ def _paths(source: str) -> tuple[str, ...]:
 
     A local name other than self gives two paths, without and with the name: the user may see either as the root.
     """
+    while found := _GETATTR.search(source):
+        source = f"{source[: found.start()]}{found[1]}.{found[3]}{source[found.end() :]}"
     parts = re.sub(r"""\[['"]?([^\]'"]*)['"]?\]""", r".\1", source).split(".")
     parts = [part for part in parts if part not in _NOT_IN_PATHS]
     if parts[0] not in ("L", "G") or len(parts) < 2:

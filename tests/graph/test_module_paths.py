@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import fx, nn
 
-from kp_dynamo.graph.module_paths import main_module, repeated_modules
+from kp_dynamo.graph.module_paths import main_module, module_of, repeated_modules
 
 
 def node(*paths: str) -> fx.Node:
@@ -47,3 +47,18 @@ def test_the_module_of_most_nodes(nodes, module):
 )
 def test_a_run_is_named_by_the_part_of_its_path_that_differs(paths, modules):
     assert repeated_modules([[node("", path)] * 2 for path in paths]) == modules
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("getattr(L['self'], '<script>')", "<script> (Linear)"),
+        ("getattr(L['self'].layers[0], 'a-b')", "layers.0.a-b (Linear)"),
+        ("getattr(getattr(L['self'], 'a-b')._modules['0'], \"it's\").out", "a-b.0.it's.out (Linear)"),
+    ],
+)
+def test_a_module_whose_name_is_no_identifier(source, module):
+    """As Dynamo writes its source."""
+    found = node("")
+    found.meta["nn_module_stack"] = {source: (source, nn.Linear)}
+    assert module_of(found) == module
