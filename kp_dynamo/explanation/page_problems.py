@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from kp_dynamo.explanation.graph_reports import (
@@ -47,10 +48,12 @@ def break_problems(breaks: Iterable[GraphBreak]) -> Iterator[Problem]:
 
 def fallback_problems(fallbacks: Iterable[FallbackReport], *, has_run: bool) -> Iterator[Problem]:
     """Operators that run on the CPU between two programs; their bytes are known if the model `has_run`."""
-    for found in fallbacks:
-        moved = f" and moves {size_text(found.moved_bytes)} in a step" if has_run else ""
-        place = fallback_place(found).removeprefix("at ").removeprefix("in ")
-        yield Problem("slow", f"{found.op} runs on the CPU{moved}.", place, cure=_FALLBACK_CURE)
+    num_bytes: Counter[tuple[str, str]] = Counter()
+    for found in fallbacks:  # a forward and its backward may have the same
+        num_bytes[found.op, fallback_place(found).removeprefix("at ").removeprefix("in ")] += found.moved_bytes
+    for (op, place), size in num_bytes.items():
+        moved = f" and moves {size_text(size)} in a step" if has_run else ""
+        yield Problem("slow", f"{op} runs on the CPU{moved}.", place, cure=_FALLBACK_CURE)
 
 
 def recompilation_problems(captures: Iterable[CaptureReport]) -> Iterator[Problem]:

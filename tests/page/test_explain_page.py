@@ -36,7 +36,10 @@ FULL = Explanation(
     graphs=(
         GraphReport("1.forward", "def", False, "the cache is empty", 9, {"float32 -> bfloat16": 4}, 1, {"xla": 2.0}),
     ),
-    fallbacks=(FallbackReport("1.forward", "aten.special_erfcx.default", "model.py:14 in forward", 2**21),),
+    fallbacks=(
+        FallbackReport("1.forward", "aten.special_erfcx.default", "model.py:14 in forward", 2**20),
+        FallbackReport("1.backward", "aten.special_erfcx.default", "model.py:14 in forward", 2**20),
+    ),
     seconds={"dynamo": 0.5, "xla": 2.0},
     uncompiled=(UncompiledFrame("model.py:20 in odd", "it is a generator"),),
     versions={"torch": "2.9.1"},
@@ -50,8 +53,8 @@ def headline(page: str) -> str:
 
 def test_the_headline_says_what_happened():
     assert headline(FULL.to_html()) == (
-        "1 graph became 1 program in 2.5 s of compiling. 1 function is not compiled, 1 graph break, 1 operator on the "
-        "CPU, 1 recompilation for other inputs. All 32 layers share one program."
+        "1 graph became 1 program in 2.5 s of compiling. 1 function is not compiled, 1 graph break, 2 operators on "
+        "the CPU, 1 recompilation for other inputs. All 32 layers share one program."
     )
     assert headline(PLAIN.to_html()).endswith("No graph breaks, and nothing runs on the CPU.")
 
