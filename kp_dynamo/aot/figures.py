@@ -119,8 +119,13 @@ class AotFigures:
 
     @property
     def model_flops(self) -> int:
-        """FLOPs of the graphs' matmuls."""
+        """FLOPs of the graphs' matmuls, recomputed ones too."""
         return sum(p.runs * p.model_flops for p in self.programs)
+
+    @property
+    def recomputed_flops(self) -> int:
+        """The part of `model_flops` in which a backward computes the forward again."""
+        return sum(p.runs * p.recomputed_flops for p in self.programs)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -134,7 +139,10 @@ class AotFigures:
 
     @property
     def step_peak_bytes(self) -> int:
-        """Peak memory of the step: a program, and what the step holds beside its arguments meanwhile."""
+        """Peak memory of the step: a program, and what the step holds beside its arguments meanwhile.
+
+        It is the memory of forward and backward. The state of an optimizer, which only `plan` knows of, is not in it.
+        """
         return max((p.held_bytes + p.peak_bytes for p in self.programs), default=0)
 
     @property
@@ -149,7 +157,7 @@ class AotFigures:
 
     @property
     def fits(self) -> bool:
-        """Whether the step fits the memory budget."""
+        """Whether the step fits the memory budget, without the state of an optimizer."""
         return self.step_peak_bytes <= self.memory_budget_bytes
 
     @property
@@ -176,10 +184,16 @@ class AotFigures:
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilization: FLOPs of the graphs' matmuls, over the peak in the time of a step.
+        """Model FLOP utilization: FLOPs of the model's matmuls, each once, over the peak in the time of a step.
 
-        Attention counts in full, also if it is causal, as in `torch.utils.flop_counter`.
+        Attention counts in full, also if it is causal, as in `torch.utils.flop_counter`. Recomputed matmuls do not
+        count; in `hfu` they do.
         """
+        return self.hfu * (1 - self.recomputed_flops / self.model_flops) if self.model_flops else self.hfu
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOP utilization: as `mfu`, with the matmuls that a backward recomputes."""
         return self.flops_floor_ms / self.step_ms if self.step_ms else 0.0
 
     @property
@@ -197,6 +211,7 @@ class AotFigures:
         names = (
             "cycles", "estimated_ms", "modelled_ms", "custom_call_ms", "flops", "bytes", "model_flops", "peak_bytes",
             "step_peak_bytes", "fits", "tpu_compile_s", "flops_floor_ms", "bytes_floor_ms", "over_floor", "mfu",
-            "usd_per_million_steps", "usd_per_million_tokens", "num_chips", "exposed_ms", "step_ms", "tokens_per_s",
+            "hfu", "recomputed_flops", "usd_per_million_steps", "usd_per_million_tokens", "num_chips", "exposed_ms",
+            "step_ms", "tokens_per_s",
         )  # fmt: skip
         return {**{name: getattr(self, name) for name in names}, "unknown": len(self.unknown)}

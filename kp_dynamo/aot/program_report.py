@@ -99,6 +99,7 @@ class ProgramReport:
         bytes: Bytes read and written in any memory, as the compiler counts them.
         hbm_bytes: Bytes that the schedule moves to and from HBM.
         model_flops: FLOPs of the graph's matmuls; on several chips, the share of one.
+        recomputed_flops: The part of them in which a backward computes the forward again.
         cycles: Total of the compiler's cycles.
         estimated_ms: `cycles` at the chip's clock.
         modelled_ms: Matmul fusions by their cycles, custom calls by their rooflines, everything else by its bytes; see
@@ -138,6 +139,7 @@ class ProgramReport:
     modules: tuple[str, ...] = ()
     collectives: tuple[CollectiveReport, ...] = ()
     by_module: tuple[ModuleTime, ...] = ()
+    recomputed_flops: int = 0
 
     @property
     def is_block(self) -> bool:
@@ -174,7 +176,8 @@ def program_from_dict(content: Mapping[str, Any]) -> ProgramReport:
     Raises:
         KeyError, TypeError: The content is not a ProgramReport.
     """
-    added = ("held_bytes", "modules", "collectives", "by_module")  # earlier reports lack them
+    # Earlier reports lack them.
+    added = ("held_bytes", "modules", "collectives", "by_module", "recomputed_flops")
     known = {f.name: content[f.name] for f in fields(ProgramReport) if f.name in content or f.name not in added}
     known["modules"] = tuple(content.get("modules", ()))
     known["collectives"] = tuple(CollectiveReport(**row) for row in content.get("collectives", ()))

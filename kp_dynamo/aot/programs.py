@@ -14,7 +14,7 @@ from kp_dynamo.aot.program_report import CustomCallReport, FusionReport, Origin,
 from kp_dynamo.aot.slice_report import CollectiveReport, collective_reports
 from kp_dynamo.aot.slices import Slice
 from kp_dynamo.aot.timeline import Timeline
-from kp_dynamo.graph.flops import model_flops
+from kp_dynamo.graph.flops import model_flops, recomputed_flops
 from kp_dynamo.graph.module_paths import module_of
 from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering.export import node_of
@@ -68,6 +68,7 @@ def program_report(
         modules=modules,
         collectives=() if target.slice is None else _collectives(module, cost, target.slice),
         by_module=module_times(program.gm.graph, cost, chip, num_chips),
+        recomputed_flops=recomputed_flops(program.gm.graph) // num_chips,
     )
 
 

@@ -69,7 +69,9 @@ def _headline(report: AotFigures) -> Iterator[str]:
         f"  lower bounds    {by_flops} for the matmuls at {chip.bf16_flops / 1e12:.0f} TFLOP/s, "
         f"{by_bytes} for arguments and results at {chip.hbm_bytes_per_s / 1e9:.0f} GB/s"
     )
-    yield f"  over the bounds {report.over_floor:.2f}x, model FLOP utilization {report.mfu:.1%}{counted_text(report)}"
+    hardware = f" ({report.hfu:.1%} with recomputed matmuls)" if report.recomputed_flops else ""
+    utilization = f"model FLOP utilization {report.mfu:.1%}{hardware}{counted_text(report)}"
+    yield f"  over the bounds {report.over_floor:.2f}x, {utilization}"
     yield f"  work            {report.flops / 1e9:.2f} GFLOP, {report.bytes / GB:.3f} GB touched, by the compiler"
     tokens = report.usd_per_million_tokens
     by_token = "" if tokens is None else f", {price(tokens, 'tokens')}"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any, cast
+
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import hint_int
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
+
+import kp_dynamo.ops  # noqa: F401  # registers the operators
+from kp_dynamo.graph.nodes import is_tangent
 
 
 def model_flops(graph: fx.Graph) -> int:
@@ -16,6 +22,30 @@ def model_flops(graph: fx.Graph) -> int:
     pointwise work is free.
     """
     return sum(map(node_flops, graph.nodes))
+
+
+def recomputed_flops(graph: fx.Graph) -> int:
+    """The part of `model_flops` that a backward graph spends on computing the forward again.
+
+    A gradient depends on a tangent. A matmul that does not was in the forward, whether a pass, the partitioner or the
+    user's own checkpoint put it here. A graph without tangents, such as a forward, recomputes nothing.
+    """
+    of_gradients = {node for node in graph.find_nodes(op="placeholder") if is_tangent(node)}
+    if not of_gradients:
+        return 0
+    for node in graph.nodes:
+        if not of_gradients.isdisjoint(_computed_from(node)):
+            of_gradients.add(node)
+    return sum(node_flops(node) for node in graph.nodes if node not in of_gradients)
+
+
+def _computed_from(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose values a node reads; what a barrier lets through is one value, whatever it waits for."""
+    source = node.args[0] if node.target is operator.getitem else None
+    if isinstance(source, fx.Node) and source.target is torch.ops.kp.optimization_barrier.default:
+        through: Any = [*cast("list[fx.Node]", source.args[0]), source.args[1]]
+        return [through[node.args[1]]]
+    return node.all_input_nodes
 
 
 def node_flops(node: fx.Node) -> int:

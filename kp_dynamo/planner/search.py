@@ -72,8 +72,8 @@ class FactSource:
 
     @property
     def useful_flops(self) -> int:
-        """FLOPs of a sample without those that a checkpoint mode recomputes."""
-        return min(self._flops.values())
+        """FLOPs of a sample without recomputed ones; the modes differ only in what they recompute."""
+        return min(flops.useful for flops in self._flops.values())
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -94,8 +94,8 @@ class FactSource:
             return None
         request = self.request
         return Facts(
-            weights, live, self._flops[mode], request.samples.rows, request.samples.num_bytes, request.state_factor,
-            request.train,
+            weights, live, self._flops[mode].total, request.samples.rows, request.samples.num_bytes,
+            request.state_factor, request.train,
         )  # fmt: skip
 
     def _weights(self, layout: Layout, mode: Any) -> Weights:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.aot.placing import StepPlacer
-from kp_dynamo.graph.flops import model_flops
+from kp_dynamo.graph.flops import model_flops, recomputed_flops
 from kp_dynamo.planner.capture import BATCH, Capture
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
 from kp_dynamo.sharding.placement import axes_of, shard_shape
@@ -53,13 +53,25 @@ class Activations:
         return max((amount.at(samples) for amount in self.live), default=0)
 
 
-def flops_per_sample(capture: Capture) -> int:
-    """FLOPs of the matmuls of a step, recomputed ones too, for one sample."""
-    of_graph: dict[int, int] = {}
-    for call in capture.calls:
-        if id(call.gm) not in of_graph:
-            of_graph[id(call.gm)] = model_flops(call.gm.graph)
-    return sum(of_graph[id(call.gm)] for call in capture.calls) // BATCH
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of the matmuls of a step for one sample: all that run, and those that are recomputed."""
+
+    total: int
+    recomputed: int
+
+    @property
+    def useful(self) -> int:
+        """Those of the model, each once."""
+        return self.total - self.recomputed
+
+
+def flops_per_sample(capture: Capture) -> Flops:
+    """The FLOPs of a step for one sample."""
+    graphs = {id(call.gm): call.gm.graph for call in capture.calls}
+    found = {name: (model_flops(graph), recomputed_flops(graph)) for name, graph in graphs.items()}
+    total, recomputed = (sum(found[id(call.gm)][i] for call in capture.calls) // BATCH for i in (0, 1))
+    return Flops(total, recomputed)
 
 
 def parameter_reads(capture: Capture) -> Mapping[str, int]:

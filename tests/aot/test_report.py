@@ -189,6 +189,21 @@ def test_totals_count_every_run_of_a_program():
     assert "3 times a step" in str(report)
 
 
+def test_mfu_counts_the_matmuls_of_the_model_once_and_hfu_all_of_them():
+    half = PROGRAM.model_flops // 2
+    report = replace(REPORT, programs=(PROGRAM, replace(PROGRAM, recomputed_flops=half)))
+    assert report.recomputed_flops == half
+    assert report.hfu == REPORT.hfu == REPORT.mfu
+    assert report.mfu == pytest.approx(0.75 * report.hfu)
+    assert f"utilization {report.mfu:.1%} ({report.hfu:.1%} with recomputed matmuls)" in str(report)
+    assert "recomputed" not in str(REPORT)
+    content = report.to_dict()
+    assert AotReport.from_dict(content).mfu == report.mfu
+    for program in content["programs"]:
+        del program["recomputed_flops"]
+    assert AotReport.from_dict(content).mfu == report.hfu  # a report of an earlier version cannot tell them apart
+
+
 def test_a_program_that_does_not_fit_is_reported():
     report = replace(REPORT, memory_budget_bytes=2**20)
     assert not report.fits

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import kp_dynamo
 from kp_dynamo.cli.main import main
@@ -18,11 +19,12 @@ from kp_dynamo.exceptions import (
     TPUNotAvailableError,
     TPUOutOfMemoryError,
 )
+from kp_dynamo.hardware import CHIPS
 from kp_dynamo.planner import planning
 from kp_dynamo.planner.capture import BATCH, capture_step
 from kp_dynamo.planner.planning import plan
 from kp_dynamo.planner.result import Plan
-from kp_dynamo.planner.step_facts import activations, flops_per_sample, parameter_reads
+from kp_dynamo.planner.step_facts import Flops, activations, flops_per_sample, parameter_reads
 
 WIDTH, LENGTH, VOCABULARY = 256, 512, 1024
 TOKENS = (torch.zeros(4, LENGTH, dtype=torch.int64, device="meta"),)
@@ -55,7 +57,7 @@ def found() -> Plan:
 def test_flops_activations_and_reads_of_a_step():
     capture = capture_step(on_meta(), TOKENS, {"checkpoint": "off"}, train=True)
     matmuls = 2 * LENGTH * (2 * 4 * WIDTH * WIDTH + WIDTH * VOCABULARY)
-    assert flops_per_sample(capture) == 3 * matmuls
+    assert flops_per_sample(capture) == Flops(3 * matmuls, recomputed=0)
     reads = parameter_reads(capture)
     assert reads["embedding.weight"] == 1  # its backward reads only the tokens
     assert reads["head.weight"] == reads["up.weight"] == reads["down.weight"] == 2
@@ -65,6 +67,28 @@ def test_flops_activations_and_reads_of_a_step():
     assert hidden <= live.peak_bytes(1) < 20 * hidden + LENGTH * VOCABULARY * 20
     assert live.peak_bytes(8) == pytest.approx(8 * live.peak_bytes(1), rel=0.01)
     assert capture.args[0].shape[0] == BATCH
+
+
+class Checkpointed(Model):
+    """The user's own checkpoint around the MLP: a step computes its two matmuls twice."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        x = x + checkpoint(lambda x: self.down(nn.functional.gelu(self.up(x))), x, use_reentrant=False)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+def test_mfu_counts_no_recomputed_matmul():
+    """Also if one checkpoint mode is asked for, so that no graph without recomputation is there."""
+    with torch.device("meta"):
+        model = Checkpointed()
+    arguments = {"train": True, "max_chips": 1, "targets": ["v5e"], "tokens_per_step": 4 * LENGTH, "num_compiled": 0}
+    row = plan(model, TOKENS, options={"checkpoint": "off"}, **arguments).winner
+    once = 3 * 2 * LENGTH * (2 * 4 * WIDTH * WIDTH + WIDTH * VOCABULARY) * row.step_samples
+    again = 2 * LENGTH * 2 * 4 * WIDTH * WIDTH * row.step_samples
+    peak = CHIPS["v5e"].bf16_flops
+    assert row.time_parts_ms["matmuls"] == pytest.approx((once + again) / peak * 1e3)
+    assert row.mfu == pytest.approx(once / peak / row.step_ms * 1e3)
 
 
 def test_rows_are_bounds_and_the_first_is_the_best():
