@@ -57,7 +57,8 @@ def _nearest(request: PlanRequest, source: FactSource) -> str:
                 fits.append(found.fitting[0])
                 break
     if not fits:
-        return f"none up to {_MOST_CHIPS} chips of {', '.join(_ALL_TARGETS)}"
+        step = f"with {request.step_samples} samples a step"
+        return f"none up to {_MOST_CHIPS} chips of {', '.join(_ALL_TARGETS)}, {step}"
     fits.sort(key=lambda b: (b.candidate.layout.topology.target not in request.goal.targets, _chips(b)))
     return "; ".join(_described(b) for b in fits[:2])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 
 import pytest
@@ -214,10 +215,19 @@ def test_tokens_need_a_model_of_tokens():
         plan(nn.Linear(4, 4), (3,))
 
 
-def test_without_the_compiler_only_bounds_can_be_asked_for(monkeypatch):
-    monkeypatch.setattr(planning, "find_spec", lambda name: None)
-    with pytest.raises(TPUNotAvailableError, match=r"kp_dynamo\[tpu\].*num_compiled=0"):
+@pytest.mark.parametrize("missing", ["libtpu", "jax"])
+def test_without_the_compiler_only_bounds_can_be_asked_for(monkeypatch, missing):
+    monkeypatch.setattr(planning, "find_spec", lambda name: None if name == missing else find_spec(name))
+    monkeypatch.setattr(planning, "_captures", lambda request: pytest.fail("it captured the model"))
+    with pytest.raises(TPUNotAvailableError, match=rf"\({missing} missing\).*kp_dynamo\[tpu\].*num_compiled=0"):
         plan(on_meta(), TOKENS)
+
+
+def test_the_command_says_how_to_do_without_the_compiler(monkeypatch, tmp_path, capsys):
+    (tmp_path / "spec.py").write_text("import torch\nmake = lambda: (torch.nn.Linear(8, 8), (torch.zeros(8, 8),))\n")
+    monkeypatch.setattr(planning, "find_spec", lambda name: None)
+    assert main(["plan", f"{tmp_path}/spec.py:make"]) == 1
+    assert "--compile 0" in capsys.readouterr().err
 
 
 def test_a_model_that_fits_nowhere_says_why_and_what_fits():
@@ -229,6 +239,14 @@ def test_a_model_that_fits_nowhere_says_why_and_what_fits():
         plan(on_meta(8192), TOKENS, train=True, targets=["v5e"], max_chips=1, options=options,
              tokens_per_step=64 * LENGTH, num_compiled=0)  # fmt: skip
     assert "8 v5e" in str(e.value)
+
+
+def test_a_model_that_fits_no_slice_that_is_sold():
+    options = {"memory_budget_gb": 0.001}
+    message = r"gradients 0\.\d+\. Allowed: 0\.00 GB.*none up to 1024 chips of .*, with 2 samples a step"
+    with pytest.raises(TPUOutOfMemoryError, match=message):
+        plan(on_meta(), TOKENS, train=True, targets=["v5e"], max_chips=4, options=options, tokens_per_step=2 * LENGTH,
+             num_compiled=0)  # fmt: skip
 
 
 def test_a_deadline_that_nothing_can_meet():

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from kp_dynamo.aot.compiling import aot_compile
 from kp_dynamo.aot.topologies import topology_of
 from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.planner import compile_best
 from kp_dynamo.planner.bounds import MemoryBound, TimeBound
 from kp_dynamo.planner.candidates import Candidate, Layout
 from kp_dynamo.planner.compile_best import BestCompiler
@@ -87,3 +89,32 @@ def test_the_best_is_compiled_once_and_then_read(tmp_path):
     again = plan(model, args, **arguments)
     assert again.rows == first.rows
     assert again.seconds["compile"] < 1 < first.seconds["compile"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_plan_compiles_only_what_is_missing(tmp_path, monkeypatch):
+    """Ctrl-C in the second of two compiles; the next run compiles that one alone."""
+    with torch.device("meta"):
+        model, args = nn.Linear(512, 512), (torch.zeros(512, 512),)
+    compiled: list[str] = []
+
+    def interrupted(*args, target, **given):
+        if compiled:
+            raise KeyboardInterrupt
+        compiled.append(target)
+        return aot_compile(*args, target=target, **given)
+
+    def counted(*args, target, **given):
+        compiled.append(target)
+        return aot_compile(*args, target=target, **given)
+
+    arguments = {"targets": ["v5e", "v6e"], "max_chips": 1, "num_compiled": 2, "folder": tmp_path}
+    monkeypatch.setattr(compile_best, "aot_compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        plan(model, args, **arguments)
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr(compile_best, "aot_compile", counted)
+    found = plan(model, args, **arguments)
+    assert sorted(compiled) == ["v5e", "v6e"]
+    assert [row.kind for row in found.rows] == ["compiled", "compiled"]
+    assert len(list(tmp_path.iterdir())) == 2

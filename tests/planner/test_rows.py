@@ -1,0 +1,59 @@
+"""The rows of a plan from a compiled report: what the report leaves out is added."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from kp_dynamo.aot.topologies import topology_of
+from kp_dynamo.hardware import CHIPS
+from kp_dynamo.planner.bounds import MemoryBound, TimeBound
+from kp_dynamo.planner.candidates import Candidate, Layout
+from kp_dynamo.planner.request import Goal, PlanRequest, plan_request
+from kp_dynamo.planner.rows import Figures, Outcome, RowMaker, figures_of
+from kp_dynamo.planner.search import Bounded
+from tests.aot.test_report import PROGRAM, REPORT
+
+STATE, GRADIENTS, OPTIMIZER_S = 2 * 10**9, 10**9, 0.5
+LAYOUT = Layout(topology_of("v5e", 4), 4, 1, "fsdp")
+
+
+def request(**options: object) -> PlanRequest:
+    return plan_request(nn.Linear(8, 8), (torch.zeros(8, 8),), True, Goal(["v5e"]), options)
+
+
+def figures(accumulate: int, report=REPORT, **options: object) -> Figures:
+    is_added = accumulate > 1
+    memory = MemoryBound(GRADIENTS, STATE, GRADIENTS, activations=0, inputs=0, is_added=is_added)
+    time = TimeBound(matmuls=1e-6, traffic=0.0, links=0.0, optimizer=OPTIMIZER_S)
+    bounded = Bounded(Candidate(LAYOUT, 2, accumulate, "off"), memory, time)
+    return figures_of(bounded, Outcome(report), request(**options))
+
+
+@pytest.mark.parametrize(("accumulate", "kept"), [(1, 0), (3, GRADIENTS)])
+def test_the_optimizer_is_added_to_what_was_compiled(accumulate, kept):
+    """From the second batch on, the gradients of those before are there beside the report's own."""
+    found = figures(accumulate)
+    assert found.kind == "compiled"
+    assert found.memory_bytes == REPORT.step_peak_bytes + STATE + kept
+    assert found.step_s == pytest.approx(accumulate * REPORT.step_ms / 1e3 + OPTIMIZER_S)
+
+
+def test_a_step_that_fits_may_not_fit_with_the_state_of_the_optimizer():
+    assert REPORT.step_peak_bytes < 1.5e9 < STATE
+    found = figures(1, memory_budget_gb=1.5)
+    assert found.kind == "failed"
+    assert found.problem == "does not fit: 2.00 GB a chip, compiled and with the optimizer's state"
+
+
+def test_the_mfu_of_a_compiled_row_counts_the_flops_of_the_model():
+    """Not those of the report's programs, which hold the recomputed ones."""
+    flops = 10**12
+    recomputing = replace(REPORT, programs=(replace(PROGRAM, recomputed_flops=PROGRAM.model_flops // 2),))
+    for report in (REPORT, recomputing):
+        found = figures(1, report)
+        row = RowMaker(request(), flops, found).row(found)
+        assert row.mfu == pytest.approx(flops * 8 / found.step_s / (4 * CHIPS["v5e"].bf16_flops))
