@@ -13,7 +13,9 @@ from tests.disk_cache.process import HERE, Machine, build, build_library, plugin
 def plugin() -> Path:
     folder = plugin_folder()
     if folder is None:
-        pytest.skip("XLA's CPU plugin is not installed (the package xla-cpu-pjrt of the extra `test`)")
+        pytest.fail(
+            "XLA's CPU plugin is not installed. Try: make setup, or .venv/bin/python -m pip install xla-cpu-pjrt==0.0.1"
+        )
     return folder
 
 

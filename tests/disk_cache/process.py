@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "kp_dynamo" / "disk_cache" / "native"
@@ -25,6 +28,8 @@ def plugin_folder() -> Path | None:
 
 def build(to: Path, *sources: Path, visibility: str = "hidden", **macros: str) -> Path:
     """A shared library of C sources, with the warnings as errors."""
+    if shutil.which("cc") is None:
+        pytest.fail("these tests build the disk cache's C files, and there is no C compiler. Try: install gcc or clang")
     defined = [f'-D{name}="{value}"' for name, value in macros.items()]
     flags = ["-std=c11", "-shared", "-fPIC", "-O2", f"-fvisibility={visibility}", "-Wall", "-Wextra", "-Werror"]
     subprocess.run(["cc", *flags, *defined, f"-I{NATIVE}", "-o", to, *sources, "-ldl"], check=True)
