@@ -11,7 +11,8 @@
 /* Python reads these by name. `absent`, `damaged`, `unreadable`, `not_loaded` and `no_key` are the misses. */
 #define KP_COUNTERS(X)                                                                                        \
   X(hits) X(absent) X(damaged) X(unreadable) X(not_loaded) X(no_key) X(saved) X(not_saved) X(not_serialized)  \
-  X(too_large) X(evicted) X(loaded_bytes) X(saved_bytes) X(compile_ns) X(load_ns) X(avoided_ns)
+  X(too_large) X(evicted) X(loaded_bytes) X(saved_bytes) X(compile_ns) X(load_ns) X(read_ns)        \
+  X(avoided_ns)
 
 #define KP_ENUM(name) COUNT_##name,
 enum counter { KP_COUNTERS(KP_ENUM) NUM_COUNTERS };

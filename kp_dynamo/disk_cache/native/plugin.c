@@ -41,6 +41,7 @@ static int load(struct client_compile *compile, const struct key *key) {
   struct entry entry;
   uint64_t start = now_ns();
   if (!read_entry(key, &entry)) return 0;
+  uint64_t read_ns = now_ns() - start;
   struct deserialize_and_load arguments = {
       .struct_size = KP_SIZE(deserialize_and_load, other_options_size),
       .client = compile->client,
@@ -58,6 +59,7 @@ static int load(struct client_compile *compile, const struct key *key) {
   count(COUNT_hits, 1);
   count(COUNT_loaded_bytes, entry.size);
   count(COUNT_load_ns, now_ns() - start);
+  count(COUNT_read_ns, read_ns);
   count(COUNT_avoided_ns, entry.compile_ns);
   return 1;
 }
