@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -56,7 +57,11 @@ class Machine:
 
     def entries(self) -> list[Path]:
         """Least recently used first."""
-        return sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        found = []
+        for path in self.folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # a process renamed it meanwhile
+                found.append((path.lstat().st_mtime_ns, path))
+        return [path for _, path in sorted(found)]
 
     def start(self, plans: list[dict], **environment: str) -> subprocess.Popen:
         """A process that compiles `plans`."""

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -192,18 +193,24 @@ static int write_file(int file, const struct key *key, const struct entry *entry
   return write_all(file, &header, sizeof header) && write_all(file, entry->bytes, entry->size);
 }
 
+/* A file under a name that no other process has; -1 if it cannot be created. The process id is no such name: processes
+ * of several containers may have the same, and one would rename what another one is writing. */
+static int create_temporary(char *name, size_t size) {
+  uint64_t number;
+  *name = '\0';
+  if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) return -1;
+  snprintf(name, size, TEMPORARY "%016llx", (unsigned long long)number);
+  return openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+}
+
 void write_entry(const struct key *key, const struct entry *entry) {
-  static atomic_uint number;
   char name[NAME_SIZE], temporary[64];
   if (sizeof(struct header) + entry->size > folder_max_bytes) {
     count(COUNT_too_large, 1);
     return;
   }
   name_of(key, name);
-  snprintf(temporary, sizeof temporary, TEMPORARY "%ld-%u", (long)getpid(), atomic_fetch_add(&number, 1));
-  /* A file of this name is left from a process that had the same id. */
-  unlinkat(folder, temporary, 0);
-  int file = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  int file = create_temporary(temporary, sizeof temporary);
   int is_written = file >= 0 && write_file(file, key, entry);
   if (file >= 0 && close(file)) is_written = 0;
   if (is_written && !renameat(folder, temporary, folder, name)) {
