@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
+from kp_dynamo.cli.check_disk_cache import check_disk_cache
+from kp_dynamo.cli.checks import Check, run_self_test
 from kp_dynamo.compat.known_limits import EARLIER_LIMITS, KNOWN_LIMITS, KnownLimit
 from kp_dynamo.compat.versions import CURE, check_versions, earlier_version, version_of
 from kp_dynamo.exceptions import TPUBackendError
 
-Status = Literal["ok", "failed"]
-
 _DISTRIBUTIONS = ("kp_dynamo", "torch", "torch_xla", "libtpu", "jax", "jaxlib")
 _ON = {"CPU": ": there is no TPU here, or PJRT_DEVICE says so; compiled programs run on the processor, right but slow"}
-_SELF_TEST = (sys.executable, "-m", "kp_dynamo.cli.self_test")
-_SILENCE = "Another process may hold the device, or PJRT_DEVICE may name one that is not there: CPU always is."
-_SETTINGS = ("PJRT_DEVICE", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "TORCH_LOGS", "KP_TPU_LOG")
-
-
-@dataclass(frozen=True)
-class Check:
-    """The result of one check."""
-
-    name: str
-    status: Status
-    message: str
+_SETTINGS = ("PJRT_DEVICE", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "TORCH_LOGS", "KP_TPU_LOG", "KP_TPU_CACHE_DIR")
 
 
 @dataclass(frozen=True)
@@ -64,17 +49,20 @@ class Diagnosis:
         return "\n".join(_lines(self))
 
 
-def diagnose(timeout_s: float = 300.0) -> Diagnosis:
+def diagnose(timeout_s: float = 300.0, *, disk_cache: bool = False) -> Diagnosis:
     """Check this machine. The device starts in a separate process, so a device that hangs or crashes is only reported.
 
     Args:
         timeout_s: Time limit for starting the device and compiling. A TPU that others use can take minutes.
+        disk_cache: Also save programs in one process and load them in another, each within `timeout_s`.
     """
     versions = {"python": platform.python_version(), **{name: version_of(name) for name in _DISTRIBUTIONS}}
     settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ}
     checks = [_check_versions(), _check_registration()]
     if all(check.status == "ok" for check in checks):
         checks += _check_device(timeout_s)
+    if disk_cache and all(check.status == "ok" for check in checks):
+        checks.append(check_disk_cache(timeout_s))
     return Diagnosis(versions, settings, tuple(checks), EARLIER_LIMITS if earlier_version() else KNOWN_LIMITS)
 
 
@@ -98,7 +86,7 @@ def _check_registration() -> Check:
 
 
 def _check_device(timeout_s: float) -> Iterator[Check]:
-    told, problem = _self_test(timeout_s)
+    told, problem = run_self_test(timeout_s)
     if "device" not in told:
         yield Check("device", "failed", f"the XLA device does not start: {problem}")
         return
@@ -111,28 +99,6 @@ def _check_device(timeout_s: float) -> Iterator[Check]:
         f"result and gradients of a small compiled model differ from eager by {difference:.1e}, allowed {allowed:.0e}"
     )
     yield Check("self-test", "ok" if difference <= allowed else "failed", text)
-
-
-def _self_test(timeout_s: float) -> tuple[dict[str, Any], str]:
-    """The output of `kp_dynamo.cli.self_test`, and why it stopped early."""
-    try:
-        done = subprocess.run(_SELF_TEST, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired as late:
-        output = late.stdout.decode() if isinstance(late.stdout, bytes) else ""
-        return _told(output), f"nothing{' more' if output else ''} within {timeout_s:g} s. {_SILENCE}"
-    return _told(done.stdout), _problem(done)
-
-
-def _told(output: str) -> dict[str, Any]:
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
-    return {name: value for line in lines for name, value in line.items()}
-
-
-def _problem(done: subprocess.CompletedProcess[str]) -> str:
-    if done.returncode < 0:
-        return f"its process was ended by {signal.Signals(-done.returncode).name}"
-    last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-    return last[0] if last else f"its process ended with {done.returncode}"
 
 
 def _lines(diagnosis: Diagnosis) -> Iterator[str]:

@@ -61,6 +61,7 @@ def _add_doctor(commands: Any) -> None:
     doctor.add_argument(
         "--timeout", type=_seconds, default=300.0, metavar="S", help="seconds for the device (default: 300)"
     )
+    doctor.add_argument("--cache", action="store_true", help="also save programs, and load them in another process")
     doctor.set_defaults(run=_doctor)
 
 
@@ -160,7 +161,7 @@ def _options(text: str) -> dict[str, Any]:
 def _doctor(args: argparse.Namespace) -> int:
     from kp_dynamo.cli.doctor import diagnose
 
-    diagnosis = diagnose(args.timeout)
+    diagnosis = diagnose(args.timeout, disk_cache=args.cache)
     print(json.dumps(diagnosis.to_dict(), indent=1) if args.json else diagnosis)
     return OK if diagnosis.is_healthy else FAILED
 

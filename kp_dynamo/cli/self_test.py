@@ -1,11 +1,12 @@
-"""`python -m kp_dynamo.cli.self_test`: start the device and compile a small model; each step prints a line of JSON.
+"""`python -m kp_dynamo.cli.self_test [FOLDER]`: start the device and compile a small model; each step prints JSON.
 
 `doctor` runs it in a separate process: a device that hangs or crashes affects only that process, and the lines printed
-before show how far it got.
+before show how far it got. With a folder, the disk cache is enabled there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from typing import Any
@@ -18,16 +19,26 @@ from kp_dynamo.compat.versions import earlier_version
 MAX_DIFFERENCE = 1e-5
 
 
-def main() -> None:
-    """Print {"device", "kind"} once the device has started, then {"difference", "allowed"} of compiled from eager."""
-    from kp_dynamo.compat import chips, xla
+def main(folder: str | None = None) -> None:
+    """Print {"device", "kind"} once the device has started, then {"difference", "allowed"} of compiled from eager.
 
+    With a `folder`, also print {"disk", "digest"}: `cache_stats()["disk"]`, and SHA-256 of the compiled results.
+    """
+    from kp_dynamo.compat import chips, importing, xla
+    from kp_dynamo.disk_cache.enable import disk_stats, enable_disk_cache
+
+    if folder is not None:
+        importing.load()  # torch_xla then registers the plugins of installed packages
+        enable_disk_cache(folder)
     _tell(device=str(xla.device()), kind=chips.device_kind())
-    _tell(difference=compiled_against_eager(), allowed=MAX_DIFFERENCE)
+    compiled, eager = compiled_and_eager()
+    _tell(difference=float((compiled - eager).norm() / eager.norm()), allowed=MAX_DIFFERENCE)
+    if folder is not None:
+        _tell(disk=disk_stats(), digest=hashlib.sha256(bytes(compiled.cpu().view(torch.uint8).tolist())).hexdigest())
 
 
-def compiled_against_eager() -> float:
-    """Norm of the difference over the norm, over the result and gradients of a small model."""
+def compiled_and_eager() -> tuple[torch.Tensor, torch.Tensor]:
+    """The result and gradients of a small model, each time as one vector."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4)
@@ -37,8 +48,7 @@ def compiled_against_eager() -> float:
     if earlier_version() is not None:
         model, inputs, options = model.to("xla"), inputs.to("xla"), {"lowering": "stock"}
     compiled = _results(torch.compile(model, backend="kp_tpu", options=options), model, inputs)
-    eager = _results(model, model, inputs)
-    return float((compiled - eager).norm() / eager.norm())
+    return compiled, _results(model, model, inputs)
 
 
 def _results(run: Any, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -53,4 +63,4 @@ def _tell(**fields: object) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
