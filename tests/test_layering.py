@@ -72,8 +72,8 @@ MAY_IMPORT = {
         "kp_dynamo.legacy_backend", "kp_dynamo.session", "kp_dynamo.telemetry", "kp_dynamo.uncompiled_frames",
     ),
     "kp_dynamo.explanation": (
-        "torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.graph", "kp_dynamo.lowering",
-        "kp_dynamo.page", "kp_dynamo.runtime", "kp_dynamo.session", "kp_dynamo.sharding",
+        "torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.disk_cache", "kp_dynamo.graph",
+        "kp_dynamo.lowering", "kp_dynamo.page", "kp_dynamo.runtime", "kp_dynamo.session", "kp_dynamo.sharding",
     ),
     "kp_dynamo.aot": (
         "torch", "jax", "jaxlib", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions",

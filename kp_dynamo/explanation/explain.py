@@ -11,6 +11,8 @@ from kp_dynamo.compat import given_up_frames, xla
 from kp_dynamo.compat.given_up_frames import GivenUp
 from kp_dynamo.compat.versions import version_of
 from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.disk_cache.enable import disk_stats
+from kp_dynamo.explanation.disk_report import disk_report
 from kp_dynamo.explanation.reports import Explanation
 from kp_dynamo.explanation.run_once import (
     dynamo_seconds,
@@ -68,7 +70,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
         backend.on_given_up = given_up.append  # type: ignore[attr-defined]
 
     with fresh_dynamo():
-        dynamo_before = dynamo_seconds()
+        dynamo_before, disk_before = dynamo_seconds(), disk_stats()
         run_backward(torch.compile(uncompiled_call(model), backend=backend)(*args, **kwargs))
         given_up_frames.collect()
         return Explanation(
@@ -76,6 +78,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
             versions={name: version for name in _VERSIONS if (version := version_of(name))},
             graph_breaks=graph_breaks(),
             whole=whole_tensors(uncompiled(model), recorder.programs()),
+            disk=disk_report(disk_before, disk_stats()),
             captures=tuple(recorder.captures),
             divisions=tuple(recorder.divisions),
             passes=tuple(recorder.passes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kp_dynamo.explanation.disk_report import disk_lines
 from kp_dynamo.explanation.graph_reports import GraphReport
 from kp_dynamo.explanation.page_passes import casts_section, passes_section
 from kp_dynamo.explanation.page_problems import (
@@ -169,7 +170,9 @@ def _cache(found: Explanation) -> Section:
         Table(head, graphs, num_left=3, details=reasons, folded=f"programs: {counted(len(graphs), 'look-up')}"),
     )
     summary = f"Programs: {counted(found.num_hits, 'hit')}, {counted(found.num_misses, 'miss', 'misses')}."
-    return Section("cache", "Cache", tuple(part for part in parts if part.rows), summary)
+    disk = tuple(line.strip() for line in disk_lines(found.disk))
+    lines = (Lines(disk),) if disk else ()
+    return Section("cache", "Cache", (*(part for part in parts if part.rows), *lines), summary)
 
 
 def _looked_up(is_hit: bool) -> tuple[str]:

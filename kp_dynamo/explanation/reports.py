@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from kp_dynamo.explanation.disk_report import DiskReport, disk_lines
 from kp_dynamo.explanation.graph_reports import (
     CaptureReport,
     DivisionReport,
@@ -46,6 +47,7 @@ class Explanation:
         seconds: Time by stage: "dynamo", "aot" (AOTAutograd, partition and keys), "passes", "trace", "xla".
         uncompiled: Functions that Dynamo gave up, which ran eagerly.
         whole: Tensors above 64 MiB that every device holds whole, although the model is divided among several.
+        disk: What the disk cache did; None if it is not enabled.
         versions: Versions of torch, torch_xla, libtpu and this package.
     """
 
@@ -58,6 +60,7 @@ class Explanation:
     seconds: dict[str, float]
     uncompiled: tuple[UncompiledFrame, ...] = ()
     whole: tuple[WholeTensor, ...] = ()
+    disk: DiskReport | None = None
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -96,6 +99,7 @@ class Explanation:
                 *section("graphs lowered", self.graphs, graph_lines),
                 f"XLA programs: {self.num_programs}",
                 f"compile cache: {counted(self.num_hits, 'hit')}, {counted(self.num_misses, 'miss', 'misses')}",
+                *disk_lines(self.disk),
                 *whole_lines(self.whole),
                 *section("operators on the CPU", self.fallbacks, partial(fallback_lines, verbose=verbose)),
                 f"seconds: {', '.join(f'{stage} {value:.2f}' for stage, value in self.seconds.items())}",

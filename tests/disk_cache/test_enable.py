@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -187,8 +188,10 @@ weights = [parameter.detach().cpu() for parameter in placed.parameters()]
 for found, wanted in zip(weights, eager.parameters()):
     torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-6)
 kp_dynamo.disk_cache.enable.enable_from_environment()  # what a child process does
+report = kp_dynamo.explain(torch.nn.Linear(8, 3), torch.randn(2, 8))
 stats = kp_dynamo.cache_stats()["disk"]
-print(json.dumps({"stats": stats, "weights": [weight.flatten().tolist() for weight in weights]}))
+weights = [weight.flatten().tolist() for weight in weights]
+print(json.dumps({"stats": stats, "explained": str(report), "weights": weights}))
 """
 
 
@@ -212,3 +215,10 @@ def test_training_in_a_second_process_compiles_nothing(machine, library, front):
     assert (second["hits"], second["saved"]) == (first["hits"] + first["saved"], 0)
     assert second["compile_s"] == 0 < second["load_s"] < second["avoided_compile_s"]
     assert results[0]["weights"] == results[1]["weights"]
+    # `explain` counts what happened during its own run.
+    lines = [
+        next(line for line in result["explained"].splitlines() if line.startswith("disk cache: ")) for result in results
+    ]
+    assert re.fullmatch(r"disk cache: \d+ hits?.*; [1-9]\d* miss(es)? \(absent \d+\)", lines[0])
+    assert re.fullmatch(r"disk cache: [1-9]\d* hits?, \d+\.\d+ MB in .* s instead of .* s; 0 misses", lines[1])
+    assert 0 < second["read_s"] < second["load_s"]
