@@ -14,6 +14,7 @@ from kp_dynamo.explanation.page_problems import (
     recompilation_problems,
     refusal_problems,
     uncompiled_problems,
+    whole_problems,
 )
 from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.page.content import Cell, Figure, Lines, Page, Problem, Section, Share, Table, Verbatim
@@ -122,6 +123,7 @@ def _problems(found: Explanation) -> Iterator[Problem]:
     yield from break_problems(found.graph_breaks)
     yield from fallback_problems(found.fallbacks, has_run=True)
     yield from recompilation_problems(found.captures)
+    yield from whole_problems(found.whole)
     yield from refusal_problems(found.passes)
 
 

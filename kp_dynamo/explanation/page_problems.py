@@ -11,6 +11,7 @@ from kp_dynamo.explanation.graph_reports import (
     GraphBreak,
     PassOnGraph,
     UncompiledFrame,
+    WholeTensor,
 )
 from kp_dynamo.explanation.pass_text import alike_refusals, first_places
 from kp_dynamo.explanation.report_text import fallback_place
@@ -26,6 +27,7 @@ _FALLBACK_CURE = (
     "use an operator that XLA can lower, or call this one outside of the compiled function: each is two copies and one "
     "more program in every step."
 )
+_WHOLE_CURE = "divide it: docs/sharding.md has the rules for parameters, and where other tensors lie."
 
 
 def uncompiled_problems(frames: Iterable[UncompiledFrame]) -> Iterator[Problem]:
@@ -76,6 +78,15 @@ def refusal_problems(passes: Sequence[PassOnGraph]) -> Iterator[Problem]:
     if len(found) > _MAX_REFUSALS:
         more = f"{len(found) - _MAX_REFUSALS} more reasons of passes to leave matches alone are in the section Passes."
         yield Problem("note", more)
+
+
+def whole_problems(tensors: Iterable[WholeTensor]) -> Iterator[Problem]:
+    """Large tensors that every device holds, although the model is divided among several."""
+    for found in tensors:
+        what = (
+            f"Every device holds all of {found.name}, {found.dtype}{list(found.shape)}: {size_text(found.size_bytes)}."
+        )
+        yield Problem("note", what, cure=_WHOLE_CURE)
 
 
 def _first_line(reason: str) -> str:

@@ -18,6 +18,7 @@ from kp_dynamo.explanation.graph_reports import (
     PassOnGraph,
     PieceReport,
     UncompiledFrame,
+    WholeTensor,
 )  # fmt: skip
 from kp_dynamo.explanation.reports import Explanation
 from kp_dynamo.graph.places import Place
@@ -76,6 +77,14 @@ def test_nothing_wrong_is_said():
     page = PLAIN.to_html()
     check(page)
     assert "Nothing found." in page
+
+
+def test_a_large_tensor_that_every_device_holds_is_a_note():
+    tensor = WholeTensor("head.weight", "float32", (32000, 4096), 32000 * 4096 * 4)
+    page = replace(PLAIN, whole=(tensor,)).to_html()
+    check(page)
+    assert re.findall(r'<li class="problem (\w+)">', page) == ["note"]
+    assert "Every device holds all of head.weight, float32[32000, 4096]: 500" in page
 
 
 def test_a_module_named_script_is_text():
