@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from kp_dynamo.compat.dynamo_trace import call_outside_of_graphs
 from kp_dynamo.lowering import spmd
 
 
@@ -62,6 +63,11 @@ class _ShardArguments:
 
 @cache
 def _hook(mesh: BatchMesh) -> tuple[int, _ShardArguments]:
-    """The id of the hook and the hook, the same for all models, because Dynamo recompiles if either one differs."""
+    """The id of the hook and the hook, the same for all models, because Dynamo recompiles if either one differs.
+
+    Before a compiled module, the hook marks the caller's tensors, as in eager. As a graph of its own it would be one
+    more program in every step.
+    """
+    call_outside_of_graphs(_ShardArguments.__call__.__code__)
     hook = _ShardArguments(mesh)
     return nn.Module().register_forward_pre_hook(hook, with_kwargs=True).id, hook

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    get_eval_frame_callback,
+    set_code_exec_strategy,
+)
 from torch._dynamo import exc
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting, VariableTracker
@@ -36,6 +42,14 @@ def without_wrappers(backend: Any) -> Callable[..., Any]:
 def is_dynamo_active() -> bool:
     """Whether Dynamo compiles the functions that this thread calls."""
     return callable(get_eval_frame_callback())
+
+
+def call_outside_of_graphs(code: CodeType) -> None:
+    """Let Dynamo make no graph of its own from this function and what it calls; inside of another, it traces both.
+
+    Such as a hook of a module: torch 2.9 calls the hooks of a compiled module before it captures the module itself.
+    """
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 class PythonState:

@@ -108,10 +108,20 @@ def test_a_program_divides_the_gradients_of_all_that_it_was_given(answers):
     assert difference < CLOSE
 
 
+def test_equal_backwards_whose_gradients_lie_in_other_ways_are_two_programs(answers):
+    (divided, first), (by_columns, second) = answers["equal_backwards_with_other_gradients"]
+    assert (divided, by_columns) == (first, second)
+    assert first != second
+
+
 def test_results_of_inference_lie_along_the_batch(answers):
     even, other_length, uneven = answers["results_of_inference"]
     assert even[0] == other_length[0] == "{devices=[8,1,1]0,1,2,3,4,5,6,7}"
     assert max(even[1], other_length[1], uneven[1]) < CLOSE
+
+
+def test_a_step_takes_the_programs_of_one_device(answers):
+    assert answers["programs_of_each_step"] == [2, 0, 0, 0]  # a forward and a backward
 
 
 def test_a_miss_names_the_argument_and_the_result_that_lie_in_another_way(answers):

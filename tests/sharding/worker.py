@@ -319,6 +319,18 @@ def gradients_that_their_program_divides() -> Any:
 
 
 @check
+def equal_backwards_with_other_gradients() -> Any:
+    """Without the hooks of `shard`: two backwards that differ only in where the gradient of an embedding lies."""
+    found = []
+    for axes in (("data", "model"), (None, "model")):
+        model = kp_dynamo.shard(nn.Sequential(nn.Embedding(128, 64)), BOTH, {"0.weight": axes})
+        model[0].weight._backward_hooks.clear()
+        compiled(model)(kp_dynamo.shard_batch(tokens(), BOTH)).pow(2).sum().backward()
+        found.append([spec(model[0].weight.grad), spec(model[0].weight)])
+    return found
+
+
+@check
 def results_of_inference() -> Any:
     """On "fsdp" the result lies along the batch, and so does what a piece passes on."""
     model, eager = small(), small()
@@ -329,6 +341,32 @@ def results_of_inference() -> Any:
             result = run(kp_dynamo.shard_batch(tokens(rows=rows), DATA))
             results.append([spec(result), (result.cpu() - eager(tokens(rows=rows))).abs().max().item()])
     return results
+
+
+class Wrapped(nn.Module):
+    """Unlike those of torch's own Sequential, the hooks of a user's class run before Dynamo captures it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = small()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@check
+def programs_of_each_step() -> Any:
+    """Of a user's class, for a batch that was divided, and for one that was not."""
+    model, counts = kp_dynamo.shard(Wrapped(), DATA, "fsdp"), []
+    run, optimizer = compiled(model), torch.optim.AdamW(model.parameters())
+    for step in range(4):
+        before = snapshot()["programs"]
+        batch = kp_dynamo.shard_batch(tokens(step), DATA) if step < 2 else tokens(step).to("xla")
+        run(batch).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        counts.append(snapshot()["programs"] - before)
+    return counts
 
 
 @check

@@ -84,7 +84,7 @@ def test_a_whole_step_is_one_graph(answers):
 
 
 def test_each_device_works_on_its_rows(answers):
-    assert answers["what_the_devices_hold"] == [[WHOLE, WHOLE, ROWS]] * 2
+    assert answers["what_the_devices_hold"] == [[WHOLE, WHOLE, ROWS], [ROWS, WHOLE, ROWS]]
 
 
 def test_a_batch_is_sent_in_parts(answers):
