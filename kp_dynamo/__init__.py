@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kp_dynamo.api.checkpoint.checkpoint import load_checkpoint, save_checkpoint
     from kp_dynamo.api.memory.manager import TPUMemoryManager
     from kp_dynamo.api.sharded_model import shard, shard_batch
+    from kp_dynamo.api.spmd_config import SPMDConfig
     from kp_dynamo.api.tpu_backend import TPUBackend
     from kp_dynamo.api.tpu_optimizer import TPUOptimizationResult, TPUOptimizer
     from kp_dynamo.api.validation import validate_tpu_configuration, validate_tpu_model
@@ -72,6 +73,7 @@ __all__ = [
     "LRUCache",
     "PassReport",
     "Plan",
+    "SPMDConfig",
     "TPUBackend",
     "TPUBackendError",
     "TPUCacheError",
@@ -132,6 +134,7 @@ _HOME_OF = {
     "LRUCache": "kp_dynamo.cache.lru",
     "PassReport": "kp_dynamo.passes.base",
     "Plan": "kp_dynamo.planner.result",
+    "SPMDConfig": "kp_dynamo.api.spmd_config",
     "TPUMemoryManager": "kp_dynamo.api.memory.manager",
     "TPUBackend": "kp_dynamo.api.tpu_backend",
     "TPUCompilationMode": "kp_dynamo.config.tpu_config",

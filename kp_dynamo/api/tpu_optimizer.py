@@ -13,9 +13,12 @@ from torch import nn
 
 from kp_dynamo.api.comparison import difference, milliseconds
 from kp_dynamo.api.models import SampleInputs, checked_model
+from kp_dynamo.api.spmd_config import SPMDConfig
 from kp_dynamo.api.tpu_backend import TPUBackend
 from kp_dynamo.api.validation import ValidationSummary, require_nothing_found, validate_tpu_model
 from kp_dynamo.api.xla_compiler import arguments_for
+from kp_dynamo.api.xla_device_manager import XLADeviceManager
+from kp_dynamo.api.xla_distributed_training import XLADistributedTraining
 from kp_dynamo.compat import chips
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig
 from kp_dynamo.config.translation import LEVEL_OF_NUMBER
@@ -35,13 +38,19 @@ class TPUOptimizationResult:
 
 
 class TPUOptimizer:
-    """Compiles models at a level and measures them; a `TPUBackend` with this configuration is its `backend`."""
+    """Compiles models at a level and measures them; a `TPUBackend` with this configuration is its `backend`.
 
-    def __init__(self, config: KernelPyTorchConfig | None = None) -> None:
+    With an `spmd_config`, which needs `topology=POD`, each model is first moved to the devices and divided, in place.
+    """
+
+    def __init__(self, config: KernelPyTorchConfig | None = None, spmd_config: SPMDConfig | None = None) -> None:
         self.backend = TPUBackend(config)
         self.config = self.backend.config
         self.compiler = self.backend.compiler
         self._levels: Counter[str] = Counter()
+        self._distributed = spmd_config and XLADistributedTraining(
+            XLADeviceManager(self.config.hardware.tpu), spmd_config
+        )
 
     def optimize(
         self, model: nn.Module, sample_inputs: Any = None, optimization_level: str | None = None
@@ -100,6 +109,8 @@ class TPUOptimizer:
         validation = validate_tpu_model(module, config, sample_inputs)
         if validation.failed:
             require_nothing_found(validation, "validation")
+        if self._distributed:
+            self._distributed.wrap_model(module)
         metrics: dict[str, Any] = {}
         num_programs, compile_start = TELEMETRY.counts["programs"], time.perf_counter()
         compiled = compile_model(module, sample_inputs, level=level)

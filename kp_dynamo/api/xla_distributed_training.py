@@ -15,9 +15,12 @@ from torch import distributed, nn
 from kp_dynamo.api.batch_hook import BatchMesh, shard_arguments, sharded
 from kp_dynamo.api.environment import of_type
 from kp_dynamo.api.models import checked_model, move, move_data
+from kp_dynamo.api.sharded_model import shard
+from kp_dynamo.api.spmd_config import SPMDConfig
 from kp_dynamo.api.xla_device_manager import XLADeviceManager, has_group
 from kp_dynamo.exceptions import TPUDistributedError
 from kp_dynamo.lowering import spmd
+from kp_dynamo.sharding.rules import Sharding
 
 REDUCTIONS = ("sum", "mean", "min", "max", "product")
 
@@ -33,20 +36,22 @@ class XLADistributedTraining:
     batch. Collectives run between processes through torch.distributed, which copies XLA tensors to the CPU; they raise
     a TPUDistributedError if the processes cannot communicate. In a job of one process they return a copy.
 
-    `mesh_shape` is the shape of the device mesh, whose first axis shards the batch; None: one axis of all devices. A
-    mesh that does not fit the devices raises a TPUDistributedError.
+    `mesh_shape` is the shape of the device mesh, whose first axis shards the batch; None: one axis of all devices. An
+    `SPMDConfig` in its place also names the axes, and says how `wrap_model` divides parameters. A mesh that does not
+    fit the devices raises a TPUDistributedError.
     """
 
-    def __init__(self, device_manager: XLADeviceManager, mesh_shape: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self, device_manager: XLADeviceManager, mesh_shape: tuple[int, ...] | SPMDConfig | None = None
+    ) -> None:
         allowed = "an XLADeviceManager. Try: XLADeviceManager(config.hardware.tpu)"
         of_type(XLADeviceManager, "device_manager", device_manager, TPUDistributedError, allowed)
-        if mesh_shape is not None and not device_manager.is_spmd:
-            raise TPUDistributedError(
-                f"mesh_shape={mesh_shape!r} is invalid: programs run on one device. Try: topology=POD, or call "
-                "torch_xla.runtime.use_spmd() before anything uses the device."
-            )
         self.device_manager = device_manager
-        whole = (device_manager.num_devices,) if mesh_shape is None else mesh_shape
+        if mesh_shape is not None:
+            self._require_spmd(f"mesh_shape={mesh_shape!r}")
+        self._spmd_config = mesh_shape if isinstance(mesh_shape, SPMDConfig) else None
+        given = mesh_shape.mesh_shape if isinstance(mesh_shape, SPMDConfig) else mesh_shape
+        whole = (device_manager.num_devices,) if given is None else given
         self.mesh_shape = spmd.checked_mesh(whole) if device_manager.is_spmd else (1,)
 
     @property
@@ -54,20 +59,29 @@ class XLADistributedTraining:
         """Whether there are other processes."""
         return self.device_manager.is_distributed
 
-    def wrap_model(self, model: nn.Module) -> nn.Module:
+    def wrap_model(self, model: nn.Module, sharding: Sharding | None = None) -> nn.Module:
         """Move `model` to the device of this process, in place, and prepare it for training.
 
-        Under SPMD the parameters are replicated on every device and the batch is sharded. The batch is every tensor
-        argument whose dimension 0 has the length of the first tensor's. A batch that does not divide evenly gives the
-        same results, but some devices have less work. Copies of the model, including those of `torch.save`, shard
-        their batch too. Compiled code is captured again, because Dynamo does not notice the change of the model.
+        Under SPMD the batch is sharded, and the parameters lie as `sharding` says, which `kp_dynamo.shard` describes;
+        None: as the `SPMDConfig` says, else as they lie already, a new model replicated on every device. The batch is
+        every tensor argument whose dimension 0 has the length of the first tensor's. A batch that does not divide
+        evenly gives the same results, but some devices have less work. Copies of the model, including those of
+        `torch.save`, shard their batch too. Compiled code is captured again, because Dynamo does not notice the change
+        of the model.
 
         In a job of several processes, all get the parameters and buffers of process 0; reducing gradients is up to
         the user.
 
         Raises:
             TPUModelPreparationError: It is not a module, or cannot be moved.
+            TPUConfigurationError: `sharding` is invalid, or does not fit the model or the mesh.
+            TPUDistributedError: A `sharding` without SPMD.
         """
+        if sharding is None and self._spmd_config is not None:
+            sharding = self._spmd_config.sharding
+        if sharding is not None:
+            self._require_spmd(f"sharding={sharding!r}")
+            return shard(model, (self._spmd_config or SPMDConfig(self.mesh_shape)).mesh, sharding)
         is_joined = self._is_joined()
         module = checked_model(model)
         move(model, self.device_manager.device)
@@ -76,7 +90,7 @@ class XLADistributedTraining:
                 for tensor in [*module.parameters(), *module.buffers()]:
                     tensor.copy_(_carried(tensor, lambda copy: distributed.broadcast(copy, src=0)))
         if self.device_manager.is_spmd:
-            shard_arguments(module, BatchMesh(self.mesh_shape))
+            shard_arguments(module, self._batch_mesh)
         return model
 
     def shard_batch(self, data: Any) -> Any:
@@ -86,7 +100,7 @@ class XLADistributedTraining:
         call it receives the whole batch and uses its shard. Data without tensors raises a TPUDistributedError.
         """
         moved = move_data(data, self.device_manager.device, TPUDistributedError, copy=True)
-        return sharded(moved, BatchMesh(self.mesh_shape)) if self.device_manager.is_spmd else moved
+        return moved if self._batch_mesh is None else sharded(moved, self._batch_mesh)
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
         """A new tensor: the "sum", "mean", "min", "max" or "product" of the tensors of all processes."""
@@ -125,6 +139,18 @@ class XLADistributedTraining:
         self.device_manager.sync_all_devices()
         if is_joined:
             distributed.barrier()
+
+    @property
+    def _batch_mesh(self) -> BatchMesh | None:
+        """The mesh whose first axis divides the batch; None if the batch is whole on every device."""
+        return BatchMesh(self.mesh_shape) if self.mesh_shape[0] > 1 else None
+
+    def _require_spmd(self, given: str) -> None:
+        if not self.device_manager.is_spmd:
+            raise TPUDistributedError(
+                f"{given} is invalid: programs run on one device. Try: topology=POD, or call "
+                "torch_xla.runtime.use_spmd() before anything uses the device."
+            )
 
     def _is_joined(self) -> bool:
         """Whether there are other processes; raises if they cannot communicate."""

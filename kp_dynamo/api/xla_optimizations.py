@@ -10,6 +10,7 @@ from torch import nn
 
 from kp_dynamo.api.environment import checked_config
 from kp_dynamo.api.models import checked_model
+from kp_dynamo.api.spmd_config import SPMDConfig
 from kp_dynamo.api.xla_compiler import HINTS
 from kp_dynamo.api.xla_device_manager import XLADeviceManager
 from kp_dynamo.api.xla_distributed_training import XLADistributedTraining
@@ -73,7 +74,12 @@ class XLAOptimizations:
         return model
 
 
-def create_xla_integration(tpu_config: TPUConfig) -> tuple[XLADeviceManager, XLADistributedTraining, XLAOptimizations]:
-    """Create the three XLA classes for one configuration; raises what `XLADeviceManager` raises."""
+def create_xla_integration(
+    tpu_config: TPUConfig, spmd_config: SPMDConfig | None = None
+) -> tuple[XLADeviceManager, XLADistributedTraining, XLAOptimizations]:
+    """Create the three XLA classes for one configuration; raises what `XLADeviceManager` raises.
+
+    `spmd_config` is the mesh of `XLADistributedTraining`, and needs `topology=POD`.
+    """
     devices = XLADeviceManager(tpu_config)
-    return devices, XLADistributedTraining(devices), XLAOptimizations(tpu_config)
+    return devices, XLADistributedTraining(devices, spmd_config), XLAOptimizations(tpu_config)

@@ -79,6 +79,11 @@ def own_plan(model: nn.Module) -> dict[str, str]:
 def _check(model: Any, sharding: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TPUConfigurationError(f"model of type {type(model).__name__} is invalid. Allowed: a torch.nn.Module.")
+    check_sharding(sharding)
+
+
+def check_sharding(sharding: Any) -> None:
+    """Raise a TPUConfigurationError if this is neither a word nor a dict with an entry. A dict is read with a model."""
     allowed = f"{', '.join(map(repr, WORDS))}, or a dict such as {{'layers.*.up': 'colwise'}}"
     is_valid = sharding in WORDS if isinstance(sharding, str) else isinstance(sharding, Mapping)
     if not is_valid or not sharding:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from kp_dynamo import (
+    SPMDConfig,
     TPUConfig,
     TPUConfigurationError,
     TPUDeviceError,
@@ -126,6 +127,14 @@ def test_gathering_from_one_and_waiting_for_it(distributed):
         (
             lambda d: XLADistributedTraining(d.device_manager, (1,)),
             r"mesh_shape=\(1,\) is invalid: programs run on one",
+        ),
+        (
+            lambda d: XLADistributedTraining(d.device_manager, SPMDConfig((1,))),
+            r"mesh_shape=SPMDConfig\(mesh_shape=\(1,\).* is invalid: programs run on one",
+        ),
+        (
+            lambda d: d.wrap_model(nn.Linear(2, 2), sharding="fsdp"),
+            "sharding='fsdp' is invalid: programs run on one device. Try: topology=POD",
         ),
     ],
 )

@@ -130,6 +130,19 @@ def test_a_miss_names_the_argument_and_the_result_that_lie_in_another_way(answer
     assert "result_sharding 0: {devices=[4,2]0,1,2,3,4,5,6,7} -> {devices=[4,1,2]" in line
 
 
+def test_models_of_the_object_api_are_divided(answers):
+    columns, rows = "{devices=[2,1,4]0,2,4,6,1,3,5,7 last_tile_dim_replicate}", "{devices=[8,1]0,1,2,3,4,5,6,7}"
+    found = answers["models_of_the_object_api"]
+    assert [answer[:2] for answer in found] == [[columns, ROWS_OF_FOUR], [rows, rows], [rows, "{replicated}"]]
+    assert max(answer[2] for answer in found) < CLOSE
+
+
+def test_an_optimizer_of_the_object_api_divides_the_model(answers):
+    weight, difference = answers["an_optimizer_of_the_object_api"]
+    assert weight == "{devices=[8,1]0,1,2,3,4,5,6,7}"
+    assert difference["gradients"] < 0.05  # of matmuls in bfloat16
+
+
 def test_batch_norm_sees_the_whole_batch(answers):
     results, statistics, shardings = answers["batch_norm"]
     assert max(results, statistics) < CLOSE
@@ -166,6 +179,10 @@ def test_explain_names_large_tensors_that_are_whole(answers):
             "TPUDistributedError: mesh=data=4 has 4 devices, but there are 8. Allowed: a mesh",
         ),
         ("a_mesh_of_too_many_devices", "TPUDistributedError: mesh=data=16 has 16 devices, but there are 8"),
+        (
+            "a_mesh_of_the_object_api_that_does_not_fit",
+            "TPUDistributedError: mesh_shape=(4, 4) is invalid: there are 8 devices",
+        ),
         ("a_mesh_without_names", "has no axis names. Allowed: the axes 'data' and 'model'. Try: Mesh(device_ids"),
         ("a_mesh_that_is_a_tuple", "TPUConfigurationError: mesh=(4, 2) is invalid: it is a tuple. Allowed: a dict"),
         ("a_batch_without_its_axis", "TPUConfigurationError: mesh=model=8 has no axis 'data'"),
