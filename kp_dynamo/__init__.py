@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from kp_dynamo.passes.flash_attention import FlashAttention
     from kp_dynamo.planner.planning import plan
     from kp_dynamo.planner.result import Plan
+    from kp_dynamo.telemetry.watching import watch
 
 __version__ = "0.1.0"
 
@@ -121,6 +122,7 @@ __all__ = [
     "shard_batch",
     "validate_tpu_configuration",
     "validate_tpu_model",
+    "watch",
 ]
 
 _HOME_OF = {
@@ -166,6 +168,7 @@ _HOME_OF = {
     "shard_batch": "kp_dynamo.api.sharded_model",
     "validate_tpu_configuration": "kp_dynamo.api.validation",
     "validate_tpu_model": "kp_dynamo.api.validation",
+    "watch": "kp_dynamo.telemetry.watching",
 }
 
 _keep_nan()

@@ -23,6 +23,7 @@ from kp_dynamo.lowering.host_layout import Strides, strides_of, to_host
 from kp_dynamo.runtime.events import Observe, ProgramReady, ignore
 from kp_dynamo.runtime.placement import Placement
 from kp_dynamo.runtime.result_shardings import ResultShardings
+from kp_dynamo.telemetry import program_calls
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.time_budget import estimate_compile_s, time_budget
 from kp_dynamo.telemetry.warn_once import warn_once
@@ -107,10 +108,22 @@ class CompiledGraph:
         if program is None or executable is None:
             program, executable = self._program(variant, args)
         self._touch(program.key)
-        if _is_profiled():
+        if program_calls.observers or _is_profiled():
+            return self._run_observed(executable, args, variant)
+        return self._run(executable, args, variant)
+
+    def _run_observed(self, executable: Executable, args: list[Any], variant: _Variant | None) -> list[Any]:
+        label, observers = self._contract.label, program_calls.observers
+        for observer in observers:
+            observer.called(label)
+        try:
+            if not _is_profiled():
+                return self._run(executable, args, variant)
             with torch.profiler.record_function(f"kp_tpu::{self._spec.name}"):
                 return self._run(executable, args, variant)
-        return self._run(executable, args, variant)
+        finally:
+            for observer in observers:
+                observer.returned(label)
 
     def _run(self, executable: Executable, args: list[Any], variant: _Variant | None) -> list[Any]:
         if not self._is_placed:
@@ -184,7 +197,7 @@ class CompiledGraph:
     def _compile(self, args: Sequence[Any], variant: _Variant | None) -> Executable:
         num_operators = sum(n.op == "call_function" for n in self._gm.graph.nodes)
         estimate_compile_s(num_operators, self._contract.label, self._contract.timeout_s)
-        with translate_errors():
+        with translate_errors(), program_calls.compiling(self._contract.label):
             spec = replace(self._spec, result_shardings=(variant and variant.result_shardings) or ())
             executable = self._lowering.compile(self._gm, args, spec)
         TELEMETRY.count("operators_compiled", num_operators)

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
-from pathlib import Path
-
-import torch
 
 from kp_dynamo.exceptions import XLACompilationTimeoutError
 from kp_dynamo.telemetry.counters import TELEMETRY
+from kp_dynamo.telemetry.user_frames import stack_text
 
 logger = logging.getLogger(__name__)
 
-_TORCH = str(Path(torch.__file__).parent)
 _active = threading.local()
 
 
@@ -83,13 +78,10 @@ def estimate_compile_s(num_operators: int, what: str, seconds: float | None) -> 
 
 
 def _warn(thread: int, what: str, seconds: float) -> None:
-    frame = sys._current_frames().get(thread)
-    stack = traceback.extract_stack(frame) if frame is not None else []
-    ours = [line for line in stack if not line.filename.startswith((_TORCH, "<"))]
     logger.warning(
         "compiling %s takes longer than compile_timeout_s=%g; it cannot be interrupted, and raises when it ends. It is "
         "at (frames of torch left out):\n%s",
         what,
         seconds,
-        "".join(traceback.format_list(ours)),
+        stack_text(thread),
     )
