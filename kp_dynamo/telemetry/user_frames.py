@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 import sysconfig
 import traceback
@@ -11,10 +12,10 @@ from types import FrameType
 
 import torch
 
-TORCH = str(Path(torch.__file__).parent)
-_LIBRARIES = tuple(
-    {*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]), "<"}
-)
+TORCH = os.path.join(Path(torch.__file__).parent, "")
+_FOLDERS = {*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1])}
+# With a separator at the end: a project beside this package may have a name that begins with that of the package.
+_LIBRARIES = (*(os.path.join(folder, "") for folder in _FOLDERS), "<")
 
 
 def user_frame(frame: FrameType | None) -> tuple[str, int, str] | None:
