@@ -27,6 +27,7 @@ from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.flash_kernels import calling_flash
 from kp_dynamo.ops.optimization_barrier import barriers
+from kp_dynamo.telemetry.stages import stage
 
 Run = Callable[[Sequence[Any]], list[Any]]
 
@@ -67,12 +68,13 @@ def compile_program(
         # XLA:CPU drops barriers and has no kernels. XLA cannot partition a custom call across devices.
         on_tpu = chips.device_kind() == "TPU"
         kernels = CustomCalls() if on_tpu and not spec.is_sharded else None
-        with barriers(xla.optimization_barrier if on_tpu else None), calling_flash(kernels):
+        with stage("trace"), barriers(xla.optimization_barrier if on_tpu else None), calling_flash(kernels):
             traced = trace(gm, args, constants, spec)
         if traced.fallbacks:
             return CompiledProgram(None, traced.fallbacks, {"trace": time.perf_counter() - start}, traced.donation)
         middle = time.perf_counter()
-        key = _compile(traced, spec)
+        with stage("xla"):
+            key = _compile(traced, spec)
         seconds = {"trace": middle - start, "xla": time.perf_counter() - middle}
         run = _runner(key, traced.inputs, traced.outputs, traced.donation)
     recompiling = _recompile_if_evicted(run, lambda args: compile_program(gm, args, constants, spec).run)

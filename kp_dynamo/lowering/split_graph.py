@@ -27,6 +27,7 @@ from kp_dynamo.lowering.pending import run_pending
 from kp_dynamo.lowering.program import Run, compile_program
 from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.telemetry.counters import TELEMETRY
+from kp_dynamo.telemetry.stages import stage
 
 
 def cut_around(gm: fx.GraphModule, on_cpu: set[fx.Node], spec: LoweringSpec) -> Pieces:
@@ -97,7 +98,8 @@ class Pieces:
             return self._on_cpu(piece, args)
         if node.name not in self._runs:
             spec = replace(self._spec, identity=f"{self._spec.identity} {node.name}")
-            run, missing, seconds, _ = compile_program(piece, args, device_constants(piece), spec)
+            with stage(f"compile a piece of a {spec.name}"):
+                run, missing, seconds, _ = compile_program(piece, args, device_constants(piece), spec)
             if run is None:
                 raise XLACompilationError(f"XLA lowered {missing[0].target} in a graph, but not in a piece of it")
             self._runs[node.name] = run
@@ -107,9 +109,9 @@ class Pieces:
         return results if isinstance(returned, (list, tuple)) else results[0]
 
     def _count_seconds(self, seconds: dict[str, float]) -> None:
-        for stage, value in seconds.items():
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + value
-            TELEMETRY.spent(stage, value)
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
+            TELEMETRY.spent(name, value)
 
     def _on_cpu(self, piece: fx.GraphModule, args: Sequence[Any]) -> Any:
         """Run a piece on the CPU. Its results stay there, because programs take CPU tensors with plain values."""

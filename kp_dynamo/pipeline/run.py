@@ -20,6 +20,7 @@ from kp_dynamo.pipeline.build import OUR_PASSES, Pipeline
 from kp_dynamo.pipeline.dumps import dump_graph, dump_reports
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
+from kp_dynamo.telemetry.stages import stage
 
 _LESS_STATE = "optimizer_state_factor=1 or 0 if the optimizer keeps less state than AdamW's two moments"
 
@@ -40,11 +41,12 @@ def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions
     dump_graph(gm, options, f"{graph_name}.0.captured")
     log.trace_graph(gm, f"{graph_name}.before_passes")
     seen = result_values(gm.graph)
-    for number, graph_pass in enumerate(pipeline, start=1):
-        reports.append(_with_places(_run_pass(gm, graph_pass, [r.name for r in reports]), gm.graph))
-        dump_graph(gm, options, f"{graph_name}.{number}.{graph_pass.name}")
-        TELEMETRY.passed(graph_name, reports[-1].to_dict())
-    keep_strides(gm.graph, seen)
+    with stage(f"passes of {graph_name}"):
+        for number, graph_pass in enumerate(pipeline, start=1):
+            reports.append(_with_places(_run_pass(gm, graph_pass, [r.name for r in reports]), gm.graph))
+            dump_graph(gm, options, f"{graph_name}.{number}.{graph_pass.name}")
+            TELEMETRY.passed(graph_name, reports[-1].to_dict())
+        keep_strides(gm.graph, seen)
     TELEMETRY.spent("passes", time.perf_counter() - start)
     log.trace_graph(gm, f"{graph_name}.after_passes")
     dump_reports(reports, options, graph_name)

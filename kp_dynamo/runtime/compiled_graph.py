@@ -25,6 +25,7 @@ from kp_dynamo.runtime.placement import Placement
 from kp_dynamo.runtime.result_shardings import ResultShardings
 from kp_dynamo.telemetry import program_calls
 from kp_dynamo.telemetry.counters import TELEMETRY
+from kp_dynamo.telemetry.stages import stage
 from kp_dynamo.telemetry.time_budget import estimate_compile_s, time_budget
 from kp_dynamo.telemetry.warn_once import warn_once
 
@@ -119,7 +120,7 @@ class CompiledGraph:
         try:
             if not _is_profiled():
                 return self._run(executable, args, variant)
-            with torch.profiler.record_function(f"kp_tpu::{self._spec.name}"):
+            with torch.profiler.record_function(f"kp_tpu::{label}"):
                 return self._run(executable, args, variant)
         finally:
             for observer in observers:
@@ -197,13 +198,14 @@ class CompiledGraph:
     def _compile(self, args: Sequence[Any], variant: _Variant | None) -> Executable:
         num_operators = sum(n.op == "call_function" for n in self._gm.graph.nodes)
         estimate_compile_s(num_operators, self._contract.label, self._contract.timeout_s)
-        with translate_errors(), program_calls.compiling(self._contract.label):
+        label = self._contract.label
+        with translate_errors(), program_calls.compiling(label), stage(f"compile {label}"):
             spec = replace(self._spec, result_shardings=(variant and variant.result_shardings) or ())
             executable = self._lowering.compile(self._gm, args, spec)
         TELEMETRY.count("operators_compiled", num_operators)
         TELEMETRY.count("programs", executable.num_programs)
-        for stage, seconds in executable.seconds.items():
-            TELEMETRY.spent(stage, seconds)
+        for name, seconds in executable.seconds.items():
+            TELEMETRY.spent(name, seconds)
         for op, line in executable.fallbacks:
             where = f" at {line}" if line else ""
             warn_once(
