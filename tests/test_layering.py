@@ -74,6 +74,7 @@ MAY_IMPORT = {
     "kp_dynamo.explanation": (
         "torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.disk_cache", "kp_dynamo.graph",
         "kp_dynamo.lowering", "kp_dynamo.page", "kp_dynamo.runtime", "kp_dynamo.session", "kp_dynamo.sharding",
+        "kp_dynamo.telemetry",
     ),
     "kp_dynamo.aot": (
         "torch", "jax", "jaxlib", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions",

@@ -23,6 +23,7 @@ from kp_dynamo.explanation.run_once import (
     uncompiled_call,
     uncompiled_frame,
 )
+from kp_dynamo.telemetry.log import trace_report
 
 __all__ = ["Explanation", "explain"]
 
@@ -73,7 +74,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
         dynamo_before, disk_before = dynamo_seconds(), disk_stats()
         run_backward(torch.compile(uncompiled_call(model), backend=backend)(*args, **kwargs))
         given_up_frames.collect()
-        return Explanation(
+        explanation = Explanation(
             uncompiled=tuple(uncompiled_frame(found) for found in dict.fromkeys(given_up)),
             versions={name: version for name in _VERSIONS if (version := version_of(name))},
             graph_breaks=graph_breaks(),
@@ -86,3 +87,5 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
             fallbacks=tuple(recorder.fallbacks()),
             seconds={"dynamo": dynamo_seconds() - dynamo_before, **recorder.seconds()},
         )
+    trace_report("explain", explanation)
+    return explanation

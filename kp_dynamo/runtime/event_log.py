@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 
+from kp_dynamo.runtime.event_trace import trace_event
 from kp_dynamo.runtime.events import CaptureDivided, CaptureReady, Event, GraphTransformed, ProgramReady
 
 logger = logging.getLogger(__name__)
 
 
 def log_event(event: Event) -> None:
-    """Log one event: newly compiled programs and notes of passes at INFO, everything else at DEBUG."""
+    """Log one event, newly compiled programs and notes of passes at INFO, everything else at DEBUG; and trace it."""
+    trace_event(event)
     match event:
         case CaptureReady(number=None):
             logger.debug("capture cache hit: nothing is traced", extra={"event": "capture", "is_hit": True})

@@ -3,7 +3,7 @@
 * `TORCH_LOGS="+kp_dynamo"` logs everything as text, as for torch's own loggers; `TORCH_LOGS="kp_dynamo"` omits debug
   messages.
 * `KP_TPU_LOG=json` writes one JSON object per line to stderr, at the level of TORCH_LOGS, else INFO.
-* `TORCH_TRACE=folder` records the graphs before and after the passes, for tlparse.
+* `TORCH_TRACE=folder` records the graphs before and after the passes, reports, and stages of compiling, for tlparse.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from torch import fx
 from torch._logging._internal import _is_torch_handler, trace_structured
@@ -85,3 +86,34 @@ def trace_graph(gm: fx.GraphModule, name: str) -> None:
         payload_fn=lambda: gm.print_readable(print_output=False, include_stride=True),
         expect_trace_id=False,
     )
+
+
+def trace_json(name: str, content: Callable[[], Any]) -> None:
+    """Add values to torch's structured trace as JSON; `content` is called only if TORCH_TRACE is set."""
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": f"kp_tpu_{name}", "encoding": "json"},
+        payload_fn=lambda: json.dumps(content(), default=str),
+        expect_trace_id=False,
+    )
+
+
+class Report(Protocol):
+    """A report for people and for programs."""
+
+    def text(self, verbose: bool = False) -> str:
+        """The report to read."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as values for JSON."""
+
+
+def trace_report(name: str, report: Report) -> None:
+    """Add a report to torch's structured trace, as text and as JSON; free unless TORCH_TRACE is set."""
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": f"kp_tpu_{name}_report", "encoding": "string"},
+        payload_fn=lambda: report.text(verbose=True),
+        expect_trace_id=False,
+    )
+    trace_json(f"{name}_values", report.to_dict)
