@@ -46,9 +46,10 @@ MAY_IMPORT = {
         "torch", "xxhash", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.error_boundary", "kp_dynamo.graph",
         "kp_dynamo.lowering", "kp_dynamo.passes", "kp_dynamo.sharding", "kp_dynamo.telemetry",
     ),
+    "kp_dynamo.ledger": ("torch", "kp_dynamo.graph", "kp_dynamo.passes"),
     "kp_dynamo.pipeline": (
         "torch", "kp_dynamo.config", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.hardware",
-        "kp_dynamo.passes", "kp_dynamo.telemetry",
+        "kp_dynamo.ledger", "kp_dynamo.passes", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.buckets": (
         "torch", "sympy", "numpy", "matplotlib", "kp_dynamo.autograd", "kp_dynamo.cache", "kp_dynamo.capture",
@@ -60,8 +61,8 @@ MAY_IMPORT = {
     "kp_dynamo.session": (
         "torch", "kp_dynamo.autograd", "kp_dynamo.blocks", "kp_dynamo.buckets", "kp_dynamo.cache", "kp_dynamo.capture",
         "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.error_boundary", "kp_dynamo.exceptions", "kp_dynamo.graph",
-        "kp_dynamo.hardware", "kp_dynamo.lowering", "kp_dynamo.pipeline", "kp_dynamo.runtime", "kp_dynamo.telemetry",
-        "kp_dynamo.uncompiled_frames",
+        "kp_dynamo.hardware", "kp_dynamo.ledger", "kp_dynamo.lowering", "kp_dynamo.pipeline", "kp_dynamo.runtime",
+        "kp_dynamo.telemetry", "kp_dynamo.uncompiled_frames",
     ),
     "kp_dynamo.legacy_backend": (
         "torch", "kp_dynamo.capture", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.error_boundary",
@@ -73,8 +74,8 @@ MAY_IMPORT = {
     ),
     "kp_dynamo.explanation": (
         "torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.disk_cache", "kp_dynamo.graph",
-        "kp_dynamo.lowering", "kp_dynamo.page", "kp_dynamo.runtime", "kp_dynamo.session", "kp_dynamo.sharding",
-        "kp_dynamo.telemetry",
+        "kp_dynamo.lowering", "kp_dynamo.page", "kp_dynamo.passes", "kp_dynamo.runtime", "kp_dynamo.session",
+        "kp_dynamo.sharding", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.aot": (
         "torch", "jax", "jaxlib", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions",

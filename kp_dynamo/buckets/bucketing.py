@@ -58,6 +58,10 @@ class Bucketing:
         # The graph may track gradients where its caller does not: `with torch.enable_grad()` under `no_grad`.
         self._enables_grad = any(n.target is torch._C._set_grad_enabled and n.args[0] for n in gm.graph.nodes)
 
+    def with_lengths(self, values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        """The arguments of a call with the true lengths after them."""
+        return None if values is None else (*values, *map(torch.tensor, self._planner.lengths_of(values)))
+
     def wrap(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `run`, which takes padded inputs and true lengths, in Dynamo's calling convention."""
 
@@ -165,7 +169,8 @@ def bucketed(capture: Capture, buckets: Buckets, *, poisons: bool, strict: bool)
         return capture, None
     lengths = [torch.tensor(1) for _ in bucketing.symbols]
     gm = _with_inputs(capture.gm, [f"true_length_{number}" for number in range(len(lengths))])
-    return replace(capture, gm=gm, inputs=[*capture.inputs, *lengths]), bucketing
+    values = bucketing.with_lengths(capture.values)
+    return replace(capture, gm=gm, inputs=[*capture.inputs, *lengths], values=values), bucketing
 
 
 def _with_inputs(gm: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:

@@ -44,6 +44,7 @@ class Capture:
         passed: For a piece of a divided graph, the positions of its inputs that other pieces compute. None for a whole
             graph.
         stays_on_device: Whether values that pass between pieces stay on the device, although the others are placed.
+        values: The arguments of the call that is compiled, where they are, for the option `ledger`; else None.
     """
 
     gm: fx.GraphModule
@@ -54,6 +55,7 @@ class Capture:
     key: Parts | None
     passed: frozenset[int] | None = None
     stays_on_device: bool = False
+    values: tuple[Any, ...] | None = None
 
     @property
     def records_gradients(self) -> bool:
@@ -63,13 +65,16 @@ class Capture:
         return wanted and (torch.is_grad_enabled() or any(node.args[0] for node in sets_grad))
 
 
-def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: bool) -> Capture:
+def read_capture(
+    gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: bool, with_values: bool = False
+) -> Capture:
     """Read what Dynamo captured.
 
     Args:
         gm: Dynamo's graph. Its device arguments are rewritten.
         inputs: The graph inputs.
         with_modules: Whether passes read the modules that nodes came from, so that these enter the key.
+        with_values: Whether passes are measured with the values of the inputs.
 
     Raises:
         TPUDeviceError: Inputs on several devices, or on one that is neither the CPU nor XLA.
@@ -94,7 +99,8 @@ def read_capture(gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: boo
     if mode == "xla":
         copy_views_of_view_as_real(gm)
     gm, lifted = lift_held_tensors(gm) if mode == "xla" and held else (gm, [])
-    return Capture(gm, inputs_on_cpu([*lifted, *inputs]), mode, lifted, moved, key)
+    values = (*lifted, *inputs) if with_values else None
+    return Capture(gm, inputs_on_cpu([*lifted, *inputs]), mode, lifted, moved, key, values=values)
 
 
 def piece_capture(

@@ -73,6 +73,7 @@ def _add_explain(commands: Any) -> None:
     form.add_argument("--json", action="store_true", help="print JSON, which has everything")
     form.add_argument("--verbose", action="store_true", help=_VERBOSE)
     explain.add_argument("--html", metavar="FILE", help="write the report as a page")
+    explain.add_argument("--ledger", action="store_true", help="what each pass does to the numbers, on these inputs")
     _add_limit(explain)
     explain.add_argument("--train", action="store_true", help="in training mode with a backward (default: inference)")
     explain.set_defaults(run=_explain)
@@ -177,7 +178,8 @@ def _explain(args: argparse.Namespace) -> int:
         model, inputs = load_spec(args.spec)
         if isinstance(model, torch.nn.Module):
             model.train(args.train)
-        explanation = explain(model, *inputs, options=args.options)
+        options = {**(args.options or {}), "ledger": True} if args.ledger else args.options
+        explanation = explain(model, *inputs, options=options)
     print(json.dumps(explanation.to_dict(), indent=1) if args.json else explanation.text(args.verbose))
     if args.html:
         _write(args.html, explanation.to_html(args.verbose))

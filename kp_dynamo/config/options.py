@@ -159,6 +159,11 @@ class CompileOptions:
     check_indices: bool = _option(False, rules.boolean())
     """Indices out of range raise IndexError, as in eager: they are copied to the CPU in each call. For debug runs."""
 
+    ledger: bool = _option(False, rules.boolean())
+    """Measure on the CPU, with the inputs of the call that compiles a graph, what each pass does to the numbers, and
+    take back a pass that exceeds its bound. For debug runs: every pass runs the whole graph once. A capture is then
+    never looked up, because other inputs may give other errors."""
+
     dump_dir: Path | None = _option(
         None, rules.folder() | rules.nothing(), not_in_key="it sets where graphs are written, not what is in them"
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kp_dynamo.graph.places import Place
+from kp_dynamo.passes.base import PassErrors
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class PassOnGraph:
         refused: Pairs (node, reason) for matches that the pass left alone.
         notes: What it decided.
         places: The place of each of `refused` in the model.
+        errors: What it did to the numbers; None without the option `ledger`.
     """
 
     graph: str
@@ -111,6 +113,7 @@ class PassOnGraph:
     refused: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
     places: tuple[Place, ...] = ()
+    errors: PassErrors | None = None
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,10 @@ def pass_from_dict(content: Mapping[str, Any]) -> PassOnGraph:
     """
     refused = tuple((node, reason) for node, reason in content["refused"])
     places = tuple(Place(**place) for place in content["places"])
-    return PassOnGraph(**{**content, "refused": refused, "notes": tuple(content["notes"]), "places": places})
+    errors = content.get("errors")
+    of_ledger = None if errors is None else PassErrors.from_dict(errors)
+    plain = {"refused": refused, "notes": tuple(content["notes"]), "places": places, "errors": of_ledger}
+    return PassOnGraph(**{**content, **plain})
 
 
 def fallback_from_dict(content: Mapping[str, Any]) -> FallbackReport:

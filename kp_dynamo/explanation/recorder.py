@@ -92,7 +92,7 @@ class Recorder:
 
     def _transformed(self, event: GraphTransformed) -> None:
         self.passes += [
-            PassOnGraph(event.label, r.name, r.rewritten, r.refused, r.notes, r.places) for r in event.reports
+            PassOnGraph(event.label, r.name, r.rewritten, r.refused, r.notes, r.places, r.errors) for r in event.reports
         ]
         self._seconds["passes"] += event.seconds
         self._spend(event.label, event.seconds)

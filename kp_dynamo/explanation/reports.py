@@ -17,6 +17,7 @@ from kp_dynamo.explanation.graph_reports import (
     UncompiledFrame,
     WholeTensor,
 )
+from kp_dynamo.explanation.ledger_text import ledger_lines
 from kp_dynamo.explanation.page_content import page_of
 from kp_dynamo.explanation.pass_text import pass_lines
 from kp_dynamo.explanation.report_text import (
@@ -96,6 +97,7 @@ class Explanation:
                 *section("graphs captured by Dynamo", self.captures, capture_lines),
                 *division_lines(self.divisions, verbose),
                 *pass_lines(self.passes, verbose),
+                *ledger_lines(self.passes),
                 *section("graphs lowered", self.graphs, graph_lines),
                 f"XLA programs: {self.num_programs}",
                 f"compile cache: {counted(self.num_hits, 'hit')}, {counted(self.num_misses, 'miss', 'misses')}",

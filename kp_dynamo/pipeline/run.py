@@ -13,11 +13,13 @@ from kp_dynamo.graph.editing import check_values
 from kp_dynamo.graph.least_memory import remedies
 from kp_dynamo.graph.operand_dtypes import check_operand_dtypes
 from kp_dynamo.graph.places import Place, place_of
+from kp_dynamo.ledger import GraphLedger
 from kp_dynamo.passes.base import GraphPass, PassReport
 from kp_dynamo.passes.layout.strides import keep_strides, result_values
 from kp_dynamo.passes.recompute.budget import BudgetError
 from kp_dynamo.pipeline.build import OUR_PASSES, Pipeline
 from kp_dynamo.pipeline.dumps import dump_graph, dump_reports
+from kp_dynamo.pipeline.taken_back import copy_of, taken_back
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.stages import stage
@@ -25,13 +27,26 @@ from kp_dynamo.telemetry.stages import stage
 _LESS_STATE = "optimizer_state_factor=1 or 0 if the optimizer keeps less state than AdamW's two moments"
 
 
-def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions, graph_name: str) -> list[PassReport]:
+def run_pipeline(
+    gm: fx.GraphModule,
+    pipeline: Pipeline,
+    options: CompileOptions,
+    graph_name: str,
+    ledger: GraphLedger | None = None,
+) -> list[PassReport]:
     """Run the passes on `gm` in place; lint, recompile, time, count, trace and dump around each.
+
+    Args:
+        gm: The graph.
+        pipeline: The passes.
+        options: The options.
+        graph_name: Its name in logs, dumps and reports.
+        ledger: Measures each pass; a pass that exceeds its bound does not run on `gm`. None measures nothing.
 
     Raises:
         XLACompilationError: The operands of a matmul have several dtypes, as `check_operand_dtypes` says.
-        TPUOptimizationError: A pass raised or left an ill-formed graph, or it refused a match and `strict` is set. The
-            message names the pass and those that ran before it.
+        TPUOptimizationError: A pass raised or left an ill-formed graph, or it refused a match or exceeded its bound and
+            `strict` is set. The message names the pass and those that ran before it.
         TPUOutOfMemoryError: `checkpoint="auto"` cannot fit the budget.
         TPUConfigurationError: `dump_dir` cannot be written.
     """
@@ -43,7 +58,14 @@ def run_pipeline(gm: fx.GraphModule, pipeline: Pipeline, options: CompileOptions
     seen = result_values(gm.graph)
     with stage(f"passes of {graph_name}"):
         for number, graph_pass in enumerate(pipeline, start=1):
-            reports.append(_with_places(_run_pass(gm, graph_pass, [r.name for r in reports]), gm.graph))
+            before = [r.name for r in reports]
+            if ledger is None:
+                report = _run_pass(gm, graph_pass, before)
+            else:
+                report = _run_measured(gm, graph_pass, before, ledger)
+                if report.errors is not None and report.errors.is_taken_back:
+                    report = taken_back(report, graph_name, strict=options.strict)
+            reports.append(_with_places(report, gm.graph))
             dump_graph(gm, options, f"{graph_name}.{number}.{graph_pass.name}")
             TELEMETRY.passed(graph_name, reports[-1].to_dict())
         keep_strides(gm.graph, seen)
@@ -76,6 +98,19 @@ def _run_pass(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str]) -> P
             f'Disable it with options={{"disable_passes": ["{graph_pass.name}"]}}.'
         ) from cause
     return report
+
+
+def _run_measured(gm: fx.GraphModule, graph_pass: GraphPass, before: list[str], ledger: GraphLedger) -> PassReport:
+    """Run a pass on a copy, and then on `gm` unless it exceeds its bound there.
+
+    `gm` is then the graph without the pass, down to its nodes, to which others refer.
+    """
+    trial = copy_of(gm)
+    report = _run_pass(trial, graph_pass, before)
+    errors = ledger.measure(trial, bool(report.rewritten) or graph_pass.name not in OUR_PASSES)
+    if errors.is_taken_back:
+        return replace(report, errors=errors)
+    return replace(_run_pass(gm, graph_pass, before), errors=errors)
 
 
 def _with_places(report: PassReport, graph: fx.Graph) -> PassReport:

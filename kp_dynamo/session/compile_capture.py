@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -19,6 +20,7 @@ from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.capture.capture import with_dynamo_signature
 from kp_dynamo.capture.cpu_view import surrounding_autocast
 from kp_dynamo.graph.least_memory import require_room
+from kp_dynamo.ledger import Ledger
 from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec
 from kp_dynamo.pipeline import (
     dump_key,
@@ -62,11 +64,24 @@ class CaptureCompiler:
         self._plan, self._number, self._runtime, self._lowering = plan, number, runtime, lowering
         self._salt, self._compile_later = salt, compile_later
         self._result_shardings = ResultShardings()
+        self._ledger: Ledger | None = None
         # Both belong to the time at which Dynamo calls the backend, not to that of a later backward.
         self._precision, self._budget = matmul_precision(plan.options), plan.memory_budget
 
     def compile(self) -> Callable[..., Any]:
         """A callable with Dynamo's calling convention that runs the capture."""
+        if not self._plan.options.ledger:
+            return self._compiled()
+        # Before a stage edits the graph, which the ledger runs eagerly.
+        self._ledger = _ledger_of(self._plan)
+        # What compiles a backward later would keep them alive.
+        self._plan = replace(self._plan, capture=replace(self._plan.capture, values=None))
+        try:
+            return self._compiled()
+        finally:
+            self._ledger.close()
+
+    def _compiled(self) -> Callable[..., Any]:
         capture, bucketing = self._plan.capture, self._plan.bucketing
         if capture.mode == "xla":
             refuse_places_of_inputs(capture.gm.graph)
@@ -97,7 +112,8 @@ class CaptureCompiler:
         bucketing = plan.bucketing if aliases is not None else None
         if bucketing is not None and aliases is not None:
             chosen = bucketing.allowed(chosen, aliases)
-        reports = run_pipeline(gm, chosen, plan.options, label)
+        ledger = None if self._ledger is None else self._ledger.of_graph(gm, name)
+        reports = run_pipeline(gm, chosen, plan.options, label, ledger)
         if bucketing is not None:
             bucketing.decide(reports, gm)
         self._runtime.observe(GraphTransformed(label, tuple(reports), time.perf_counter() - start))
@@ -138,6 +154,13 @@ class CaptureCompiler:
         """
         stays = self._plan.capture.stays_on_device
         return frozenset(range(num_overwritten, num_returned)) if stays else frozenset()
+
+
+def _ledger_of(plan: CompilePlan) -> Ledger:
+    capture = plan.capture
+    may_narrow = plan.options.precision == "bfloat16"
+    trains = capture.records_gradients
+    return Ledger(capture.gm, capture.inputs, capture.values, trains=trains, may_narrow=may_narrow)
 
 
 def _recording_donated(run: Callable[..., Any]) -> Callable[..., Any]:

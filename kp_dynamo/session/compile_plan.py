@@ -44,8 +44,8 @@ class CompilePlan:
     @property
     def key(self) -> CompileKey | None:
         """The identity of the capture and of all its compile settings; None if it has no stable identity."""
-        if self.capture.key is None or self.conditions is None:
-            return None
+        if self.capture.key is None or self.conditions is None or self.options.ledger:
+            return None  # with a ledger, the values of the inputs decide which passes run
         divides = self.options.blocks if self.capture.passed is None else "off"  # a piece is not divided again
         return CompileKey((*self.capture.key, ("blocks", divides), *self.conditions))
 
@@ -75,6 +75,11 @@ def plan_for(capture: Capture, options: CompileOptions, share: StepShare = WHOLE
         raise TPUConfigurationError(
             f"check_indices=True is invalid with {other}: padding may hold any index, and torch_xla's own bridge has "
             "no operator that raises. Allowed: lowering='openxla' without buckets. Try: check in a run of its own."
+        )
+    if options.ledger and capture.mode == "fake":
+        raise TPUConfigurationError(
+            "ledger=True is invalid for fake tensors, which have no values. Allowed: tensors on the CPU or on the XLA "
+            "device. Try: kp_dynamo.explain, which runs the model."
         )
     capture, bucketing = _bucketing(capture, options)
     pipeline = build_pipeline(options, bucketing.symbols if bucketing is not None else (), share)

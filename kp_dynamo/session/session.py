@@ -46,6 +46,7 @@ from kp_dynamo.session.compile_plan import CompilePlan, plan_for
 from kp_dynamo.session.divide_capture import divided_at_calls, division_of, report_whole
 from kp_dynamo.session.join_pieces import joined, runs_of, shares_of
 from kp_dynamo.session.padded_pieces import padded_pieces
+from kp_dynamo.session.piece_values import with_values
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.time_budget import time_budget
@@ -115,7 +116,7 @@ class Session:
                 chosen = options.on(chips.chip_name())
                 drop_followed_calls(gm)
                 calls = block_calls(gm.graph)
-                capture = read_capture(gm, example_inputs, with_modules=chosen.reads_modules)
+                capture = read_capture(gm, example_inputs, with_modules=chosen.reads_modules, with_values=chosen.ledger)
                 compiled = self._around_calls(capture, chosen) if calls else self._compiled(capture, chosen)
             if compiled is None:
                 raise RestartTrace("calls of child modules cannot be compiled by themselves")
@@ -207,6 +208,8 @@ class Session:
 
     def _joined(self, division: Division, capture: Capture, plan: CompilePlan) -> Callable[..., Any] | Undivided:
         """A callable that runs the pieces of a capture, each compiled, or cached from an equal piece."""
+        if plan.options.ledger:
+            division = with_values(division, capture)
         shares = shares_of(division, capture, plan.options)
         plans = [plan_for(p.capture, plan.options, s) for p, s in zip(division.pieces, shares, strict=True)]
         compiled = [

@@ -243,6 +243,7 @@ OTHER_VALUES = {
     "lowering": "stock",
     "strict": True,
     "check_indices": True,
+    "ledger": True,
     "cache_size": 3,
     "dump_dir": "graphs",
 }

@@ -52,6 +52,7 @@ ANOTHER_VALUE = {
     "lowering": "stock",
     "strict": True,
     "check_indices": True,
+    "ledger": True,
     "dump_dir": Path("dumps"),
 }
 WRONG = {
@@ -76,6 +77,7 @@ WRONG = {
     "lowering": ["torch_xla", None],
     "strict": [1, "true", None],
     "check_indices": [1, "yes", None],
+    "ledger": [1, "yes", None],
     "dump_dir": ["", b"dumps", 3, "a\0b", True],
 }
 PAIRS_WRONG = [(key, value) for key, values in WRONG.items() for value in values]
