@@ -197,8 +197,8 @@ def test_our_own_passes_are_within_their_bounds(level):
 
 def test_dropout_draws_the_same_mask_for_both_sides():
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 64))
-    state = torch.get_rng_state()
-    explanation = explain(model, torch.randn(16, 64), options={"ledger": True, "extra_passes": [Scale()]})
+    x, state = torch.randn(16, 64), torch.get_rng_state()
+    explanation = explain(model, x, options={"ledger": True, "extra_passes": [Scale()]})
     assert torch.equal(torch.get_rng_state(), state)
     found = rows(explanation)
     assert found["1.joint", "cast_bf16"].exact.results < 6e-3
