@@ -10,7 +10,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kp_dynamo.ledger.float64 import call_in_float64, raised
-from kp_dynamo.ledger.graph_run import eagerly, is_pure_draw
+from kp_dynamo.ledger.graph_run import draws_nothing, eagerly, is_pure_draw
 from kp_dynamo.ledger.real_inputs import NotComparable, tangent
 from kp_dynamo.ledger.relative_errors import Outputs
 from kp_dynamo.passes.base import Errors
@@ -88,7 +88,8 @@ class _Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+        is_random = torch.Tag.nondeterministic_seeded in func.tags and not draws_nothing(func, args, kwargs)
+        if is_random and kwargs.get("generator") is None:
             return self._drawn(func, args, kwargs)
         return func(*args, **kwargs) if self._again is None else call_in_float64(func, args, kwargs)
 

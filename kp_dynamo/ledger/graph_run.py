@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,6 +81,15 @@ def is_pure_draw(target: Any) -> bool:
     return target._schema.name.rpartition("::")[2].rstrip("_") in _PURE
 
 
+def draws_nothing(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this call of a random operator draws nothing, because it drops nothing."""
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            value = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(value == 0)
+    return False
+
+
 class _Run(fx.Interpreter):
     def __init__(self, gm: fx.GraphModule, draws: Draws, *, in_float64: bool) -> None:
         super().__init__(gm)
@@ -98,6 +107,8 @@ class _Run(fx.Interpreter):
             raise NotComparable(f"{n.name} raised {type(cause).__name__}: {text[0]}") from cause
 
     def _drawn(self, n: fx.Node) -> Any:
+        if draws_nothing(n.target, n.args, n.kwargs):
+            return super().run_node(n)
         if not is_pure_draw(n.target):
             raise NotComparable(f"{n.target} computes with random numbers that it draws itself")
         if n.name not in self._draws:

@@ -22,7 +22,7 @@ class SlowStep:
         kind: What ends these steps: "AdamW.step", or "backward".
         seconds: The time since the step before it.
         usual_s: The median of the steps before it.
-        place: File, line and function of the user's code at the time when it became slow, or at its end.
+        place: File, line and function of the user's code in the second half of the step, or at its end.
         last_program: The program that was called last when it ended.
         num_compiled: The programs that were compiled during the step.
     """
@@ -74,9 +74,13 @@ class StepTimes:
         return found
 
     def look(self, now: float) -> None:
-        """Note where the loop is, once, if its step has become slow. Called in another thread."""
-        if self.deadline is not None and now >= self.deadline:
-            self.deadline = None
+        """Note where the loop is if its step has become slow. Called in another thread.
+
+        Again whenever the time of the step has doubled: the place that is kept is one of the second half of the wait.
+        """
+        deadline, last = self.deadline, self._last
+        if deadline is not None and last is not None and now >= deadline:
+            self.deadline = now + (now - last)
             self._place = user_frame(frame_of(self._thread))
 
     def _usual_s(self) -> float | None:

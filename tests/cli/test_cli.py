@@ -160,12 +160,12 @@ def test_usage_is_shown_for_what_is_not_known(capsys):
 def test_doctor_exits_with_its_result(monkeypatch, capsys, status, code):
     diagnosis = Diagnosis({}, {}, (Check("device", status, "as it is"),), ())
     asked = []
-    monkeypatch.setattr(doctor, "diagnose", lambda timeout_s: asked.append(timeout_s) or diagnosis)
+    monkeypatch.setattr(doctor, "diagnose", lambda s, disk_cache: asked.append((s, disk_cache)) or diagnosis)
     assert main(["doctor"]) == code
     assert "device: as it is" in capsys.readouterr().out
-    assert main(["doctor", "--json", "--timeout", "7"]) == code
+    assert main(["doctor", "--json", "--timeout", "7", "--cache"]) == code
     assert json.loads(capsys.readouterr().out)["checks"][0]["status"] == status
-    assert asked == [300.0, 7.0]
+    assert asked == [(300.0, False), (7.0, True)]
 
 
 @pytest.fixture

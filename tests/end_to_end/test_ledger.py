@@ -284,16 +284,23 @@ def test_buckets_pad_and_a_taken_back_pass_stays_away(caplog):
     assert len(warnings_of(caplog)) == 1
 
 
-def test_blocks_are_measured_with_the_values_of_their_first_run(caplog):
+def test_blocks_are_measured_with_the_values_of_their_first_run():
     model = nn.Sequential(*(Attention() for _ in range(4)))
     x = torch.randn(2, 32, 64)
-    explanation = explain(model, x, options={"ledger": True, "blocks": "on", "extra_passes": [Scale()]})
+    explanation = explain(model, x, options={"ledger": True, "blocks": "on"})
     assert any(len(d.pieces) for d in explanation.divisions)
     casts = rows(explanation, name="cast_bf16")
     assert casts
     assert all(errors.exact.results < errors.bound.results for errors in casts.values())
+
+
+def test_a_pass_of_the_user_sees_no_blocks_and_is_taken_back():
+    model, x = nn.Sequential(*(Attention() for _ in range(4))), torch.randn(2, 32, 64)
+    options = {"blocks": "auto", "extra_passes": [Scale()]}
+    explanation = explain(model, x, options={"ledger": True, **options})
+    assert not any(len(d.pieces) for d in explanation.divisions)
     assert all(errors.is_taken_back for errors in rows(explanation, name="scale").values())
-    compiled = with_ledger(model, blocks="on", precision="float32", extra_passes=[Scale()])
+    compiled = with_ledger(model, precision="float32", **options)
     assert off(compiled(x), model(x)) < 1e-5
 
 

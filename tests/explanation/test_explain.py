@@ -194,6 +194,7 @@ def test_the_dictionary_is_json():
         "seconds",
         "uncompiled",
         "whole",
+        "disk",
         "versions",
         "totals",
     }
