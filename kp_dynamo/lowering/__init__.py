@@ -2,8 +2,19 @@
 
 from kp_dynamo.lowering.base import Executable, Lowering, LoweringSpec
 from kp_dynamo.lowering.donation import DONORS
+from kp_dynamo.lowering.new_state import divide_new_state
 from kp_dynamo.lowering.placed_tensors import named_meshes
 from kp_dynamo.lowering.registry import get_lowering
 from kp_dynamo.lowering.spmd import is_spmd, shardings
 
-__all__ = ["DONORS", "Executable", "Lowering", "LoweringSpec", "get_lowering", "is_spmd", "named_meshes", "shardings"]
+__all__ = [
+    "DONORS",
+    "Executable",
+    "Lowering",
+    "LoweringSpec",
+    "divide_new_state",
+    "get_lowering",
+    "is_spmd",
+    "named_meshes",
+    "shardings",
+]

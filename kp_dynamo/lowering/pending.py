@@ -20,11 +20,22 @@ from kp_dynamo.compat.same_objects import holds_same
 
 def run_pending(tensors: Sequence[torch.Tensor]) -> None:
     """Compute the pending values of XLA tensors, as `compute` does."""
-    if not tensors:
-        return
-    needed = xla.xlac()._check_tensor_need_materialization(list(tensors))
-    if pending := [t for t, is_needed in zip(tensors, needed, strict=True) if is_needed]:
+    if pending := pending_among(tensors):
         compute(pending)
+
+
+def pending_among(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of these XLA tensors whose values are pending."""
+    if not tensors:
+        return []
+    needed = xla.xlac()._check_tensor_need_materialization(list(tensors))
+    return [t for t, is_needed in zip(tensors, needed, strict=True) if is_needed]
+
+
+def compute_only(pending: list[torch.Tensor]) -> None:
+    """Compute these pending XLA tensors, and leave others pending."""
+    if pending:
+        xla.xlac()._xla_sync_multi([*pending, _key_of(pending)], [], True)
 
 
 def compute(pending: list[torch.Tensor]) -> None:
@@ -36,11 +47,11 @@ def compute(pending: list[torch.Tensor]) -> None:
     In a backward, autograd runs the nodes of the device in a thread of their own, and those of CPU tensors in that of
     the caller. torch_xla 2.9 fails if one thread computes every live tensor while the other makes one.
     """
-    key = _key_of(pending)
     if torch._C._current_graph_task_id() == -1:  # no backward: torch has no public name for it
+        key = _key_of(pending)
         xla.xlac()._xla_sync_live_tensors(str(key.device), [], wait=True)
     else:
-        xla.xlac()._xla_sync_multi([*pending, key], [], True)
+        compute_only(pending)
 
 
 def _key_of(pending: list[torch.Tensor]) -> torch.Tensor:

@@ -31,14 +31,22 @@ def pinned(results: list[Any], texts: Sequence[str], arguments: Sequence[Any]) -
     kept, done = {id(a) for a in arguments}, dict[tuple[str, str], torch.Tensor]()
 
     def of(result: Any, text: str) -> Any:
-        if not text or not isinstance(result, torch.Tensor) or id(result) in kept or not _is_computed(result):
+        sharding = _sharding(text)
+        if sharding is None or not isinstance(result, torch.Tensor) or id(result) in kept or not _is_computed(result):
             return result
         key = (xla.xlac()._unique_id_for_ir_and_data(result), text)
         if key not in done:
-            done[key] = annotated(result, _sharding(text))
+            done[key] = annotated(result, sharding)
         return done[key]
 
     return [of(result, text) for result, text in zip(results, texts, strict=True)]
+
+
+def pin_pending(tensor: torch.Tensor, text: str) -> None:
+    """Divide a tensor whose value is pending, so that no device computes the whole of it."""
+    if (sharding := _sharding(text)) is not None:
+        with torch.no_grad():
+            tensor.copy_(annotated(tensor, sharding))
 
 
 def _is_computed(result: torch.Tensor) -> bool:
@@ -46,13 +54,16 @@ def _is_computed(result: torch.Tensor) -> bool:
 
 
 @cache
-def _sharding(text: str) -> Any:
-    """XLA's sharding of its text for a tensor that is divided among all devices, or whole."""
+def _sharding(text: str) -> Any | None:
+    """XLA's sharding of its text for a tensor that is divided among all devices, or whole.
+
+    None for any other text, whose result is left to XLA: "", and what is marked on a single device, {maximal device=0}.
+    """
     if text == WHOLE:
         return replicated()
     found = _TILES.fullmatch(text)
     if found is None:
-        raise AssertionError(f"{text} is no sharding that a tensor of a program has")
+        return None
     from torch_xla.distributed.spmd import Mesh
 
     tiles = tuple(map(int, found["tiles"].split(",")))

@@ -18,7 +18,8 @@ from kp_dynamo.compat import importing
 from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.graph.nodes import EAGER_STRIDES
 from kp_dynamo.graph.symbol_values import SymbolReader
-from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, is_spmd, shardings
+from kp_dynamo.graph.updated_state import users_of_state
+from kp_dynamo.lowering import Executable, Lowering, LoweringSpec, divide_new_state, is_spmd, shardings
 from kp_dynamo.lowering.host_layout import Strides, strides_of, to_host
 from kp_dynamo.runtime.events import Observe, ProgramReady, ignore
 from kp_dynamo.runtime.placement import Placement
@@ -95,6 +96,7 @@ class CompiledGraph:
         self._symbols = SymbolReader(values)
         # Under SPMD the shardings of the arguments are only known at a call.
         self._is_spmd = is_spmd()
+        self._users_of_state = users_of_state(gm.graph, spec.overwritten) if self._is_spmd else {}
         self._has_one_variant = self._is_static and not self._is_spmd
         if self._has_one_variant:
             self._program(None, values)
@@ -166,6 +168,8 @@ class CompiledGraph:
         shapes = None if self._is_static else tuple(_shape_key(a) for a in args)
         if not self._is_spmd:
             return _Variant(shapes)
+        if self._users_of_state:
+            divide_new_state(args, self._users_of_state)
         given = shardings(args)
         return _Variant(shapes, given, self._contract.result_shardings.choose(self._gm, self._spec, args, given))
 

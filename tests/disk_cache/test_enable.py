@@ -118,6 +118,14 @@ print(json.dumps([before, disk_stats()["state"]]))
     ]
 
 
+def test_the_example_of_the_page(library, tmp_path):
+    page = (ROOT / "docs" / "disk-cache.md").read_text()
+    (code,) = re.findall(r"```python device=TPU\n(.*?)```", page, re.S)
+    done = run(code, library, PJRT_DEVICE="TPU", HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / ".cache" / "kp_dynamo").is_dir()
+
+
 def test_a_libtpu_of_the_user_stays_the_one_behind(library, tmp_path):
     mine = tmp_path / "mine.so"
     mine.touch()

@@ -124,6 +124,13 @@ def test_a_step_takes_the_programs_of_one_device(answers):
     assert answers["programs_of_each_step"] == [2, 0, 0, 0]  # a forward and a backward
 
 
+def test_the_state_of_a_compiled_optimizer_lies_as_its_parameters(answers):
+    misplaced, programs, difference = answers["state_of_a_compiled_optimizer"]
+    assert misplaced == []
+    assert programs == [3, 0, 0]
+    assert difference < CLOSE
+
+
 def test_a_miss_names_the_argument_and_the_result_that_lie_in_another_way(answers):
     [line] = [line for line in answers["a_miss_names_the_sharding"] if "sharding 1: " in line]
     assert "sharding 2: {devices=[2,4]0,2,4,6,1,3,5,7 last_tile_dim_replicate} -> {replicated}" in line

@@ -370,6 +370,35 @@ def programs_of_each_step() -> Any:
 
 
 @check
+def state_of_a_compiled_optimizer() -> Any:
+    """What lies in another way than its parameter, for two placements of equal sizes; programs; the error."""
+    model, eager = kp_dynamo.shard(small(), BOTH, {"1": "colwise", "3": "rowwise", "0": (None, "model")}), small()
+    mine = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3, device="xla"), eps=1e-3, capturable=True)
+    theirs = torch.optim.AdamW(eager.parameters(), lr=1e-3, eps=1e-3)
+    run, counts, misplaced = compiled(model), [], []
+
+    @torch.compile(backend="kp_tpu")
+    def step() -> None:
+        mine.step()
+
+    for number in range(3):
+        before = snapshot()["programs"]
+        for _ in range(2):  # the second adds to the gradients lazily
+            run(kp_dynamo.shard_batch(tokens(number), BOTH)).pow(2).mean().backward()
+            eager(tokens(number)).pow(2).mean().backward()
+        step()
+        theirs.step()
+        counts.append(snapshot()["programs"] - before)
+        for name, p in model.named_parameters():
+            state = mine.state[p]
+            misplaced += [(name, key) for key in ("exp_avg", "exp_avg_sq") if _spec_of(state[key]) != _spec_of(p)]
+        mine.zero_grad()
+        theirs.zero_grad()
+    pairs = zip(model.parameters(), eager.parameters(), strict=True)
+    return [misplaced, counts, max((a.detach().cpu() - b).abs().max().item() for a, b in pairs)]
+
+
+@check
 def a_miss_names_the_sharding() -> Any:
     """Two layers of equal sizes that are divided in other ways: the second program, and what its key differs in."""
     log, records = logging.getLogger("kp_dynamo.runtime.compiled_graph"), []
