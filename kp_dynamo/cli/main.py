@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kp_dynamo.cli import plan
+from kp_dynamo.cli.files import write
 from kp_dynamo.cli.limited_process import run_limited
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
 
@@ -182,7 +183,7 @@ def _explain(args: argparse.Namespace) -> int:
         explanation = explain(model, *inputs, options=options)
     print(json.dumps(explanation.to_dict(), indent=1) if args.json else explanation.text(args.verbose))
     if args.html:
-        _write(args.html, explanation.to_html(args.verbose))
+        write(args.html, explanation.to_html(args.verbose))
     return OK
 
 
@@ -211,9 +212,9 @@ def _aot_compile(args: argparse.Namespace) -> int:
         )  # fmt: skip
     print(report.text(args.verbose))
     if args.json:
-        _write(args.json, json.dumps(report.to_dict(), indent=1) + "\n")
+        write(args.json, json.dumps(report.to_dict(), indent=1) + "\n")
     if args.html:
-        _write(args.html, report.to_html(args.verbose))
+        write(args.html, report.to_html(args.verbose))
     return OK
 
 
@@ -240,13 +241,6 @@ def _cache(args: argparse.Namespace) -> int:
         return OK if is_whole else FAILED
     print(disk_cache.list_programs(args.folder) if args.action == "list" else disk_cache.clear(args.folder))
     return OK
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as cause:
-        raise TPUConfigurationError(f"{path} cannot be written: {cause.strerror}; name a file in a folder") from cause
 
 
 def _bench(args: argparse.Namespace) -> int:

@@ -7,10 +7,9 @@ import contextlib
 import json
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
-from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.cli.files import check_folder, write
 
 _UNIT = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
@@ -29,17 +28,13 @@ def add_arguments(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--compile", type=int, default=3, metavar="N", help="ways to compile; 0: bounds (default: 3)")
     plan.add_argument("--results", metavar="DIR", help="folder for the compiler's results, which are reused")
     plan.add_argument("--json", metavar="FILE", help="write the plan as JSON")
-    plan.add_argument("--html", metavar="FILE", help="unsupported by this version")
+    plan.add_argument("--html", metavar="FILE", help="write the plan as a page")
 
 
 def planned(args: argparse.Namespace) -> str:
-    """Plan, write the JSON form, and return the text."""
-    if args.html:
-        raise TPUConfigurationError("--html is unsupported by plan in this version. Try: --json FILE, or the text.")
-    if args.json and not Path(args.json).resolve().parent.is_dir():
-        raise TPUConfigurationError(
-            f"{args.json} cannot be written: its folder does not exist; name a file in a folder"
-        )
+    """Plan, write the JSON form and the page, and return the text."""
+    for path in filter(None, (args.json, args.html)):
+        check_folder(path)  # before a search of minutes
     from kp_dynamo.cli.model_spec import load_spec
     from kp_dynamo.planner.planning import plan
 
@@ -61,15 +56,10 @@ def planned(args: argparse.Namespace) -> str:
             progress=True,
         )
     if args.json:
-        _write(args.json, json.dumps(found.to_dict(), indent=1) + "\n")
+        write(args.json, json.dumps(found.to_dict(), indent=1) + "\n")
+    if args.html:
+        write(args.html, found.to_html())
     return found.text()
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text)
-    except OSError as cause:
-        raise TPUConfigurationError(f"{path} cannot be written: {cause.strerror}; name a file in a folder") from cause
 
 
 def _count(text: str) -> float:

@@ -135,11 +135,12 @@ class Lines:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """Text as it is, in a closed box with a title."""
+    """Text as it is, in a box with a title that is closed at first, unless it `is_open`."""
 
     kind: ClassVar[str] = "verbatim"
     title: str
     text: str
+    is_open: bool = False
 
 
 Part = Table | Tree | Picture | Lines | Verbatim

@@ -162,5 +162,17 @@ class Plan:
 
         return text_of(self)
 
+    def to_html(self) -> str:
+        """The plan as one page, without scripts or a network."""
+        from kp_dynamo.page.render import html_of
+        from kp_dynamo.planner.page_content import page_of
+
+        return html_of(page_of(self))
+
+    def _repr_html_(self) -> str:
+        from kp_dynamo.page.render import notebook_html
+
+        return notebook_html(self.to_html())
+
     def __str__(self) -> str:
         return self.text()

@@ -40,23 +40,28 @@ def _rows(plan: Plan) -> Iterator[str]:
     rows += [_cells(number, row) for number, row in enumerate(plan.rows, 1)]
     yield from table(rows, 7)
     yield ""
-    yield from (f"{number}: {_why(row)}" for number, row in enumerate(plan.rows, 1))
+    yield from (f"{number}: {why_text(row)}" for number, row in enumerate(plan.rows, 1))
 
 
 def _cells(number: int, row: PlanRow) -> tuple[str, ...]:
     least, most = ("", "") if row.kind == "compiled" else (">= ", "<= ")
     batch = f"{row.batch}" if row.accumulate == 1 else f"{row.batch} x {row.accumulate}"
-    mesh = ",".join(f"{name}={size}" for name, size in row.mesh.items())
     total = () if row.hours is None else (f"{least}{_number(row.hours)}", f"{least}{_number(row.usd or 0.0)}")
     return (
-        str(number), f"{row.num_chips} {row.target} {row.topology}", mesh if row.sharding else "-",
+        str(number), f"{row.num_chips} {row.target} {row.topology}", mesh_text(row) if row.sharding else "-",
         row.sharding or "-", batch, str(row.checkpoint), row.kind, f"{least}{row.memory_bytes / _GB:.2f}",
         f"{row.budget_bytes / _GB:.1f}", f"{least}{_number(row.step_ms)}", f"{most}{row.mfu:.0%}",
         f"{least}{_number(row.usd_per_million)}", *total,
     )  # fmt: skip
 
 
-def _why(row: PlanRow) -> str:
+def mesh_text(row: PlanRow) -> str:
+    """ "data=4,model=2"."""
+    return ",".join(f"{name}={size}" for name, size in row.mesh.items())
+
+
+def why_text(row: PlanRow) -> str:
+    """What a row is, or why it is not the first, and whether it can be run."""
     return row.why if row.is_runnable else f"{row.why}; {NOT_RUNNABLE} ({row.num_hosts} hosts)"
 
 

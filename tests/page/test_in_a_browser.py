@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ import pytest
 from tests.page.browser import INSTALL, WIDTHS, chromium, look
 from tests.page.test_aot_page import REPORTS
 from tests.page.test_explain_page import FULL, PLAIN
+from tests.page.test_plan_page import PLANS
 
 FOLDER = Path(__file__).parents[2] / "out" / "pages"
 PAGES = {
-    "explain-problems": FULL,
-    "explain-nothing-wrong": PLAIN,
-    **{f"aot-{name}": report for name, report in REPORTS.items()},
+    "explain-problems": partial(FULL.to_html, verbose=True),
+    "explain-nothing-wrong": partial(PLAIN.to_html, verbose=True),
+    **{f"aot-{name}": partial(report.to_html, verbose=True) for name, report in REPORTS.items()},
+    **{f"plan-{name}": plan.to_html for name, plan in PLANS.items()},
 }
 
 pytestmark = pytest.mark.browser
@@ -39,7 +42,7 @@ def _browser() -> None:
 @pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_overflows_or_overlaps(name, is_open, size):
-    assert look(PAGES[name].to_html(verbose=True), size, FOLDER / name, is_open=is_open) == []
+    assert look(PAGES[name](), size, FOLDER / name, is_open=is_open) == []
 
 
 def test_the_page_in_the_dark_is_shown_as_well():

@@ -261,17 +261,19 @@ def test_the_command_line(tmp_path, capsys):
         "    return torch.nn.Linear(512, 512), (torch.zeros(8, 512),)\n"
     )  # fmt: skip
     command = ["plan", f"{tmp_path}/spec.py:make", "--train", "--targets", "v5e", "--max-chips", "4", "--compile", "0"]
-    assert main([*command, "--json", f"{tmp_path}/plan.json"]) == 0
+    assert main([*command, "--json", f"{tmp_path}/plan.json", "--html", f"{tmp_path}/plan.html"]) == 0
     out = capsys.readouterr().out
     assert "plan for training, lowest cost: up to 4 chips of v5e" in out
     assert "USD/M samples" in out
-    assert Plan.from_dict(json.loads((tmp_path / "plan.json").read_text())).text() in out
+    read = Plan.from_dict(json.loads((tmp_path / "plan.json").read_text()))
+    assert read.text() in out
+    assert (tmp_path / "plan.html").read_text() == read.to_html()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--html", "a.html"], "--html is unsupported by plan"),
+        (["--html", "nowhere/a.html"], "its folder does not exist"),
         (["--json", "nowhere/a.json"], "its folder does not exist"),
     ],
 )

@@ -1,0 +1,29 @@
+"""The files that commands write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kp_dynamo.exceptions import TPUConfigurationError
+
+
+def check_folder(path: str) -> None:
+    """Refuse a file whose folder does not exist.
+
+    Raises:
+        TPUConfigurationError: As said.
+    """
+    if not Path(path).resolve().parent.is_dir():
+        raise TPUConfigurationError(f"{path} cannot be written: its folder does not exist; name a file in a folder")
+
+
+def write(path: str, text: str) -> None:
+    """Write a file in UTF-8.
+
+    Raises:
+        TPUConfigurationError: It cannot be written.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as cause:
+        raise TPUConfigurationError(f"{path} cannot be written: {cause.strerror}; name a file in a folder") from cause

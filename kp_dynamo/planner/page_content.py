@@ -1,0 +1,181 @@
+"""A plan as a page: the way to take in words, what is uncertain about it, and what was compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kp_dynamo.aot.calibration import POINTS
+from kp_dynamo.explanation.text_layout import counted, first_of
+from kp_dynamo.hardware import CHIPS
+from kp_dynamo.page.content import Cell, Figure, Lines, Page, Picture, Section, Table, Verbatim
+from kp_dynamo.page.pictures import bars
+from kp_dynamo.page.units import TimeUnit, part_text, size_text, time_text, unit_of_size, unit_of_time
+from kp_dynamo.planner.page_problems import chips_text, price_text, problems_of
+from kp_dynamo.planner.result import Plan, PlanRow
+from kp_dynamo.planner.result_text import mesh_text, why_text
+
+_NUM_LISTED = 40
+_TRUST = (
+    "No chip ran any of these ways.",
+    "Compiled rows hold what the TPU's compiler allocated, and the times that aot models from its cycles. The memory "
+    "and the least time of the optimizer are added; the optimizer itself is not compiled.",
+    "Other rows are bounds: their memory, time and price are at least that. Once compiled, such a way may not fit.",
+    "Bounds hold no temporaries, no padding and no time of elementwise operators.",
+    f"The modelled time was compared with {len(POINTS)} published measurements of a v5e, and of no other chip: see "
+    "the page of aot.",
+)
+
+
+def page_of(plan: Plan) -> Page:
+    """The page of a plan."""
+    first, kind = plan.winner, "training" if plan.train else "inference"
+    return Page(
+        title=f"kp_tpu: plan for {kind} on up to {plan.max_chips} chips of {', '.join(plan.targets)}",
+        headline=_headline(plan),
+        figures=tuple(_figures(plan)),
+        problems=tuple(problems_of(plan)),
+        sections=(
+            _ways(plan),
+            _code(plan),
+            _times(plan),
+            _memory(plan),
+            Section("search", "The search", (Lines(tuple(_search(plan)), listed=True), *_left_out(plan))),
+            Section("options", "Options", _options(plan)),
+            Section("trust", "How far to trust it", (Lines(_TRUST, listed=True),)),
+            Section("text", "The same as text", (Verbatim("as the terminal shows it", plan.text()),)),
+        ),
+        note="" if first.kind == "compiled" else "Memory, time and price are lower bounds.",
+    )
+
+
+def _headline(plan: Plan) -> str:
+    row = plan.winner
+    least, most = ("", "") if row.kind == "compiled" else ("at least ", "at most ")
+    what = "Training" if plan.train else "Inference"
+    is_best = "is cheapest" if plan.objective == "cost" else "is fastest"
+    lies = f", {row.sharding} on {mesh_text(row)}" if row.sharding else ""
+    told = (
+        f"{what} {is_best} on {chips_text(row)}{lies}, {counted(row.step_samples, 'sample')} a step: "
+        f"{least}{time_text(row.step_ms)} a step, {most}{row.mfu:.0%} of the peak; "
+        f"{least}{part_text(row.memory_bytes, row.budget_bytes)} a chip; {least}{price_text(row)}."
+    )
+    if row.hours is None:
+        return told
+    return f"{told} The whole training takes {least}{_duration(row.hours)} and {least}USD {_usd(row.usd or 0.0)}."
+
+
+def _duration(hours: float) -> str:
+    if hours < 1:
+        return time_text(hours * 3.6e6)
+    return f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:.3g} hours"
+
+
+def _usd(usd: float) -> str:
+    return f"{usd:,.0f}" if usd >= 100 else f"{usd:.3g}"
+
+
+def _figures(plan: Plan) -> Iterator[Figure]:
+    row = plan.winner
+    least, most = _marks(row)
+    amount, _, per = price_text(row).partition(" a ")
+    memory = row.memory_bytes / row.budget_bytes if row.budget_bytes else None
+    peak = CHIPS[row.target].bf16_flops * row.num_chips
+    yield Figure("Chips", str(row.num_chips), f"{row.target} {row.topology}")
+    yield Figure("Time of a step", f"{least}{time_text(row.step_ms)}")
+    yield Figure("Of the peak", f"{most}{row.mfu:.0%}", f"of {peak / 1e12:,.0f} TFLOP/s", row.mfu)
+    yield Figure(
+        "Memory of a chip", f"{least}{size_text(row.memory_bytes)}", f"of {size_text(row.budget_bytes)}", memory
+    )
+    yield Figure("Price", f"{least}{amount}", f"a {per}")
+    if row.hours is not None:
+        yield Figure("Whole training", f"{least}{_duration(row.hours)}", f"{least}USD {_usd(row.usd or 0.0)}")
+
+
+def _marks(row: PlanRow) -> tuple[str, str]:
+    """What marks a lower and an upper bound."""
+    return ("", "") if row.kind == "compiled" else (">= ", "<= ")
+
+
+def _ways(plan: Plan) -> Section:
+    unit = unit_of_time(plan.winner.step_ms)
+    rows = tuple(_cells(number, row, unit) for number, row in enumerate(plan.rows, 1))
+    details = tuple((_how(row), why_text(row)) for row in plan.rows)
+    caption = (
+        f"{unit.name}: a step. GiB: the memory of a chip. Peak: the share of the chips' bfloat16 peak. USD: of a "
+        f"million {'tokens' if plan.winner.step_tokens else 'samples'}. >= and <= mark bounds."
+    )
+    return Section(
+        "ways", "The best ways", (Table(("way", unit.name, "GiB", "peak", "USD"), rows, 1, details, caption),)
+    )
+
+
+def _cells(number: int, row: PlanRow, unit: TimeUnit) -> tuple[Cell, ...]:
+    least, most = _marks(row)
+    return (
+        f"{number}: {row.num_chips} {row.target} {row.topology}",
+        f"{least}{row.step_ms * unit.per_ms:,.3g}",
+        f"{least}{row.memory_bytes / 2**30:.3g}",
+        f"{most}{row.mfu:.0%}",
+        f"{least}{row.usd_per_million:,.3g}",
+    )
+
+
+def _how(row: PlanRow) -> str:
+    lies = f"{row.sharding} on {mesh_text(row)}, " if row.sharding else ""
+    batch = f"{row.batch}" if row.accumulate == 1 else f"{row.batch}, {row.accumulate} of them a step"
+    least, _ = _marks(row)
+    total = "" if row.hours is None else f"; in all {least}{_duration(row.hours)}, {least}USD {_usd(row.usd or 0.0)}"
+    return f"{row.kind}: {lies}a batch of {batch}, checkpoint {row.checkpoint}{total}"
+
+
+def _code(plan: Plan) -> Section:
+    summary = "" if plan.winner.is_runnable else "The best way on one host:"
+    parts = (Verbatim("the lines that run it", plan.code, is_open=True),) if plan.code else ()
+    return Section("code", "To run it", parts, summary)
+
+
+def _times(plan: Plan) -> Section:
+    unit = unit_of_time(max(sum(row.time_parts_ms.values()) for row in plan.rows))
+    rows = {_name(n, row): _scaled(row.time_parts_ms, unit.per_ms) for n, row in enumerate(plan.rows, 1)}
+    drawn = bars("times", "Least time of a step by part", rows, f"{unit.name}, at least")
+    caption = (
+        "What a step takes at least, part by part. Matmuls, traffic and links may overlap, so a step takes no less "
+        "than the longest of them, and the optimizer."
+    )
+    return Section("times", "Why: time", (Picture(drawn, caption),))
+
+
+def _memory(plan: Plan) -> Section:
+    unit = unit_of_size(max(sum(row.memory_parts.values()) for row in plan.rows))
+    rows = {_name(n, row): _scaled(row.memory_parts, 1 / unit.num_bytes) for n, row in enumerate(plan.rows, 1)}
+    drawn = bars("memory", "Least memory of a chip by part", rows, f"{unit.name} a chip, at least")
+    caption = "What a chip holds at least. Gradients and activations of a step of one batch are not held together."
+    return Section("memory", "Why: memory", (Picture(drawn, caption),))
+
+
+def _name(number: int, row: PlanRow) -> str:
+    return f"{number}: {row.num_chips} {row.target}"
+
+
+def _scaled(parts: dict[str, float] | dict[str, int], factor: float) -> dict[str, float]:
+    return {name: value * factor for name, value in parts.items()}
+
+
+def _search(plan: Plan) -> Iterator[str]:
+    yield f"{plan.num_searched:,} ways were bounded; {plan.num_without_memory:,} exceed the memory of a chip."
+    if plan.deadline_hours is not None:
+        yield f"{plan.num_too_late:,} of them miss the deadline of {plan.deadline_hours:,g} hours."
+    compiled = sum(row.kind == "compiled" for row in plan.rows)
+    yield f"{counted(compiled, 'way')} compiled by the TPU compiler."
+    spent = ", ".join(f"{name} {time_text(value * 1e3)}" for name, value in plan.seconds.items())
+    yield f"The search took: {spent}."
+
+
+def _left_out(plan: Plan) -> tuple[Lines, ...]:
+    reasons = [f"Not searched: {what}, because {reason}" for what, reason in plan.left_out.items()]
+    return (Lines(tuple(first_of(reasons, _NUM_LISTED)), listed=True),) if reasons else ()
+
+
+def _options(plan: Plan) -> tuple[Table, ...]:
+    rows = tuple((str(name), str(value)) for name, value in plan.options.items())
+    return (Table(("option", "value"), rows, num_left=2),) if rows else ()

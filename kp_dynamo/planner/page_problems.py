@@ -1,0 +1,52 @@
+"""What is uncertain about a plan, or keeps its first way from running, for its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kp_dynamo.explanation.text_layout import counted
+from kp_dynamo.page.content import Problem
+from kp_dynamo.page.units import short_price, time_text
+from kp_dynamo.planner.result import Plan, PlanRow
+from kp_dynamo.planner.result_text import NOT_RUNNABLE
+
+
+def problems_of(plan: Plan) -> Iterator[Problem]:
+    """All of them, the worst first."""
+    row = plan.winner
+    if not row.is_runnable:
+        cure = "on one host the model does not fit."
+        if (other := plan.one_host) is not None:
+            least = "" if other.kind == "compiled" else "at least "
+            takes = f"{least}{time_text(other.step_ms)} a step, {least}{price_text(other)}"
+            cure = f"the best way on one host, {chips_text(other)}: {takes}."
+        yield Problem("stop", f"The first way needs {row.num_hosts} hosts: {NOT_RUNNABLE}.", cure=cure)
+    if row.kind == "failed":
+        yield Problem(
+            "stop", f"The compiler did not make the first way fit: {row.why}.", cure="more chips (--max-chips)."
+        )
+    elif row.kind == "bound":
+        yield Problem(
+            "note", "No way was compiled: whether this one fits is unknown.", cure="--compile 3 compiles three."
+        )
+    yield from _others(plan)
+
+
+def _others(plan: Plan) -> Iterator[Problem]:
+    others = list(enumerate(plan.rows[1:], 2))
+    if failed := [f"{number}: {way.why}" for number, way in others if way.kind == "failed"]:
+        yield Problem("note", f"{counted(len(failed), 'way')} did not fit once compiled.", details="\n".join(failed))
+    better = [str(number) for number, way in others if way.kind == "bound" and "may be better" in way.why]
+    if better:
+        what = f"Of the ways that were not compiled, {counted(len(better), 'way')} may be better: {', '.join(better)}."
+        yield Problem("note", what, cure="--compile N compiles more of them.")
+
+
+def chips_text(row: PlanRow) -> str:
+    """ "one v5e", "16 chips of v5e (4x4)"."""
+    return f"one {row.target}" if row.num_chips == 1 else f"{row.num_chips} chips of {row.target} ({row.topology})"
+
+
+def price_text(row: PlanRow) -> str:
+    """ "USD 2.16 a billion tokens"."""
+    return short_price(row.usd_per_million, "tokens" if row.step_tokens else "samples")
