@@ -76,10 +76,12 @@ class CallRecord:
                 self._end_step(self._backwards, ended)
 
     def _end_step(self, steps: StepTimes, now: float) -> None:
+        had_deadline = steps.deadline is not None
         found = steps.ended(now, self.last_program, self._num_compiled)
         if found is not None:
             self._slow_steps.append(found)
-            self.wake.set()
+        if found is not None or (steps.deadline is not None and not had_deadline):
+            self.wake.set()  # the thread may wait for something later
 
     def take_slow_steps(self) -> list[SlowStep]:
         """The slow steps since the last call."""
