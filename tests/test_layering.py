@@ -73,6 +73,7 @@ MAY_IMPORT = {
         "kp_dynamo.legacy_backend", "kp_dynamo.session", "kp_dynamo.telemetry", "kp_dynamo.uncompiled_frames",
     ),
     "kp_dynamo.explanation": (
+        "kp_dynamo.exceptions",
         "torch", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.disk_cache", "kp_dynamo.graph",
         "kp_dynamo.lowering", "kp_dynamo.page", "kp_dynamo.passes", "kp_dynamo.runtime", "kp_dynamo.session",
         "kp_dynamo.sharding", "kp_dynamo.telemetry",
@@ -84,7 +85,8 @@ MAY_IMPORT = {
     ),
     "kp_dynamo.planner": (
         "torch", "tqdm", "kp_dynamo.aot", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions",
-        "kp_dynamo.explanation", "kp_dynamo.graph", "kp_dynamo.hardware", "kp_dynamo.lowering", "kp_dynamo.session",
+        "kp_dynamo.explanation", "kp_dynamo.graph", "kp_dynamo.hardware", "kp_dynamo.lowering", "kp_dynamo.page",
+        "kp_dynamo.session",
         "kp_dynamo.sharding",
     ),
     "kp_dynamo.api": (

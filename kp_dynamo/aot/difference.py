@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kp_dynamo.aot.module_times import of_all_layers
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.aot.slice_text import where_text
 from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.graph.places import unnumbered
 
 # Figures that should not grow.
 _COMPARED = ("modelled_ms", "estimated_ms", "peak_bytes", "bytes", "flops")
@@ -41,26 +44,50 @@ class Comparison:
         differences: One per figure.
         threshold: Ratio above which a figure counts as worse.
         remarks: Caveats: different targets, options, or numbers of operations without an estimate.
+        new: Graph breaks and operators on the CPU that only the second report has.
+        modules: The modelled milliseconds of each module's own operators.
     """
 
     differences: tuple[Difference, ...]
     threshold: float
     remarks: tuple[str, ...]
+    new: tuple[str, ...] = ()
+    modules: tuple[Difference, ...] = ()
 
     @property
     def worse(self) -> tuple[str, ...]:
         """Figures that grew by more than the threshold."""
         return tuple(d.figure for d in self.differences if d.ratio > self.threshold)
 
+    @property
+    def is_worse(self) -> bool:
+        """Whether a figure grew by more than the threshold, or a graph break or an operator on the CPU is new."""
+        return bool(self.worse or self.new)
+
     def __str__(self) -> str:
-        verdict = f"worse past {self.threshold:g}x: {', '.join(self.worse)}" if self.worse else "nothing is worse"
+        grown = f"worse past {self.threshold:g}x: {', '.join(self.worse)}" if self.worse else ""
+        verdict = grown or (f"worse: {len(self.new)} new" if self.new else "nothing is worse")
         head = f"{'figure':<14}{'before':>16}{'after':>16}{'ratio':>10}"
-        return "\n".join([head, *map(str, self.differences), *self.remarks, verdict])
+        new = [f"new: {line}" for line in self.new]
+        return "\n".join([head, *map(str, self.differences), *new, *self.remarks, verdict])
 
     def to_dict(self) -> dict[str, object]:
         """Plain, JSON-serializable values."""
         rows = [{"figure": d.figure, "before": d.before, "after": d.after, "ratio": d.ratio} for d in self.differences]
-        return {"rows": rows, "threshold": self.threshold, "worse": self.worse, "remarks": self.remarks}
+        return {
+            "rows": rows,
+            "threshold": self.threshold,
+            "worse": self.worse,
+            "remarks": self.remarks,
+            "new": self.new,
+        }
+
+    def to_html(self) -> str:
+        """The comparison as one page, without scripts or a network."""
+        from kp_dynamo.aot.difference_page import page_of
+        from kp_dynamo.page.render import html_of
+
+        return html_of(page_of(self))
 
 
 def compare(before: AotReport, after: AotReport, threshold: float = 1.02) -> Comparison:
@@ -73,7 +100,25 @@ def compare(before: AotReport, after: AotReport, threshold: float = 1.02) -> Com
         raise TPUConfigurationError(f"threshold={threshold} is invalid. Allowed: a ratio > 0, such as 1.02.")
     figures = _COMPARED if before.slice is after.slice is None else _COMPARED_ON_SLICES
     differences = tuple(Difference(f, getattr(before, f), getattr(after, f)) for f in figures)
-    return Comparison(differences, threshold, tuple(_remarks(before, after)))
+    new = tuple(sorted((_problems(after) - _problems(before)).elements()))
+    one, other = _own_ms(before), _own_ms(after)
+    modules = tuple(Difference(path, one.get(path, 0.0), other.get(path, 0.0)) for path in one | other)
+    return Comparison(differences, threshold, tuple(_remarks(before, after)), new, modules)
+
+
+def _problems(report: AotReport) -> Counter[str]:
+    breaks = (f"graph break at {unnumbered(line)}" for line in report.graph_breaks)
+    return Counter([*breaks, *(f"on the CPU: {unnumbered(line)}" for line in report.fallbacks)])
+
+
+def _own_ms(report: AotReport) -> dict[str, float]:
+    """Modelled milliseconds of a step by module, in its own operators."""
+    found: dict[str, float] = {}
+    for program in report.programs:
+        for row, count in of_all_layers(program.by_module, program.modules, program.runs):
+            path = row.path or "outside of submodules"
+            found[path] = found.get(path, 0.0) + count * row.modelled_ms
+    return found
 
 
 def _remarks(before: AotReport, after: AotReport) -> Iterator[str]:

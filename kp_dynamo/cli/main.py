@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kp_dynamo.cli import plan
+from kp_dynamo.cli import explaining, plan
+from kp_dynamo.cli.argument_types import options, ratio, seconds, sharding
 from kp_dynamo.cli.files import write
 from kp_dynamo.cli.limited_process import run_limited
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
@@ -60,24 +61,17 @@ def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser("doctor", help="versions, device, a self-test, and what is known wrong")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument(
-        "--timeout", type=_seconds, default=300.0, metavar="S", help="seconds for the device (default: 300)"
+        "--timeout", type=seconds, default=300.0, metavar="S", help="seconds for the device (default: 300)"
     )
     doctor.add_argument("--cache", action="store_true", help="also save programs, and load them in another process")
     doctor.set_defaults(run=_doctor)
 
 
 def _add_explain(commands: Any) -> None:
-    explain = commands.add_parser("explain", help="what the backend does with a model, from one run of it")
-    explain.add_argument("spec", metavar="SPEC", help="module_or_file:callable, which returns (model, args)")
-    explain.add_argument("--options", type=_options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
-    form = explain.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON, which has everything")
-    form.add_argument("--verbose", action="store_true", help=_VERBOSE)
-    explain.add_argument("--html", metavar="FILE", help="write the report as a page")
-    explain.add_argument("--ledger", action="store_true", help="what each pass does to the numbers, on these inputs")
-    _add_limit(explain)
-    explain.add_argument("--train", action="store_true", help="in training mode with a backward (default: inference)")
-    explain.set_defaults(run=_explain)
+    command = commands.add_parser("explain", help="what the backend does with a model, from one run of it")
+    explaining.add_arguments(command, _VERBOSE)
+    _add_limit(command)
+    command.set_defaults(run=_explain)
 
 
 def _add_aot(commands: Any) -> None:
@@ -86,17 +80,17 @@ def _add_aot(commands: Any) -> None:
     aot.add_argument("--target", default="v5e", help="v4, v5e, v5p, v6e or v7 (default: v5e)")
     aot.add_argument("--chips", metavar="N", help="several chips: a number, or a shape such as 4x4 (default: one)")
     aot.add_argument("--mesh", metavar="AXES", help="their axes, as in data=4,model=4 (default: all along data)")
-    aot.add_argument("--sharding", type=_sharding, metavar="WORD", help="data, fsdp, tensor, fsdp+tensor, or JSON")
+    aot.add_argument("--sharding", type=sharding, metavar="WORD", help="data, fsdp, tensor, fsdp+tensor, or JSON")
     aot.add_argument("--train", action="store_true", help="in training mode with the backward (default: inference)")
     aot.add_argument("--backend", default="kp_tpu", help="kp_tpu, or openxla to compare with (default: kp_tpu)")
-    aot.add_argument("--options", type=_options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
+    aot.add_argument("--options", type=options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
     _add_limit(aot)
     aot.add_argument("--verbose", action="store_true", help=_VERBOSE)
     aot.add_argument("--json", metavar="FILE", help="write the report as JSON")
     aot.add_argument("--html", metavar="FILE", help="write the report as a page with pictures")
     aot.add_argument("--diff", nargs=2, metavar=("A", "B"), help="compare two JSON reports; exit code 1 if B is worse")
     aot.add_argument(
-        "--threshold", type=_ratio, default=1.02, metavar="R", help="growth past which B is worse (default: 1.02)"
+        "--threshold", type=ratio, default=1.02, metavar="R", help="growth past which B is worse (default: 1.02)"
     )
     aot.set_defaults(run=_aot)
 
@@ -122,7 +116,7 @@ def _add_bench(commands: Any) -> None:
 
 def _add_limit(command: argparse.ArgumentParser) -> None:
     text = "seconds for all of it, in a process that is then killed (default: no limit)"
-    command.add_argument("--timeout", dest="limit", type=_seconds, metavar="S", help=text)
+    command.add_argument("--timeout", dest="limit", type=seconds, metavar="S", help=text)
 
 
 def _without_limit(argv: Sequence[str]) -> list[str]:
@@ -130,34 +124,6 @@ def _without_limit(argv: Sequence[str]) -> list[str]:
     limit = argparse.ArgumentParser(add_help=False)
     limit.add_argument("--timeout")
     return [sys.executable, "-m", "kp_dynamo", *limit.parse_known_args(argv)[1]]
-
-
-def _seconds(text: str) -> float:
-    return _positive(text, "number of seconds")
-
-
-def _ratio(text: str) -> float:
-    return _positive(text, "ratio")
-
-
-def _positive(text: str, what: str) -> float:
-    if not text.replace(".", "", 1).isdigit() or float(text) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what} > 0")
-    return float(text)
-
-
-def _sharding(text: str) -> Any:
-    return _options(text) if text.lstrip().startswith("{") else text
-
-
-def _options(text: str) -> dict[str, Any]:
-    try:
-        options = json.loads(text)
-    except json.JSONDecodeError as problem:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {problem}") from problem
-    if not isinstance(options, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return options
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -169,22 +135,9 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    import torch
-
-    from kp_dynamo.cli.model_spec import load_spec
-    from kp_dynamo.explanation.explain import explain
-
-    # Keep what the model prints off the standard output.
-    with contextlib.redirect_stdout(sys.stderr), torch.set_grad_enabled(args.train):
-        model, inputs = load_spec(args.spec)
-        if isinstance(model, torch.nn.Module):
-            model.train(args.train)
-        options = {**(args.options or {}), "ledger": True} if args.ledger else args.options
-        explanation = explain(model, *inputs, options=options)
-    print(json.dumps(explanation.to_dict(), indent=1) if args.json else explanation.text(args.verbose))
-    if args.html:
-        write(args.html, explanation.to_html(args.verbose))
-    return OK
+    text, is_well = explaining.explained(args)
+    print(text)
+    return OK if is_well else FAILED
 
 
 def _aot(args: argparse.Namespace) -> int:
@@ -224,7 +177,11 @@ def _aot_diff(args: argparse.Namespace) -> int:
     before, after = map(read_report, args.diff)
     comparison = compare(before, after, args.threshold)
     print(comparison)
-    return FAILED if comparison.worse else OK
+    if args.json:
+        write(args.json, json.dumps(comparison.to_dict(), indent=1) + "\n")
+    if args.html:
+        write(args.html, comparison.to_html())
+    return FAILED if comparison.is_worse else OK
 
 
 def _plan(args: argparse.Namespace) -> int:

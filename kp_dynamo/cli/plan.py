@@ -7,8 +7,8 @@ import contextlib
 import json
 import re
 import sys
-from typing import Any
 
+from kp_dynamo.cli.argument_types import options
 from kp_dynamo.cli.files import check_folder, write
 
 _UNIT = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -24,7 +24,7 @@ def add_arguments(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--objective", default="cost", help="cost or time (default: cost)")
     plan.add_argument("--tokens", type=_count, metavar="N", help="tokens of the whole training, such as 15T")
     plan.add_argument("--deadline-hours", type=float, metavar="H", help="the most hours for them")
-    plan.add_argument("--options", type=_options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
+    plan.add_argument("--options", type=options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
     plan.add_argument("--compile", type=int, default=3, metavar="N", help="ways to compile; 0: bounds (default: 3)")
     plan.add_argument("--results", metavar="DIR", help="folder for the compiler's results, which are reused")
     plan.add_argument("--json", metavar="FILE", help="write the plan as JSON")
@@ -68,13 +68,3 @@ def _count(text: str) -> float:
     if found is None or float(found[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no number > 0, such as 250K, 1M or 15T")
     return float(found[1]) * _UNIT[found[2].upper()]
-
-
-def _options(text: str) -> Any:
-    try:
-        options = json.loads(text)
-    except json.JSONDecodeError as problem:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {problem}") from problem
-    if not isinstance(options, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return options

@@ -61,6 +61,11 @@ def modules_at(graph: fx.Graph, op: str, line: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(module for node in nodes if (module := module_of(node))))
 
 
+def unnumbered(line: str) -> str:
+    """ "model.py in forward" of "model.py:12 in forward": an edit above the line changes its number."""
+    return re.sub(r":\d+(?= in |$|: )", "", short_line(line), count=1)
+
+
 def short_line(line: str) -> str:
     """A line without the folder of its library, or without the working directory if the file is below that.
 

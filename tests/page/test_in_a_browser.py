@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kp_dynamo.aot.difference import compare
+from kp_dynamo.explanation.difference import compare_explanations
 from tests.page.browser import INSTALL, WIDTHS, chromium, look
 from tests.page.test_aot_page import REPORTS
 from tests.page.test_explain_page import FULL, PLAIN
@@ -23,6 +25,8 @@ PAGES = {
     "explain-nothing-wrong": partial(PLAIN.to_html, verbose=True),
     **{f"aot-{name}": partial(report.to_html, verbose=True) for name, report in REPORTS.items()},
     **{f"plan-{name}": plan.to_html for name, plan in PLANS.items()},
+    "explain-diff": compare_explanations(PLAIN.to_dict(), FULL.to_dict()).to_html,
+    "aot-diff": compare(REPORTS["deep"], REPORTS["broken"]).to_html,
 }
 
 pytestmark = pytest.mark.browser

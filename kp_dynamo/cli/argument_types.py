@@ -1,0 +1,46 @@
+"""What arguments of commands may be."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+
+def seconds(text: str) -> float:
+    """A number of seconds."""
+    return _positive(text, "number of seconds")
+
+
+def ratio(text: str) -> float:
+    """A ratio, such as 1.02."""
+    return _positive(text, "ratio")
+
+
+def _positive(text: str, what: str) -> float:
+    if not text.replace(".", "", 1).isdigit() or float(text) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what} > 0")
+    return float(text)
+
+
+def options(text: str) -> dict[str, Any]:
+    """Options of `torch.compile` as a JSON object."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as problem:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {problem}") from problem
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return found
+
+
+def sharding(text: str) -> Any:
+    """A word, or rules as a JSON object."""
+    return options(text) if text.lstrip().startswith("{") else text
+
+
+def share(text: str) -> float:
+    """A part of a whole, such as 0.05."""
+    if not text.replace(".", "", 1).isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number >= 0, such as 0.05")
+    return float(text)
