@@ -81,6 +81,7 @@ def test_bad_usage_is_one_line_and_a_code(models, capsys, argv, message, code):
     assert message in last
 
 
+@pytest.mark.slow
 def test_several_processes_at_once_and_no_noise(models):
     command = [sys.executable, "-m", "kp_dynamo", "aot", f"{models}:make"]
     environment = {**os.environ, "PJRT_DEVICE": "CPU"}

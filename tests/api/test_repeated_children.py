@@ -85,7 +85,7 @@ def test_training_captures_the_whole_model_and_alternates_with_inference(device)
     assert not any("forward" in vars(part) for part in model.modules())
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), "xla"])
 @pytest.mark.parametrize("name", ["stores", "returns an argument", "nested", "graph break", "writes to an argument"])
 def test_whatever_children_do(name, device):
     model = CASES[name]().to(device)
@@ -373,7 +373,7 @@ class WithPositions(stacks.Stack):
         return self.head(x)
 
 
-@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize("is_dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_numbers_and_lengths_that_vary(is_dynamic):
     model = WithPositions(4, Positioned)
     compiled = compiled_of(model, enable_xla_dynamic_shapes=is_dynamic)

@@ -135,6 +135,7 @@ def test_fake_strides_are_those_of_eager(number):
         assert strides(fake) == strides(fn(x)), x.stride()
 
 
+@pytest.mark.slow
 def test_strides_at_symbolic_sizes():
     """Of computed operands: `is_contiguous(memory_format=...)` is False for Dynamo's fake tensors of these sizes."""
     # A shift by the size is only known to be one if the size is static; the others do not trace, or are random.

@@ -220,9 +220,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    ("name", "device"),
+    [
+        pytest.param(name, device, marks=[] if name in FAST and device == "xla" else [pytest.mark.slow])
+        for name in CASES
+        for device in DEVICES
+    ],
 )
 def test_whatever_children_do(name, device):
     eager = CASES[name]()

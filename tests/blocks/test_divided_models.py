@@ -85,8 +85,15 @@ def named(part):
 WAYS = [(name, trains) for name in MODELS for trains in (False, True) if (name, trains) != ("caches", True)]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("name", "trains"), WAYS)
+# Training holds the forward of inference, and XLA tensors show it without copies.
+EVERY = [
+    pytest.param(name, trains, device, marks=[] if trains or device == "xla" else [pytest.mark.slow])
+    for name, trains in WAYS
+    for device in DEVICES
+]
+
+
+@pytest.mark.parametrize(("name", "trains", "device"), EVERY)
 def test_as_eager(name, device, trains):
     make, arguments, expected_runs = MODELS[name]
     eager, args = make().train(trains), arguments()

@@ -53,6 +53,7 @@ def test_eager_agrees():
     assert difference(found, gradients(model, model)) < 1e-5
 
 
+@pytest.mark.slow
 def test_default_levels_recompute_scores():
     model, _ = model_and_reference()
     options = {"disable_passes": ["rewrite_attention"]}  # which leaves no scores

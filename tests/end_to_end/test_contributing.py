@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 PASS = '''
@@ -67,6 +69,7 @@ def _used(root):
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_pass_is_added_in_the_places_that_are_named_and_deleted_again(tmp_path):
     steps = re.sub(r"\s+", " ", (ROOT / "CONTRIBUTING.md").read_text())
     assert "one line to `PASSES` in `kp_dynamo/passes/__init__.py`" in steps

@@ -15,7 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 import kp_dynamo
 from kp_dynamo import PassReport, TPUConfigurationError, TPUOptimizationError, explain
 from kp_dynamo.explanation.graph_reports import pass_from_dict
-from tests.spine import DEVICES, on
+from tests.spine import on
 
 mul = torch.ops.aten.mul.Tensor
 
@@ -59,12 +59,17 @@ def warnings_of(caplog):
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "ledger" in r.getMessage()]
 
 
+OTHER_WAYS = (("float32", "xla"), ("bfloat16", "cpu"))
+
+
 def off(values, reference):
     return float((values.detach().cpu().double() - reference.detach().double()).norm() / reference.detach().norm())
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("precision", "device"),
+    [("float32", "cpu"), ("bfloat16", "xla"), *(pytest.param(*way, marks=pytest.mark.slow) for way in OTHER_WAYS)],
+)
 def test_a_wrong_pass_of_the_user_is_taken_back(device, precision, caplog):
     model, x = mlp(), torch.randn(16, 64)
     eager = model.double()(x.double())
@@ -186,7 +191,9 @@ class Attention(nn.Module):
         return x + self.out(heads.transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("level", ["conservative", "balanced", "aggressive"])
+@pytest.mark.parametrize(
+    "level", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("conservative", "balanced")), "aggressive"]
+)
 def test_our_own_passes_are_within_their_bounds(level):
     explanation = explain(Attention(), torch.randn(2, 32, 64), options={"ledger": True, "level": level})
     found = rows(explanation)

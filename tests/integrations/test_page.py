@@ -13,7 +13,13 @@ BLOCKS = re.findall(r"```python library=([\w-]+)\n(.*?)```", PAGE.read_text(), r
 LIBRARIES = {"trainer", "accelerate", "lightning", "peft", "sentence-transformers", "timm", "diffusers"}
 
 
-@pytest.mark.parametrize(("library", "code"), BLOCKS, ids=[library for library, _ in BLOCKS])
+SLOW = {"timm", "diffusers"}  # docs/zoo.md has models of both
+
+
+@pytest.mark.parametrize(
+    ("library", "code"),
+    [pytest.param(*block, id=block[0], marks=[pytest.mark.slow] if block[0] in SLOW else []) for block in BLOCKS],
+)
 def test_the_block_of_a_library_runs(library, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with counted() as count:

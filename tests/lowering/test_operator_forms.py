@@ -76,6 +76,7 @@ def test_importing_kp_dynamo_keeps_nan_on_a_client_that_the_user_starts(before):
     assert printed == "[True, True]\n[True, True]\n"
 
 
+@pytest.mark.slow
 def test_a_client_that_started_without_the_flag_is_a_warning_once():
     before = "import sys; sys.stderr = sys.stdout; import torch, torch_xla; torch.ones(1, device='xla')"
     printed = run_script(EXTREMES_OF_NAN.format(before=before), {"XLA_FLAGS": ""})
@@ -161,6 +162,7 @@ print(torch.nn.GRU(3, 4)(torch.ones(2, 1, 3))[0].shape)
     assert run_script(source).strip() == "torch.Size([2, 1, 4])"
 
 
+@pytest.mark.slow
 def test_the_gru_of_torch_xla_runs_beside_compiled_code():
     """`import torch_xla` puts it in the place of torch.nn.GRU. Compiled in pieces it ended the process."""
     source = """

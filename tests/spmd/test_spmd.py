@@ -298,21 +298,6 @@ def test_shardings_that_xla_would_choose_are_refused():
     assert told.startswith("TPUDistributedError use_spmd(auto=True) is unsupported: ")
 
 
-ONE_DEVICE = """
-import torch, torch_xla.runtime
-torch_xla.runtime.use_spmd()
-import torch_xla.distributed.spmd as xs
-layer = torch.nn.Linear(8, 8).to("xla")
-xs.mark_sharding(layer.weight, xs.Mesh([0], (1,)), (0, None))
-torch.compile(layer, backend="kp_tpu")(torch.ones(4, 8, device="xla")).sum().backward()
-print((layer.weight.grad.cpu() - 4).abs().max().item())
-"""
-
-
-def test_a_weight_that_is_marked_on_a_single_device():
-    assert float(run_script(ONE_DEVICE, {"CPU_NUM_DEVICES": "1"})) == 0
-
-
 SWITCHED_ON_LATE = """
 import torch, torch_xla, torch_xla.runtime
 from kp_dynamo import TPUBackend
