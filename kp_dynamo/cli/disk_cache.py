@@ -1,7 +1,8 @@
-"""`python -m kp_dynamo cache list | verify | clear FOLDER`: the folder of `enable_disk_cache`."""
+"""`python -m kp_dynamo cache list | stats | verify | clear FOLDER`: the folder of `enable_disk_cache`."""
 
 from __future__ import annotations
 
+import math
 import time
 
 from kp_dynamo.disk_cache.contents import Program, delete, programs
@@ -16,6 +17,24 @@ def list_programs(folder: str) -> str:
         for program in found
     ]
     return "\n".join([*lines, _total(found)])
+
+
+_DAY_S = 86400.0
+_AGES = {"today": 1, "in the last 7 days": 7, "in the last 30 days": 30, "before that": math.inf}
+
+
+def stats(folder: str) -> str:
+    """What the folder holds by the time of the last use: what `max_gb` would delete first is at the end."""
+    found, now, lines, above = programs(folder), time.time(), [], 0.0
+    for name, days in _AGES.items():
+        # A clock that was set back makes an age negative.
+        part = [program for program in found if above <= max(0.0, now - program.used_at) / _DAY_S < days]
+        lines.append(f"used {name}: {_total(part)}")
+        above = days
+    if sizes := sorted(program.num_bytes / 1e6 for program in found):
+        lines.append(f"largest program: {sizes[-1]:.3f} MB, median {sizes[len(sizes) // 2]:.3f} MB")
+    lines.append(f"damaged: {sum(not program.is_whole for program in found)}")
+    return "\n".join([_total(found), *lines])
 
 
 def verify(folder: str) -> tuple[str, bool]:

@@ -104,7 +104,9 @@ def _add_plan(commands: Any) -> None:
 
 def _add_cache(commands: Any) -> None:
     cache = commands.add_parser("cache", help="the folder of enable_disk_cache: its programs, their checksums")
-    cache.add_argument("action", choices=("list", "verify", "clear"), help="verify exits with 1 if one is damaged")
+    cache.add_argument(
+        "action", choices=("list", "stats", "verify", "clear"), help="verify exits with 1 if one is damaged"
+    )
     cache.add_argument("folder", metavar="FOLDER")
     cache.set_defaults(run=_cache)
 
@@ -196,7 +198,8 @@ def _cache(args: argparse.Namespace) -> int:
         text, is_whole = disk_cache.verify(args.folder)
         print(text)
         return OK if is_whole else FAILED
-    print(disk_cache.list_programs(args.folder) if args.action == "list" else disk_cache.clear(args.folder))
+    shown = {"list": disk_cache.list_programs, "stats": disk_cache.stats, "clear": disk_cache.clear}
+    print(shown[args.action](args.folder))
     return OK
 
 

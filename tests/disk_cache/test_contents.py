@@ -1,6 +1,8 @@
 """The command line on a folder that the library wrote."""
 
+import os
 import re
+import time
 
 from kp_dynamo.cli.main import FAILED, OK, main
 
@@ -14,6 +16,29 @@ def test_list_shows_the_last_used_first(machine, capsys):
     assert [line[:16] for line in lines[:2]] == [first.name[:16], second.name[:16]]
     assert all(re.fullmatch(r"[0-9a-f]{16} +0\.\d{3} MB +\d+\.\d\d s  used .*", line) for line in lines[:2])
     assert re.fullmatch(r"2 programs, 0\.\d{3} MB, \d+\.\d\d s of compiling", lines[2])
+
+
+def test_stats_tell_what_was_not_used_for_long(machine, capsys):
+    machine.compile(1, 2, 3)
+    today, week, year = machine.entries()
+    now = time.time()
+    os.utime(today, (now + 3600, now + 3600))  # the clock was set back
+    os.utime(week, (now - 3 * 86400, now - 3 * 86400))
+    os.utime(year, (now - 400 * 86400, now - 400 * 86400))
+    today.write_bytes(b"")
+    os.utime(today, (now + 3600, now + 3600))
+    assert main(["cache", "stats", str(machine.folder)]) == OK
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.match(r"[^:,]*(?:: \d+ program)?", line)[0] for line in lines] == [
+        "3 programs", "used today: 1 program", "used in the last 7 days: 1 program",
+        "used in the last 30 days: 0 program", "used before that: 1 program", "largest program", "damaged",
+    ]  # fmt: skip
+    assert lines[-1] == "damaged: 1"
+
+
+def test_stats_of_an_empty_folder(tmp_path, capsys):
+    assert main(["cache", "stats", str(tmp_path)]) == OK
+    assert capsys.readouterr().out.splitlines()[0] == "0 programs, 0.000 MB, 0.00 s of compiling"
 
 
 def test_verify_finds_what_a_process_would_not_load(machine, capsys):
