@@ -63,7 +63,7 @@ def _modules(found: Comparison) -> tuple[Table, ...]:
 def _value(difference: Difference, value: float) -> str:
     if difference.figure.endswith("_ms"):
         return time_text(value)
-    return size_text(value) if difference.figure.endswith("bytes") else f"{value:.4g}"
+    return size_text(value) if difference.figure.endswith("bytes") else f"{value / 1e9:,.3g} GFLOP"
 
 
 def _ratio(difference: Difference) -> str:

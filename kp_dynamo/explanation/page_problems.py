@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from kp_dynamo.explanation.graph_reports import (
@@ -15,6 +15,7 @@ from kp_dynamo.explanation.graph_reports import (
 )
 from kp_dynamo.explanation.pass_text import alike_refusals, first_places
 from kp_dynamo.explanation.report_text import fallback_place
+from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.graph.places import short_line
 from kp_dynamo.page.content import Problem
 from kp_dynamo.page.units import size_text
@@ -23,6 +24,8 @@ _HINT = "Hint:"
 _MAX_HINTS = 3
 _MAX_REFUSALS = 6
 _BREAK_CURE = "rewrite the line without what Dynamo cannot trace, or move it out of the compiled function."
+_BRANCH = "generic_jump"  # Dynamo's word for `if` and `while`
+_BRANCH_CURE = "compute both sides and choose with torch.where, or move the branch out of the compiled function."
 _FALLBACK_CURE = (
     "use an operator that XLA can lower, or call this one outside of the compiled function: each is two copies and one "
     "more program in every step."
@@ -43,8 +46,11 @@ def uncompiled_problems(frames: Iterable[UncompiledFrame]) -> Iterator[Problem]:
 def break_problems(breaks: Iterable[GraphBreak]) -> Iterator[Problem]:
     """Places at which Dynamo cuts a function in two."""
     for found in breaks:
-        where = short_line(found.line) or "an unknown line"
-        cure, what = _hints(found.reason) or _BREAK_CURE, f"Graph break: {_first_line(found.reason)}"
+        where, first = short_line(found.line) or "an unknown line", _first_line(found.reason)
+        if first.startswith(_BRANCH):
+            what, cure = "Graph break: a branch depends on the values of a tensor.", _BRANCH_CURE
+        else:
+            what, cure = f"Graph break: {first}", _hints(found.reason) or _BREAK_CURE
         yield Problem("slow", what, where, found.source, cure, found.reason.strip())
 
 
@@ -59,13 +65,16 @@ def fallback_problems(fallbacks: Iterable[FallbackReport], *, has_run: bool) -> 
 
 
 def recompilation_problems(captures: Iterable[CaptureReport]) -> Iterator[Problem]:
-    """Code that was compiled before, and is compiled again for other inputs."""
+    """Code that was compiled before, and is compiled again for other inputs; graphs with equal changes together."""
+    seconds: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for found in captures:
         if found.changes:
-            what = f"Compiled again, in {found.seconds:.1f} s: {'; '.join(found.changes)}"
-            sizes = all(" is [" in change for change in found.changes)
-            cure = "pad to one size, or use buckets (docs/buckets.md)." if sizes else "call it with equal inputs."
-            yield Problem("slow", what, cure=cure)
+            seconds[found.changes].append(found.seconds)
+    for changes, spent in seconds.items():
+        what = f"Compiled again: {counted(len(spent), 'graph')}, {sum(spent):.1f} s: {'; '.join(changes)}"
+        sizes = all(" is [" in change for change in changes)
+        cure = "pad to one size, or use buckets (docs/buckets.md)." if sizes else "call it with equal inputs."
+        yield Problem("slow", what, cure=cure)
 
 
 def refusal_problems(passes: Sequence[PassOnGraph]) -> Iterator[Problem]:

@@ -124,3 +124,17 @@ def test_the_command_writes_the_page_beside_the_text(tmp_path, capsys):
     assert main(["explain", f"{tmp_path / 'm.py'}:make", "--html", str(tmp_path / "a.html")]) == OK
     check((tmp_path / "a.html").read_text())
     assert "graphs captured by Dynamo" in capsys.readouterr().out
+
+
+def test_a_branch_on_a_value_is_said_in_words():
+    reason = "generic_jump TensorVariable()"
+    page = replace(FULL, graph_breaks=(GraphBreak("model.py:3 in forward", "if x.sum() > 0:", reason),)).to_html()
+    assert "Graph break: a branch depends on the values of a tensor." in page
+    assert "choose with torch.where" in page
+
+
+def test_graphs_that_are_compiled_again_for_one_reason_are_one_problem():
+    one, other = FULL.captures[0], replace(FULL.captures[0], number=2, seconds=0.5)
+    page = replace(FULL, captures=(one, other)).to_html()
+    assert page.count("Compiled again: ") == 1
+    assert "Compiled again: 2 graphs, 2.0 s: batch[" in page
