@@ -19,7 +19,7 @@ HUNT_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo aot aot-v7 test test-all test-browser test-compat check format bench bench-v5e bench-units bench-chips bench-checkpoint measurements zoo hunt wheel clean
+.PHONY: help setup demo aot aot-v7 test test-all test-browser test-compat check format bench bench-v5e bench-units bench-chips bench-checkpoint measurements zoo pages hunt wheel clean
 
 help:
 	@echo "make demo              train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
@@ -38,6 +38,7 @@ help:
 	@echo "make bench-checkpoint  the memory of a training step by checkpoint mode, by a v5e's compiler"
 	@echo "make measurements      write the tables of README.md and docs/measurements.md from bench/results/*.json"
 	@echo "make zoo               write docs/zoo.md: programs, graph breaks, fallbacks and errors of each model"
+	@echo "make pages             write docs/pages: five example pages of explain, aot and plan"
 	@echo "make hunt              compare random programs with eager in float64, in every configuration (MINUTES=$(MINUTES))"
 	@echo "make wheel             build dist/*.whl"
 	@echo "make clean             remove what was built, except the virtual environment"
@@ -120,6 +121,9 @@ measurements: $(READY)
 
 zoo: $(READY)
 	$(BIN)/python -m tests.zoo
+
+pages: $(READY)
+	$(BIN)/python -m bench.pages
 
 hunt: $(READY)
 	$(BIN)/python -m tests.hunt --minutes $(MINUTES) --workers $(WORKERS) $(HUNT_ARGS)
