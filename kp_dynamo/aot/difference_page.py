@@ -19,6 +19,7 @@ _NAMES = {
     "flops": "FLOPs",
 }
 _NUM_MODULES = 20
+_LEAST_SHARE = 0.002  # of the step: smaller changes are the compiler's noise
 
 
 def page_of(found: Comparison) -> Page:
@@ -35,8 +36,8 @@ def page_of(found: Comparison) -> Page:
         ),
         problems=tuple(_problems(found)),
         sections=(
+            Section("remarks", "What was changed", (Lines(found.remarks, listed=True),) if found.remarks else ()),
             Section("modules", "Modules whose time changed most", _modules(found)),
-            Section("remarks", "What else differs", (Lines(found.remarks, listed=True),) if found.remarks else ()),
             Section("text", "The same as text", (Verbatim("as the terminal shows it", str(found)),)),
         ),
         note=f"A figure is worse if it is more than {found.threshold:g} times what it was. No chip ran either step.",
@@ -46,16 +47,22 @@ def page_of(found: Comparison) -> Page:
 def _problems(found: Comparison) -> Iterator[Problem]:
     for line in found.new:
         yield Problem("slow", f"New: {line}", cure="aot SPEC --html FILE names the line and what to do.")
-    for d in found.differences:
-        if d.figure in found.worse:
-            yield Problem("slow", f"{_NAMES[d.figure]}: {_value(d, d.before)} -> {_value(d, d.after)}, {_ratio(d)}.")
+    worse = [d for d in found.differences if d.figure in found.worse]
+    grown = [f"{_NAMES[d.figure]}: {_value(d, d.before)} -> {_value(d, d.after)}" for d in worse]
+    if grown:
+        yield Problem("slow", f"{counted(len(grown), 'figure')} grew.", details="\n".join(grown))
 
 
 def _modules(found: Comparison) -> tuple[Table, ...]:
-    changed = sorted((d for d in found.modules if d.before != d.after), key=lambda d: -abs(d.after - d.before))
+    whole = sum(max(d.before, d.after) for d in found.modules)
+    changed = [d for d in found.modules if abs(d.after - d.before) > _LEAST_SHARE * whole]
+    changed.sort(key=lambda d: -abs(d.after - d.before))
     rows = tuple((d.figure, time_text(d.before), time_text(d.after), _ratio(d)) for d in changed[:_NUM_MODULES])
     more = len(changed) - _NUM_MODULES
-    caption = "Modelled time of a step in a module's own operators, all its runs together."
+    caption = (
+        "Modelled time of a step in a module's own operators, all its runs together. A fusion counts for the modules "
+        "of its matmuls: if the compiler fuses another operator there, its time moves to them."
+    )
     caption += f" {counted(more, 'module')} more changed." if more > 0 else ""
     return (Table(("module", "before", "after", "ratio"), rows, caption=caption),) if rows else ()
 

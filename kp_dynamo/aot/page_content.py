@@ -42,8 +42,11 @@ def page_of(report: AotFigures, verbose: bool = False) -> Page:
             _trust(),
             Section("text", "The same as text", (Verbatim("as the terminal shows it", text_of(report, verbose)),)),
         ),
-        note=DISCLAIMER,
+        note=f"{DISCLAIMER} {_OPTIMIZER}" if report.train else DISCLAIMER,
     )
+
+
+_OPTIMIZER = "The optimizer is in no figure: AdamW's state takes twice the memory of the parameters."
 
 
 def _step(report: AotFigures) -> str:
@@ -56,7 +59,7 @@ def _headline(report: AotFigures) -> str:
     takes = f"{_step(report)} takes {time_text(report.step_ms)} on {where}, {report.mfu:.0%} of its peak"
     memory = part_text(report.step_peak_bytes, report.memory_budget_bytes)
     held = memory if report.fits else f"it does NOT fit: {memory}"
-    layers = layers_sentence([(block.modules, block.runs) for block in report.blocks])
+    layers = layers_sentence([(block.modules, block.runs) for block in report.blocks], train=report.train)
     return f"{takes}; {held}; {_price(report)}. {layers}".strip()
 
 
@@ -72,13 +75,27 @@ def _figures(report: AotFigures) -> tuple[Figure, ...]:
     least = max(report.flops_floor_ms, report.bytes_floor_ms)
     tokens = () if report.tokens_per_s is None else (Figure("Tokens a second", f"{report.tokens_per_s:,.0f}"),)
     return (
-        Figure("Time of a step", time_text(report.step_ms), f"at least {time_text(least)}"),
-        Figure("Of the chip's peak", f"{report.mfu:.0%}", f"of {chip.bf16_flops / 1e12:.0f} TFLOP/s", report.mfu),
+        Figure("Time of a step", time_text(report.step_ms), f"at least {time_text(least)}{_by_cycles(report)}"),
+        Figure(
+            "Of the chip's peak",
+            f"{report.mfu:.0%}",
+            f"of {chip.bf16_flops / 1e12:.0f} TFLOP/s{_recomputing(report)}",
+            report.mfu,
+        ),
         Figure("Peak memory", size_text(report.step_peak_bytes), f"of {size_text(report.memory_budget_bytes)}", memory),
         *tokens,
         Figure("Price", _price(report).partition(" a ")[0], f"a {_price(report).partition(' a ')[2]}, at {hour}"),
         Figure("Compiling for the TPU", time_text(report.tpu_compile_s * 1e3), "of CPU time"),
     )
+
+
+def _recomputing(report: AotFigures) -> str:
+    return f"; {report.hfu:.0%} with recomputed matmuls" if report.recomputed_flops else ""
+
+
+def _by_cycles(report: AotFigures) -> str:
+    """The other estimate, which counts what the model knows nothing of."""
+    return f"; {time_text(report.estimated_ms)} by the compiler's cycles" if report.estimated_ms else ""
 
 
 def _options(report: AotFigures) -> tuple[Table, ...]:

@@ -28,7 +28,10 @@ def programs_section(report: AotFigures) -> Section:
     rows = tuple(_program_row(p, report) for p in report.programs)
     details = tuple((modules_text(p),) if p.is_block else () for p in report.programs)
     table = Table(("program", "runs", "time", "share", "over the bound"), rows, details=details, folded=_folded(report))
-    caption = "Each row is a program, each bar a run of it, in the order of the step."
+    caption = (
+        "Each row is a program, each bar a run of it, in the order of the step. In the table, the bound is the longer "
+        "of two times: its matmuls at the chip's peak, and its arguments and results at the memory's speed."
+    )
     caption += left_out(len(report.programs), "programs")
     if report.slice is not None:
         caption += " Thin bars: the chip waits for its links."
@@ -41,7 +44,8 @@ def _program_row(p: ProgramReport, report: AotFigures) -> tuple[Cell, ...]:
     floor = max(p.flops_floor_ms(report.target), p.bytes_floor_ms(report.target))
     ms = p.modelled_ms + p.exposed_ms
     share = Share(p.runs * ms / report.step_ms if report.step_ms else 0.0)
-    return p.name, str(p.runs), time_text(p.runs * ms), share, f"{ms / floor:.1f}x" if floor else "-"
+    # A program that reads few rows of a large table takes less than the time to read all of it.
+    return p.name, str(p.runs), time_text(p.runs * ms), share, f"{ms / floor:.1f}x" if floor and ms >= floor else "-"
 
 
 def modules_section(report: AotFigures) -> Section:
@@ -112,7 +116,11 @@ def operations_section(report: AotFigures, verbose: bool) -> Section:
         caption += " Custom calls take at least that long."
     found = dearest(report)
     rows = tuple(
-        (f"{f.kind}, {p.name} {f.name}", time_text(p.runs * f.modelled_ms), _share(report, p.runs * f.modelled_ms))
+        (
+            f"{f.kind}, {p.name}{f' x {p.runs}' if p.runs > 1 else ''} {f.name}",
+            time_text(p.runs * f.modelled_ms),
+            _share(report, p.runs * f.modelled_ms),
+        )
         for f, p in found
     )
     details = tuple(tuple(origin_lines(f.origins, verbose)) for f, _ in found)

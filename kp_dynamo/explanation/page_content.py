@@ -81,11 +81,12 @@ def versions_parts(versions: dict[str, str]) -> tuple[Table, ...]:
     return (Table(("package", "version"), tuple(versions.items()), num_left=2),) if versions else ()
 
 
-def layers_sentence(layers: list[tuple[str, int]]) -> str:
+def layers_sentence(layers: list[tuple[str, int]], *, train: bool) -> str:
     """ "All 8 layers share one program.": for a name and a number of each repeated layer."""
     if len(layers) == 1:
-        return f"All {layers[0][1]} layers share one program."
-    return f"{sum(count for _, count in layers)} layers share {len(layers)} programs." if layers else ""
+        return f"All {layers[0][1]} layers share one {'forward and one backward ' if train else ''}program."
+    kinds = f"{len(layers)} {'forwards and backwards' if train else 'programs'}"
+    return f"{sum(count for _, count in layers)} layers share {kinds}." if layers else ""
 
 
 def _repeated(found: Explanation) -> list[tuple[str, int]]:
@@ -104,7 +105,9 @@ def _headline(found: Explanation) -> str:
     ]
     told = [counted(number, noun, plural) for number, noun, plural in problems if number]
     wrong = f"{', '.join(told)}." if told else "No graph breaks, and nothing runs on the CPU."
-    return " ".join(part for part in (done, wrong, layers_sentence(_repeated(found))) if part)
+    trains = any(graph.name.endswith(".backward") for graph in found.graphs)
+    layers = layers_sentence(_repeated(found), train=trains)
+    return " ".join(part for part in (done, wrong, layers) if part)
 
 
 def _figures(found: Explanation) -> tuple[Figure, ...]:
@@ -114,7 +117,7 @@ def _figures(found: Explanation) -> tuple[Figure, ...]:
         Figure("Programs", str(found.num_programs), f"of {counted(len(found.graphs), 'graph')}"),
         Figure("Graph breaks", str(len(found.graph_breaks))),
         Figure("Operators on the CPU", str(len(found.fallbacks))),
-        Figure("Cache", str(found.num_hits), looked_up),
+        Figure("Found in the cache", f"{found.num_hits} of {len(found.graphs)}", looked_up),
     )
 
 
@@ -169,9 +172,9 @@ def _cache(found: Explanation) -> Section:
     head = ("looked up", "found", "key")
     parts = (
         Table(head, captures, num_left=3, details=why),
-        Table(head, graphs, num_left=3, details=reasons, folded=f"programs: {counted(len(graphs), 'look-up')}"),
+        Table(head, graphs, num_left=3, details=reasons, folded=f"graphs: {counted(len(graphs), 'look-up')}"),
     )
-    summary = f"Programs: {counted(found.num_hits, 'hit')}, {counted(found.num_misses, 'miss', 'misses')}."
+    summary = f"Graphs: {counted(found.num_hits, 'hit')}, {counted(found.num_misses, 'miss', 'misses')}."
     disk = tuple(line.strip() for line in disk_lines(found.disk))
     lines = (Lines(disk),) if disk else ()
     return Section("cache", "Cache", (*(part for part in parts if part.rows), *lines), summary)

@@ -16,11 +16,16 @@ _MAX_GRAPHS = 3
 def passes_section(passes: Sequence[PassOnGraph], verbose: bool) -> Section:
     """A row for each pass that did something, with its notes and refusals; `verbose` names every place."""
     names = list(dict.fromkeys(done.name for done in passes))
-    active = [name for name in names if any(d.rewritten or d.refused or d.notes for d in passes if d.name == name)]
+    active = [name for name in names if any(_did(d) for d in passes if d.name == name)]
     idle = [name for name in names if name not in active]
     runs = [[done for done in passes if done.name == name] for name in active]
     rows = tuple(
-        (name, str(len(found)), str(sum(d.rewritten for d in found)), str(sum(len(d.refused) for d in found)))
+        (
+            name,
+            str(sum(_did(d) for d in found)),
+            str(sum(d.rewritten for d in found)),
+            str(sum(len(d.refused) for d in found)),
+        )
         for name, found in zip(active, runs, strict=True)
     )
     details = tuple((*_notes(found), *_refusals(found, verbose)) for found in runs)
@@ -29,6 +34,11 @@ def passes_section(passes: Sequence[PassOnGraph], verbose: bool) -> Section:
     if idle:
         summary += f" {len(idle)} found nothing to do: {', '.join(idle)}."
     return Section("passes", "Passes", parts, summary)
+
+
+def _did(done: PassOnGraph) -> bool:
+    """Whether a pass did something with a graph, or says why not."""
+    return bool(done.rewritten or done.refused or done.notes)
 
 
 def casts_section(casts: Iterable[tuple[str, dict[str, int]]]) -> Section:

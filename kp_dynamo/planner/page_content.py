@@ -10,7 +10,7 @@ from kp_dynamo.hardware import CHIPS
 from kp_dynamo.page.content import Cell, Figure, Lines, Page, Picture, Section, Table, Verbatim
 from kp_dynamo.page.pictures import bars
 from kp_dynamo.page.units import TimeUnit, part_text, size_text, time_text, unit_of_size, unit_of_time
-from kp_dynamo.planner.page_problems import chips_text, price_text, problems_of
+from kp_dynamo.planner.page_problems import chips_text, may_be_better, price_text, problems_of
 from kp_dynamo.planner.result import Plan, PlanRow
 from kp_dynamo.planner.result_text import mesh_text, why_text
 
@@ -52,10 +52,14 @@ def _headline(plan: Plan) -> str:
     row = plan.winner
     least, most = ("", "") if row.kind == "compiled" else ("at least ", "at most ")
     what = "Training" if plan.train else "Inference"
-    is_best = "is cheapest" if plan.objective == "cost" else "is fastest"
+    best = "cheapest" if plan.objective == "cost" else "fastest"
+    if row.kind == "compiled" and may_be_better(plan):
+        is_best = f"The {best} compiled way of {what.lower()} is"
+    else:
+        is_best = f"{what} is {best}"
     lies = f", {row.sharding} on {mesh_text(row)}" if row.sharding else ""
     told = (
-        f"{what} {is_best} on {chips_text(row)}{lies}, {counted(row.step_samples, 'sample')} a step: "
+        f"{is_best} on {chips_text(row)}{lies}, {counted(row.step_samples, 'sample')} a step: "
         f"{least}{time_text(row.step_ms)} a step, {most}{row.mfu:.0%} of the peak; "
         f"{least}{part_text(row.memory_bytes, row.budget_bytes)} a chip; {least}{price_text(row)}."
     )
@@ -98,25 +102,26 @@ def _marks(row: PlanRow) -> tuple[str, str]:
 
 def _ways(plan: Plan) -> Section:
     unit = unit_of_time(plan.winner.step_ms)
-    rows = tuple(_cells(number, row, unit) for number, row in enumerate(plan.rows, 1))
+    per = "a million" if plan.winner.usd_per_million >= 10 else "a billion"  # as `short_price`
+    rows = tuple(_cells(number, row, unit, plan.winner.usd_per_million) for number, row in enumerate(plan.rows, 1))
     details = tuple((_how(row), why_text(row)) for row in plan.rows)
     caption = (
-        f"{unit.name}: a step. GiB: the memory of a chip. Peak: the share of the chips' bfloat16 peak. USD: of a "
-        f"million {'tokens' if plan.winner.step_tokens else 'samples'}. >= and <= mark bounds."
+        f"{unit.name}: a step. GiB: the memory of a chip. Peak: the share of the chips' bfloat16 peak. USD: of "
+        f"{per} {'tokens' if plan.winner.step_tokens else 'samples'}. >= and <= mark bounds."
     )
     return Section(
         "ways", "The best ways", (Table(("way", unit.name, "GiB", "peak", "USD"), rows, 1, details, caption),)
     )
 
 
-def _cells(number: int, row: PlanRow, unit: TimeUnit) -> tuple[Cell, ...]:
+def _cells(number: int, row: PlanRow, unit: TimeUnit, winner_per_million: float) -> tuple[Cell, ...]:
     least, most = _marks(row)
     return (
         f"{number}: {row.num_chips} {row.target} {row.topology}",
         f"{least}{row.step_ms * unit.per_ms:,.3g}",
         f"{least}{row.memory_bytes / 2**30:.3g}",
         f"{most}{row.mfu:.0%}",
-        f"{least}{row.usd_per_million:,.3g}",
+        f"{least}{row.usd_per_million * (1 if winner_per_million >= 10 else 1e3):,.3g}",
     )
 
 

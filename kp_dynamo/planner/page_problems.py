@@ -36,10 +36,14 @@ def _others(plan: Plan) -> Iterator[Problem]:
     others = list(enumerate(plan.rows[1:], 2))
     if failed := [f"{number}: {way.why}" for number, way in others if way.kind == "failed"]:
         yield Problem("note", f"{counted(len(failed), 'way')} did not fit once compiled.", details="\n".join(failed))
-    better = [str(number) for number, way in others if way.kind == "bound" and "may be better" in way.why]
-    if better:
+    if better := may_be_better(plan):
         what = f"Of the ways that were not compiled, {counted(len(better), 'way')} may be better: {', '.join(better)}."
-        yield Problem("note", what, cure="--compile N compiles more of them.")
+        yield Problem("note", what, cure="plan SPEC --compile N compiles more of them.")
+
+
+def may_be_better(plan: Plan) -> list[str]:
+    """The numbers of the ways whose bound is below what the first one, which is compiled, takes."""
+    return [str(n) for n, way in enumerate(plan.rows, 1) if way.kind == "bound" and "may be better" in way.why]
 
 
 def chips_text(row: PlanRow) -> str:

@@ -81,7 +81,7 @@ def test_the_headline_is_the_answer():
         "Inference takes 40 us on one v5e, 25% of its peak; 1.9 MiB of 13.4 GiB; USD 0.052 a billion tokens."
     )
     assert headline(DEEP).startswith("A training step takes 3.92 ms on one v5e")
-    assert headline(DEEP).endswith("All 32 layers share one program.")
+    assert headline(DEEP).endswith("All 32 layers share one forward and one backward program.")
     assert "on 16 v5e, " in headline(CHIPS)
     assert "it does NOT fit: 1.9 of 1.0 MiB" in headline(BROKEN)
     assert headline(replace(REPORT, num_tokens=0)).endswith("; USD 13.33 a billion steps.")
