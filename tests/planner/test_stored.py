@@ -88,7 +88,7 @@ def test_the_best_is_compiled_once_and_then_read(tmp_path):
     assert first.winner.memory_bytes >= bounds.memory_bytes
     again = plan(model, args, **arguments)
     assert again.rows == first.rows
-    assert again.seconds["compile"] < 1 < first.seconds["compile"]
+    assert again.seconds["compile"] < first.seconds["compile"] / 3  # read, not compiled
 
 
 @pytest.mark.slow
