@@ -38,7 +38,7 @@ def stats(folder: str) -> str:
 
 
 def verify(folder: str) -> tuple[str, bool]:
-    """The damaged programs, and whether there are none. A process deletes those that it meets."""
+    """A line for each damaged program, and whether all are whole. A process deletes those it tries to load."""
     found = programs(folder)
     damaged = [program for program in found if not program.is_whole]
     lines = [f"{program.path} is damaged" for program in damaged]

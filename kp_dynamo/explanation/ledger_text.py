@@ -27,7 +27,7 @@ def ledger_lines(passes: Sequence[PassOnGraph]) -> Iterator[str]:
 
 
 def ledger_rows(passes: Sequence[PassOnGraph]) -> list[tuple[tuple[str, ...], str]]:
-    """A row for each pass that changed a graph, and what there is to say of it."""
+    """A row for each pass that changed a graph, with its remarks."""
     return [
         ((done.graph, done.name, *_cells(done.errors)), _detail(done.errors))
         for done in passes

@@ -37,7 +37,7 @@ def uncompiled_lines(frames: Sequence[UncompiledFrame]) -> Iterator[str]:
 
 
 def whole_lines(tensors: Sequence[WholeTensor]) -> Iterator[str]:
-    """The large tensors that every device holds whole; no line if there is none."""
+    """A line for each large tensor that every device holds whole."""
     if tensors:
         yield f"large tensors, whole on every device: {len(tensors)}"
     for found in tensors:

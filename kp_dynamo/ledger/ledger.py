@@ -178,7 +178,7 @@ class GraphLedger:
         return Outputs(outputs[:num_results], outputs[num_results:])
 
     def _integers(self, after: Outputs) -> str | None:
-        """What there is to say of results that are integers; None if there are none."""
+        """A remark about the integer results, or None."""
         if self._before is None:
             return None
         pairs = list(zip(after.results, self._before.results, strict=True))
