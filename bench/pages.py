@@ -17,6 +17,7 @@ from torch import nn
 import kp_dynamo
 from bench.workloads import gpt
 from kp_dynamo.aot.difference import compare
+from kp_dynamo.aot.difference_page import comparison_html
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pages"
 LAYERS, WIDTH, LENGTH, BATCH = 32, 1024, 1024, 4
@@ -94,7 +95,7 @@ def _diff_page() -> str:
     work = gpt(2, **_WIDE)
     without = {"disable_passes": ["rewrite_attention"]}
     reports = [kp_dynamo.aot_compile(work.model, work.inputs, train=True, options=o) for o in ({}, without)]
-    return compare(*reports, 1.05).to_html()
+    return comparison_html(compare(*reports, 1.05))
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -82,13 +82,6 @@ class Comparison:
             "new": self.new,
         }
 
-    def to_html(self) -> str:
-        """The comparison as one page, without scripts or a network."""
-        from kp_dynamo.aot.difference_page import page_of
-        from kp_dynamo.page.render import html_of
-
-        return html_of(page_of(self))
-
 
 def compare(before: AotReport, after: AotReport, threshold: float = 1.02) -> Comparison:
     """Compare the figures of a step in two reports.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from kp_dynamo.aot.difference import Comparison, Difference
 from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.page.content import Figure, Lines, Page, Problem, Section, Table, Verbatim
+from kp_dynamo.page.render import html_of
 from kp_dynamo.page.units import size_text, time_text
 
 _NAMES = {
@@ -22,8 +23,12 @@ _NUM_MODULES = 20
 _LEAST_SHARE = 0.002  # of the step: smaller changes are the compiler's noise
 
 
-def page_of(found: Comparison) -> Page:
-    """The page of a comparison."""
+def comparison_html(found: Comparison) -> str:
+    """A comparison as one page, without scripts or a network."""
+    return html_of(_page(found))
+
+
+def _page(found: Comparison) -> Page:
     grown = [f"{_NAMES[d.figure].lower()} {_ratio(d)}" for d in found.differences if d.figure in found.worse]
     grown += [f"{len(found.new)} new: {found.new[0]}"] if found.new else []
     headline = f"Worse: {'; '.join(grown)}." if grown else "Nothing is worse."

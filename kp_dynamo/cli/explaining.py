@@ -61,11 +61,12 @@ def _explanation(args: argparse.Namespace) -> tuple[str, bool]:
 
 def _difference(args: argparse.Namespace) -> tuple[str, bool]:
     from kp_dynamo.explanation.difference import compare_explanations, read_explanation
+    from kp_dynamo.explanation.difference_page import difference_html
 
     before, after = map(read_explanation, args.diff)
     found = compare_explanations(before, after, args.tolerance)
     if args.html:
-        write(args.html, found.to_html())
+        write(args.html, difference_html(found))
     return _shown(args, found.to_dict(), found.text()), not found.is_worse
 
 

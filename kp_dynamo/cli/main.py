@@ -175,6 +175,7 @@ def _aot_compile(args: argparse.Namespace) -> int:
 
 def _aot_diff(args: argparse.Namespace) -> int:
     from kp_dynamo.aot.difference import compare, read_report
+    from kp_dynamo.aot.difference_page import comparison_html
 
     before, after = map(read_report, args.diff)
     comparison = compare(before, after, args.threshold)
@@ -182,7 +183,7 @@ def _aot_diff(args: argparse.Namespace) -> int:
     if args.json:
         write(args.json, json.dumps(comparison.to_dict(), indent=1) + "\n")
     if args.html:
-        write(args.html, comparison.to_html())
+        write(args.html, comparison_html(comparison))
     return FAILED if comparison.is_worse else OK
 
 

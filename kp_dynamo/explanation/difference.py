@@ -7,15 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.explanation.text_layout import table, wrapped
 from kp_dynamo.graph.places import unnumbered
 from kp_dynamo.page.units import size_text, time_text
-
-if TYPE_CHECKING:
-    from kp_dynamo.page.content import Page
 
 _NUMBER, _SIZE, _TIME = "number", "bytes", "seconds"
 
@@ -54,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True)
 class ExplanationDifference:
-    """The comparison of two explanations; `text()` is for people, `to_dict()` for JSON, `to_html()` for a page.
+    """The comparison of two explanations; `text()` is for people, `to_dict()` for JSON.
 
     Attributes:
         changes: The figures.
@@ -101,18 +98,6 @@ class ExplanationDifference:
         lines += [f"rewritten by {change}" for change in self.passes]
         lines += [f"{name}: {before} -> {after}" for name, before, after in self.versions]
         return wrapped([*lines, self.verdict])
-
-    def to_html(self) -> str:
-        """The comparison as one page, without scripts or a network."""
-        from kp_dynamo.page.render import html_of
-
-        return html_of(self.page())
-
-    def page(self) -> Page:
-        """What the page holds."""
-        from kp_dynamo.explanation.difference_page import page_of
-
-        return page_of(self)
 
     def __str__(self) -> str:
         return self.text()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from kp_dynamo.explanation.difference import Change, ExplanationDifference
 from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.page.content import Figure, Lines, Page, Problem, Section, Table, Verbatim
+from kp_dynamo.page.render import html_of
 
 _TRUST = (
     "Both sides are what explain recorded in one run of the model each.",
@@ -16,8 +17,12 @@ _TRUST = (
 )
 
 
-def page_of(found: ExplanationDifference) -> Page:
-    """The page of a comparison."""
+def difference_html(found: ExplanationDifference) -> str:
+    """A comparison as one page, without scripts or a network."""
+    return html_of(_page(found))
+
+
+def _page(found: ExplanationDifference) -> Page:
     changed = [c for c in found.changes if c.before != c.after and c.is_judged]
     return Page(
         title="kp_tpu: two explanations of a model",

@@ -10,6 +10,7 @@ import pytest
 from kp_dynamo import TPUConfigurationError
 from kp_dynamo.cli.main import BAD_USAGE, FAILED, OK, main
 from kp_dynamo.explanation.difference import ExplanationDifference, compare_explanations
+from kp_dynamo.explanation.difference_page import difference_html
 from kp_dynamo.explanation.graph_reports import GraphBreak
 from kp_dynamo.explanation.reports import Explanation
 from tests.page.test_explain_page import FULL, PLAIN
@@ -102,11 +103,11 @@ def test_what_is_no_explanation_is_refused(content):
 
 def test_the_page_says_what_is_worse_first():
     bad = replace(FULL, graph_breaks=(GraphBreak("model.py:1 in forward", BAD, BAD),))
-    page = compared(PLAIN, bad).to_html()
+    page = difference_html(compared(PLAIN, bad))
     check(page)
     assert "<h1>Worse: graph breaks 0 -&gt; 1; " in page
     assert page.index("New: graph break") < page.index("<h2>All figures")
-    assert "<h1>Nothing is worse.</h1>" in compared(FULL, PLAIN).to_html()
+    assert "<h1>Nothing is worse.</h1>" in difference_html(compared(FULL, PLAIN))
 
 
 MODEL = """

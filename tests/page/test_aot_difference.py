@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 from kp_dynamo.aot.difference import compare
+from kp_dynamo.aot.difference_page import comparison_html
 from kp_dynamo.cli.main import FAILED, OK, main
 from tests.page.test_aot_page import BLOCKS, BROKEN, DEEP, PARTS, REPORT
 from tests.page.test_render import BAD, check
@@ -20,7 +21,7 @@ def test_modules_are_compared_in_all_their_runs():
     attention = found["model.layers.0.attn"]
     assert attention.after == 2 * attention.before
     assert attention.before >= runs * PARTS[1].modelled_ms
-    page = compare(DEEP, slower).to_html()
+    page = comparison_html(compare(DEEP, slower))
     check(page)
     modules = page[page.index('id="modules"') : page.index('id="text"')]
     assert modules.index("model.layers.0.attn") < modules.index("2.000x")
@@ -36,13 +37,15 @@ def test_a_new_graph_break_is_worse_and_its_line_may_move():
     assert not compare(broken, REPORT).is_worse
     moved = replace(REPORT, graph_breaks=(f"model.py:99 in {BAD}: it is {BAD}",))
     assert not compare(broken, moved).is_worse
-    check(comparison.to_html())
+    check(comparison_html(comparison))
 
 
 def test_the_headline_says_what_grew():
-    page = compare(DEEP, replace(DEEP, programs=tuple(replace(p, temp_bytes=2**34) for p in DEEP.programs))).to_html()
+    page = comparison_html(
+        compare(DEEP, replace(DEEP, programs=tuple(replace(p, temp_bytes=2**34) for p in DEEP.programs)))
+    )
     assert "<h1>Worse: peak memory " in page
-    assert "<h1>Nothing is worse.</h1>" in compare(DEEP, DEEP).to_html()
+    assert "<h1>Nothing is worse.</h1>" in comparison_html(compare(DEEP, DEEP))
 
 
 def test_the_command_line(tmp_path, capsys):

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from kp_dynamo.aot.difference import compare
+from kp_dynamo.aot.difference_page import comparison_html
 from kp_dynamo.explanation.difference import compare_explanations
+from kp_dynamo.explanation.difference_page import difference_html
 from tests.page.browser import INSTALL, WIDTHS, chromium, look
 from tests.page.test_aot_page import REPORTS
 from tests.page.test_explain_page import FULL, PLAIN
@@ -25,8 +27,8 @@ PAGES = {
     "explain-nothing-wrong": partial(PLAIN.to_html, verbose=True),
     **{f"aot-{name}": partial(report.to_html, verbose=True) for name, report in REPORTS.items()},
     **{f"plan-{name}": plan.to_html for name, plan in PLANS.items()},
-    "explain-diff": compare_explanations(PLAIN.to_dict(), FULL.to_dict()).to_html,
-    "aot-diff": compare(REPORTS["deep"], REPORTS["broken"]).to_html,
+    "explain-diff": partial(difference_html, compare_explanations(PLAIN.to_dict(), FULL.to_dict())),
+    "aot-diff": partial(comparison_html, compare(REPORTS["deep"], REPORTS["broken"])),
 }
 
 pytestmark = pytest.mark.browser
