@@ -48,7 +48,7 @@ def autocast_errors(gm: fx.GraphModule, inputs: Sequence[Any], values: Sequence[
 
 
 def _arguments(inputs: Sequence[Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Pairs (leaf, argument) of copies. A non-leaf argument is a clone of its leaf; without gradient, the leaf is None."""
+    """Pairs (leaf, argument) of copies. A non-leaf argument is a clone of its leaf. Without gradient, leaf is None."""
     return [_argument(like, value) for like, value in zip(inputs, values, strict=True)]
 
 
