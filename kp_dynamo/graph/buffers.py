@@ -22,6 +22,7 @@ from torch import fx
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.graph.op_tables import is_one_of, is_pointwise
 from kp_dynamo.graph.sizes import node_bytes
+from kp_dynamo.graph.waiting import WAITS, values_of, waited_for
 
 aten, kp = torch.ops.aten, torch.ops.kp
 
@@ -74,10 +75,11 @@ class Buffers:
         if node.op != "call_function" or not node.all_input_nodes:
             return node
         source = node.all_input_nodes[0]
-        if node.target is operator.getitem and source.target is kp.optimization_barrier.default:
-            *values, signal = source.all_input_nodes
-            self._waits[node] = signal
-            return self._owner[[*values, signal][node.args[1]]]  # type: ignore[index]
+        through = waited_for(node)
+        if through is not None:
+            if source.target is kp.optimization_barrier.default:
+                self._waits[node] = values_of(source)[-1]
+            return self._owner[through]
         is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
         return self._owner[source] if is_view else node
 
@@ -85,17 +87,13 @@ class Buffers:
         readers: dict[fx.Node, list[fx.Node]] = {n: [] for n in graph.nodes}
         for node in graph.nodes:
             is_call = node.op == "call_function" and self._owner[node] is node
-            if is_call and node.target is not kp.optimization_barrier.default and not is_one_of(node, _CREATIONS):
+            if is_call and node.target not in WAITS and not is_one_of(node, _CREATIONS):
                 for owner in dict.fromkeys(self._owner[s] for s in node.all_input_nodes):
                     readers[owner].append(node)
         return readers
 
     def _has_memory(self, node: fx.Node) -> bool:
-        if (
-            node.op != "call_function"
-            or self._owner[node] is not node
-            or node.target is kp.optimization_barrier.default
-        ):
+        if node.op != "call_function" or self._owner[node] is not node or node.target in WAITS:
             return False
         if not isinstance(node.meta.get("val"), torch.Tensor):
             return False

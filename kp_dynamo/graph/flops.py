@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any, cast
-
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import hint_int
@@ -13,6 +10,7 @@ from torch.utils.flop_counter import flop_registry
 
 import kp_dynamo.ops  # noqa: F401  # registers the operators
 from kp_dynamo.graph.nodes import is_tangent
+from kp_dynamo.graph.waiting import waited_for
 
 
 def model_flops(graph: fx.Graph) -> int:
@@ -40,12 +38,9 @@ def recomputed_flops(graph: fx.Graph) -> int:
 
 
 def _computed_from(node: fx.Node) -> list[fx.Node]:
-    """The nodes whose values a node reads; what a barrier lets through is one value, whatever it waits for."""
-    source = node.args[0] if node.target is operator.getitem else None
-    if isinstance(source, fx.Node) and source.target is torch.ops.kp.optimization_barrier.default:
-        through: Any = [*cast("list[fx.Node]", source.args[0]), source.args[1]]
-        return [through[node.args[1]]]
-    return node.all_input_nodes
+    """The nodes whose values a node reads; what a wait lets through is one value, whatever it waits for."""
+    through = waited_for(node)
+    return node.all_input_nodes if through is None else [through]
 
 
 def node_flops(node: fx.Node) -> int:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from kp_dynamo.graph.waiting import waited_for
 from kp_dynamo.lowering.cast_forms import converted, wide
 from kp_dynamo.ops.optimization_barrier import held, keeps_barriers
 
@@ -93,8 +94,8 @@ class ExactForms:
 
     def _adds_a_constant(self, value: Any) -> bool:
         """Whether a value is a sum with a constant, or a view of one."""
-        while isinstance(value, fx.Node) and value.target in _SEEN_THROUGH:
-            value = value.args[0]
+        while isinstance(value, fx.Node) and (value.target in _SEEN_THROUGH or waited_for(value) is not None):
+            value = waited_for(value) or value.args[0]
         if not isinstance(value, fx.Node) or value.target not in _SUMS:
             return False
         return self._is_constant(value.args[0]) != self._is_constant(value.args[1])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import fx
 
-from kp_dynamo.graph.editing import insert_call
 from kp_dynamo.graph.nodes import backward_nodes, tensor_of
 from kp_dynamo.graph.sizes import node_bytes
+from kp_dynamo.graph.waiting import insert_wait
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.recompute.segments import recomputed_segments
 
@@ -74,13 +73,8 @@ class _Gate:
 
     def insert(self, graph: fx.Graph) -> None:
         passed = (*self.inputs, self.gradient)
-        values = [n.meta["val"] for n in passed]
         with graph.inserting_before(self.reader):
-            gate = insert_call(graph, _BARRIER, (list(self.inputs), self.gradient), {}, like=None, value=values)
-            gated = [
-                insert_call(graph, operator.getitem, (gate, i), {}, like=n, value=n.meta["val"])
-                for i, n in enumerate(passed)
-            ]
+            gated = insert_wait(graph, _BARRIER, passed)
         for source, waiting in zip(passed, gated, strict=True):
             for user in [u for u in source.users if u in self.segment]:
                 user.replace_input_with(source, waiting)
