@@ -17,6 +17,7 @@ from kp_dynamo.lowering.comparison_forms import COMPARISON_FORMS
 from kp_dynamo.lowering.complex_forms import COMPLEX_FORMS
 from kp_dynamo.lowering.complex_functions import COMPLEX_FUNCTIONS
 from kp_dynamo.lowering.complex_powers import COMPLEX_POWERS
+from kp_dynamo.lowering.contraction_forms import CONTRACTION_FORMS
 from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
 from kp_dynamo.lowering.fourier_forms import FOURIER_FORMS
 from kp_dynamo.lowering.index_forms import INDEX_FORMS
@@ -38,16 +39,19 @@ from kp_dynamo.lowering.sharded_scatters import SCATTERS, scattered
 from kp_dynamo.lowering.softmax_forms import SOFTMAX_FORMS
 from kp_dynamo.lowering.view_forms import VIEW_FORMS
 from kp_dynamo.lowering.window_forms import WINDOW_FORMS
+from kp_dynamo.ops.optimization_barrier import copies
 
 FORMS: dict[Any, Callable[..., Any]] = {
     **PURE_FORMS, **VIEW_FORMS, **NORM_FORMS, **REDUCTION_FORMS, **ELEMENTWISE_FORMS, **RANDOM_FORMS, **POOL_FORMS,
     **LINALG_FORMS, **CAST_FORMS, **INTEGER_FORMS, **COMPARISON_FORMS, **INDEX_FORMS, **SCATTER_FORMS,
     **SOFTMAX_FORMS, **SCAN_FORMS, **ORDER_FORMS, **LOOP_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS, **COMPLEX_POWERS,
-    **FOURIER_FORMS, **WINDOW_FORMS, **SEARCH_FORMS,
+    **FOURIER_FORMS, **WINDOW_FORMS, **SEARCH_FORMS, **CONTRACTION_FORMS,
 }  # fmt: skip
 
 # Under SPMD, these come before `FORMS`.
-SHARDED_FORMS: dict[Any, Callable[..., Any]] = {**SHARDED_PADS, **SHARDED_LOOP_FORMS}
+SHARDED_FORMS: dict[Any, Callable[..., Any]] = {
+    **SHARDED_PADS, **SHARDED_LOOP_FORMS, torch.ops.kp.wait_for_all.default: copies,
+}  # fmt: skip
 
 
 def form_of(target: Any, is_sharded: bool) -> Callable[..., Any] | None:

@@ -19,6 +19,7 @@ from kp_dynamo.passes.fold_views import FoldViews
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.fuse_linear_cross_entropy import FuseLinearCrossEntropy
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
+from kp_dynamo.passes.gate_weight_gradients import GateWeightGradients
 from kp_dynamo.passes.mask_padding import MaskPadding
 from kp_dynamo.passes.precision.keep_float32 import unknown_op_names
 from kp_dynamo.passes.precision.matmul_rules import has_float32_matmul
@@ -73,7 +74,7 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), share
         *([RewriteStemConvolution()] if options.fuse else []),
         *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),
         # After the casts, which are placed before the views of a value; before the passes that tag views.
-        *([FoldViews(weight_first=options.chip.name in _WEIGHT_FIRST)] if options.fuse else []),
+        *([FoldViews(options.chip.name in _WEIGHT_FIRST, _has_one_pass(options))] if options.fuse else []),
         # After the passes that rewrite matmuls.
         *([FoldCasts()] if options.precision == "bfloat16" else []),
         # After the passes that change which views and casts of an activation are read.
@@ -91,7 +92,12 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), share
 
 def build_backward_pipeline(options: CompileOptions) -> Pipeline:
     """The passes for a backward graph after the partitioner, which has decided what to recompute."""
-    return tuple(p for p in (GateRecomputation(),) if p.name not in options.disable_passes)
+    ours: tuple[GraphPass, ...] = (
+        GateRecomputation(),
+        # After the gates of recomputation, which bring gradients of one layer together.
+        *([GateWeightGradients()] if options.fuse else []),
+    )
+    return tuple(p for p in ours if p.name not in options.disable_passes)
 
 
 def least_fused_logits(pipeline: Pipeline) -> int | None:
@@ -120,11 +126,15 @@ def _budget(options: CompileOptions, share: StepShare) -> Budget:
         num_bytes=memory_budget_bytes(chip, options.memory_fraction, options.memory_budget_gb),
         optimizer_state_factor=options.optimizer_state_factor,
         vmem_bytes=chip.vmem_bytes,
-        narrow_matmuls=resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision())
-        == "default",
+        narrow_matmuls=_has_one_pass(options),
         is_hard_limit=options.is_memory_bounded,
         share=share,
     )
+
+
+def _has_one_pass(options: CompileOptions) -> bool:
+    """Whether float32 matmuls take one pass over the matrix unit."""
+    return resolve_matmul_precision(options.matmul_precision, torch.get_float32_matmul_precision()) == "default"
 
 
 def _check_names(options: CompileOptions) -> None:

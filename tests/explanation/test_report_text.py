@@ -111,7 +111,7 @@ graph breaks: 1
     assert_expected_inline(
         part(text, "passes"),
         """\
-passes: 4, and 11 that found nothing to do
+passes: 4, and 12 that found nothing to do
   pass             graphs  rewrote  refused
   fold_constants        2       20        0
   cast_bf16             1        7        4
@@ -144,7 +144,7 @@ def test_verbose_shows_every_graph_every_refusal_and_the_files_of_a_library(brok
     assert_expected_inline(
         part(text, "passes"),
         """\
-passes: 30
+passes: 32
   graph       pass                       rewrote  refused
   1.joint     fold_constants                  16        0
   1.joint     rewrite_attention                0        0
@@ -177,6 +177,7 @@ passes: 30
     refused sin_3: sin_3 stays
       in layers.3.1 (Gate), at gates/layers/gate.py:6 in forward
   1.backward  gate_recomputation               0        0
+  1.backward  gate_weight_gradients            0        0
   2.joint     fold_constants                   4        0
   2.joint     rewrite_attention                0        0
   2.joint     fuse_linear_cross_entropy        0        0
@@ -193,7 +194,8 @@ passes: 30
   2.joint     refuse_sines                     0        1
     refused sin: sin stays
       at broken_model.py:13 in forward
-  2.backward  gate_recomputation               0        0""",
+  2.backward  gate_recomputation               0        0
+  2.backward  gate_weight_gradients            0        0""",
     )
     assert_expected_inline(
         part(text, "operators on the CPU"),

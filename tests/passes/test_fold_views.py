@@ -24,7 +24,7 @@ def tensors(*sizes: tuple[int, ...], dtype: torch.dtype = F64) -> list[Tensor]:
 
 
 def folded(gm: fx.GraphModule) -> PassReport:
-    return applied(FoldViews(), gm)
+    return applied(FoldViews(float32_in_one_pass=True), gm)
 
 
 def heads(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -66,7 +66,7 @@ def test_heads_have_their_weight_first_where_a_chip_wants_it():
         return heads(x, weight, bias).exp().flatten(0, 1) @ y, F.linear(x, other).exp()
 
     gm = trace_inference(both, *args)
-    applied(FoldViews(weight_first=True), gm)
+    applied(FoldViews(weight_first=True, float32_in_one_pass=True), gm)
     equations = [node.args[3] for node in gm.graph.nodes if node.target is torch.ops.kp.contract.default]
     assert equations == ["dc,abc->adb", "abc,dc->abd"]
     torch.testing.assert_close(gm(*args), both(*args))
@@ -146,11 +146,50 @@ def test_strides_of_results_stay(fn):
     torch.testing.assert_close(gm(*args), before, rtol=1e-12, atol=1e-12)
 
 
-def test_a_product_with_an_incoming_gradient_stays():
+def test_a_product_with_an_incoming_gradient_is_folded():
     gm = trace_joint(F.linear, *tensors((2, 3, 6), (8, 6)))
-    folded(gm)
+    assert folded(gm).rewritten == 2
     left = [n for n in gm.graph.nodes if n.target is torch.ops.aten.mm.default]
-    assert len(left) == 2
+    assert len(left) == 1  # of the weight's gradient, which sums over B and S
+
+
+def test_the_cast_of_an_incoming_gradient_is_kept_apart():
+    gm = trace_joint(F.linear, *tensors((2, 3, 6), (8, 6), dtype=torch.float32))
+    CastBf16("matmul")(gm)
+    folded(gm)
+    of_tangent = graph_text(gm).split("tangents_1, ")[1].replace(", out_dtype=torch.float32", "")
+    assert_expected_inline(
+        of_tangent,
+        """\
+dtype=torch.bfloat16)
+wait_for_all_default = kp.wait_for_all.default([_to_copy_default_4])
+getitem: bf16[2, 3, 8] = <built-in function getitem>(wait_for_all_default, 0)
+view_default_1: bf16[6, 8] = aten.view.default(getitem, [6, 8])
+t_default_1: bf16[8, 6] = aten.t.default(view_default_1)
+_to_copy_default_5: f32[8, 6] = aten._to_copy.default(t_default_1, dtype=torch.float32)
+mm_1: f32[8, 6] = aten.mm.default(_to_copy_default_5, _to_copy_default_1)
+t_2: f32[6, 8] = aten.t.default(mm_1)
+contract_default_1: f32[2, 3, 6] = kp.contract.default(getitem, _to_copy_default_2, None, abc,cd->abd)
+t_4: f32[8, 6] = aten.t.default(t_2)
+return [contract_default, contract_default_1, t_4]""",
+    )
+
+
+def test_float32_in_several_passes_is_left_alone():
+    """torch_xla's einsum would take one pass."""
+    gm = trace_inference(F.linear, *(t.detach() for t in tensors((2, 3, 6), (8, 6), dtype=torch.float32)))
+    assert applied(FoldViews(), gm).rewritten == 0
+    assert folded(gm).rewritten == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "is_folded"),
+    [({}, False), ({"matmul_precision": "default"}, True), ({"matmul_precision": "high"}, False)],
+    ids=str,
+)
+def test_the_matmul_precision_decides_about_float32(options: dict[str, str], is_folded: bool):
+    pipeline = build_pipeline(CompileOptions.from_dict(options))
+    assert FoldViews(float32_in_one_pass=is_folded) in pipeline
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int32], ids=str)
@@ -186,7 +225,7 @@ def test_work_grows_with_the_graph_and_not_with_its_square(monkeypatch):
         gm = trace_inference(in_turn, *(t.detach() for t in args))
         with monkeypatch.context() as patch:
             patch.setattr(fx.Node, "all_input_nodes", property(lambda node: read.append(node) or inputs(node)))
-            assert FoldViews()(gm).rewritten == num_blocks
+            assert FoldViews(float32_in_one_pass=True)(gm).rewritten == num_blocks
         return len(read)
 
     assert num_reads(16) <= 2.2 * num_reads(8)

@@ -46,7 +46,11 @@ def gated(x: Tensor, up: Tensor, gate: Tensor, down: Tensor) -> Tensor:
 
 def fused(fn: Callable[..., Tensor], *shape: int, casts: bool = True) -> fx.GraphModule:
     gm = trace_joint(fn, *arguments(*(shape or (ROWS,))))
-    for graph_pass in (FuseLinearActivation(), *([CastBf16("matmul")] if casts else []), FoldViews()):
+    for graph_pass in (
+        FuseLinearActivation(),
+        *([CastBf16("matmul")] if casts else []),
+        FoldViews(float32_in_one_pass=True),
+    ):
         graph_pass(gm)
     gm.recompile()
     return gm

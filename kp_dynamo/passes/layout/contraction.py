@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
-from kp_dynamo.graph.nodes import is_tangent, tensor_of
-from kp_dynamo.graph.op_tables import VIEWS_AND_CASTS
+from kp_dynamo.graph.nodes import fake_of, tensor_of
 from kp_dynamo.passes.layout.axes import Axes, Dim, Dims, merged
 from kp_dynamo.passes.layout.strides import is_seen
 from kp_dynamo.passes.layout.view_chains import End, destination_of, has_static_size, source_of
@@ -40,6 +40,11 @@ class Contraction:
     axes: Axes
     is_turned: bool
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the operands, before their upcasts, have fewer than 32 bits."""
+        return all(fake_of(end.node).itemsize < torch.float32.itemsize for end in self.operands)
+
     def equation(self, is_swapped: bool) -> str:
         """The einsum equation; `is_swapped` exchanges the two operands."""
         letters: dict[Dim, str] = {}
@@ -59,7 +64,7 @@ def contraction_of(matmul: fx.Node) -> Contraction | None:
     *addend, a, b = matmul.args
     bias: Any = addend[0] if addend else None
     is_plain = not matmul.kwargs and all(map(has_static_size, (a, b, matmul)))
-    if not is_plain or not matmul.meta["val"].is_floating_point() or any(map(_reads_tangent, (a, b))):
+    if not is_plain or not matmul.meta["val"].is_floating_point():
         return None
     if bias is not None and bias.meta["val"].dim() != 1:
         return None
@@ -97,12 +102,6 @@ def _is_narrow(dims: list[Dim], axes: Axes) -> bool:
     if len(dims) < 3 or len(dims[-1]) != 1 or len(dims[-2]) != 1:
         return False
     return axes.size_of(dims[-1]) < _LANES <= axes.size_of(dims[-2])
-
-
-def _reads_tangent(node: Any) -> bool:
-    while node.target in VIEWS_AND_CASTS:
-        node = node.args[0]
-    return is_tangent(node)
 
 
 def _may_change(found: Contraction) -> bool:
