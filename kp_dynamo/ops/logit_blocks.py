@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kp_dynamo.ops.compute_dtype import compute_dtype
-from kp_dynamo.ops.optimization_barrier import keeps_barriers
+from kp_dynamo.ops.optimization_barrier import held, keeps_barriers
 
 NUM_OPERANDS = 7  # of a `Head`
 
@@ -116,6 +116,7 @@ def losses(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 def gradients(grad: Tensor, *arguments: Any, out_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """(d_x, d_weight, d_bias) of the arguments of `kp::linear_cross_entropy_backward`."""
     head, (statistics, *others) = Head(*arguments[:NUM_OPERANDS]), arguments[NUM_OPERANDS:]
+    head = replace(head, x=_in_vector_memory(head.x))
     x, result = head.x.to(head.dtype), out_dtype or head.x.dtype
     d_x, d_weight, d_bias = torch.zeros_like(x), [], []
     for columns in head.columns():
@@ -127,6 +128,15 @@ def gradients(grad: Tensor, *arguments: Any, out_dtype: torch.dtype | None = Non
         d_weight.append((rounded.t() @ x).to(result))
         d_bias.append(d_logits.sum(0))
     return d_x.to(result), torch.cat(d_weight), torch.cat(d_bias).to(result)
+
+
+def _in_vector_memory(x: Tensor) -> Tensor:
+    """`x`; on a TPU the result of an operation, which may be in vector memory.
+
+    A backward starts with this operator, so there is no time to copy an argument there. Reading [2048, 1024] from HBM
+    for every block of rows makes the logits of 32,000 classes cost 1.41 instead of 0.94 ms on a v5e.
+    """
+    return held(x * held(x.new_ones(()))) if keeps_barriers() else x
 
 
 def _d_logits(
