@@ -48,6 +48,35 @@ def fft(x: torch.Tensor, kind: str, length: int) -> torch.Tensor:
     return _registered("kp_fft", _fft)(x, kind=kind, length=length)  # type: ignore[no-any-return]
 
 
+def convolution(
+    x: torch.Tensor,
+    kernel: torch.Tensor,
+    *,
+    strides: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    x_dilation: tuple[int, ...],
+    kernel_dilation: tuple[int, ...],
+    groups: int,
+    precision: str,
+) -> torch.Tensor:
+    """XLA's convolution of x [N, C, ...] with a kernel [O, C / groups, ...].
+
+    Args:
+        x: The input.
+        kernel: The kernel.
+        strides: Step of the window, for each spatial dimension.
+        padding: What is added before and after each spatial dimension of the dilated x; negative numbers cut off.
+        x_dilation: Distance of neighbours in x, with zeros in between.
+        kernel_dilation: The same in the kernel.
+        groups: Number of groups of channels.
+        precision: "default", "high" or "highest".
+    """
+    window = {"strides": strides, "padding": padding, "x_dilation": x_dilation, "kernel_dilation": kernel_dilation}
+    return _registered("kp_convolution", _convolution)(  # type: ignore[no-any-return]
+        x, kernel, **window, groups=groups, precision=precision
+    )
+
+
 @functools.cache
 def _registered(name: str, lowering: Callable[..., Any]) -> Callable[..., Any]:
     # torch_xla 2.9; it caches one computation per shape.
@@ -112,3 +141,24 @@ def _fft(x: Any, *, kind: str, length: int) -> Any:
     last = length // 2 + 1 if kind == "RFFT" else length
     result = Shape(real if kind == "IRFFT" else complex_, (*operand.sizes[:-1], last))
     return xb.Op.call(xb.computation_from_module_proto("fft", fft_module(kind, length, operand, result)), [x])
+
+
+def _convolution(
+    x: Any,
+    kernel: Any,
+    *,
+    strides: Any,
+    padding: Any,
+    x_dilation: Any,
+    kernel_dilation: Any,
+    groups: int,
+    precision: str,
+) -> Any:
+    spatial = tuple(range(2, x.shape().rank))
+    return x.conv_general_dilated(
+        kernel, strides, padding, x_dilation, kernel_dilation,
+        input_batch_dimension=0, input_feature_dimension=1, input_spatial_dimensions=spatial,
+        kernel_output_feature_dimension=0, kernel_input_feature_dimension=1, kernel_spatial_dimensions=spatial,
+        output_batch_dimension=0, output_feature_dimension=1, output_spatial_dimensions=spatial,
+        feature_group_count=groups, precision_config=precision,
+    )  # fmt: skip
