@@ -1,4 +1,7 @@
-"""XLA operators that torch_xla 2.9 lowers no ATen operator to, as custom computations that XLA inlines."""
+"""XLA operators that torch_xla 2.9 lowers no ATen operator to, or not with all attributes, as custom computations.
+
+XLA inlines them.
+"""
 
 from __future__ import annotations
 

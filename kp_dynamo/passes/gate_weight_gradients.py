@@ -84,9 +84,11 @@ def _gates(flow: GradientFlow) -> Iterator[_Gate]:
     last, gradients = -1, {node: read for node, read in flow.results.items() if not _is_of_convolution(node)}
     for place, value in flow.narrow_places():
         results = tuple(node for node, read in gradients.items() if last < read <= place)
-        last, passed = place, flow.read_after(place, value)
-        is_large = max(map(node_bytes, results), default=0) >= _MIN_BYTES
-        if is_large and all(tensor_of(node) is not None for node in passed):
+        last = place
+        if max(map(node_bytes, results), default=0) < _MIN_BYTES:
+            continue
+        passed = flow.read_after(place, value)
+        if all(tensor_of(node) is not None for node in passed):
             yield _Gate(results, passed, before=flow.shared[place + 1])
 
 
