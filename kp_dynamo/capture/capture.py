@@ -21,6 +21,7 @@ from kp_dynamo.capture.exponents import specialize_exponents
 from kp_dynamo.capture.held_tensors import lift_held_tensors
 from kp_dynamo.capture.inactive_dropout import remove_inactive_dropout
 from kp_dynamo.capture.inputs_on_cpu import has_static_sizes, inputs_on_cpu, is_fake
+from kp_dynamo.capture.masked_writes import select_masked_writes
 from kp_dynamo.capture.nested_regions import inline_nested_regions
 from kp_dynamo.capture.nested_tensors import refuse_nested_tensors
 from kp_dynamo.capture.tensor_devices import placement_mode
@@ -95,6 +96,7 @@ def read_capture(
     specialize_exponents(gm)
     remove_inactive_dropout(gm)
     move_classes_last(gm)
+    select_masked_writes(gm)
     retarget_to_cpu(gm, mode)
     if mode == "xla":
         copy_views_of_view_as_real(gm)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
+
+from kp_dynamo.capture.insertion import insert_call, value_of
 
 _NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 _MATMULS = (F.linear, torch.matmul, operator.matmul, "matmul", "__matmul__")
@@ -34,14 +35,14 @@ def move_classes_last(gm: fx.GraphModule) -> None:
 def _rows_of(node: fx.Node) -> fx.Node | None:
     """The rows [B, S, ..., V] whose view [B, V, S, ...] are the logits, if a matmul computes them."""
     given = _arguments(node)
-    logits, target = (_value(given[name]) for name in ("input", "target"))
+    logits, target = (value_of(given[name]) for name in ("input", "target"))
     if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor) or logits.dim() < 3:
         return None
     is_legacy = given.get("size_average") is not None or given.get("reduce") is not None
     if is_legacy or target.is_floating_point() or target.dim() != logits.dim() - 1:
         return None
     source = _source(given["input"])
-    rows = _value(source)
+    rows = value_of(source)
     if not isinstance(rows, torch.Tensor) or not _is_view(logits, rows):
         return None
     is_moved = logits.movedim(1, -1).shape == rows.shape and logits.movedim(1, -1).stride() == rows.stride()
@@ -73,28 +74,13 @@ def _rewrite(node: fx.Node, rows: fx.Node) -> None:
     del given["input"]
     target = given.pop("target")
     with node.graph.inserting_before(node):
-        flat = _insert(node, torch.flatten, target)
-        loss = _insert(node, F.cross_entropy, _insert(node, torch.flatten, rows, 0, -2), flat, **given)
+        flat = insert_call(node, torch.flatten, target)
+        loss = insert_call(node, F.cross_entropy, insert_call(node, torch.flatten, rows, 0, -2), flat, **given)
         if given.get("reduction") == "none":
-            loss = _insert(node, "view_as", loss, target)
+            loss = insert_call(node, "view_as", loss, target)
     node.replace_all_uses_with(loss)
     node.graph.erase_node(node)
 
 
-def _insert(like: fx.Node, target: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> fx.Node:
-    """A call of a function, or of the method of that name, at the graph's insertion point."""
-    op = "call_method" if isinstance(target, str) else "call_function"
-    made = like.graph.create_node(op, target, args, kwargs)
-    made.meta = {key: value for key, value in like.meta.items() if key != "example_value"}
-    values, named = fx.map_arg((made.args, dict(made.kwargs)), _value)
-    function = getattr(torch.Tensor, target) if isinstance(target, str) else target
-    made.meta["example_value"] = function(*values, **named)
-    return made
-
-
 def _arguments(node: fx.Node) -> dict[str, Any]:
     return {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
-
-
-def _value(argument: Any) -> Any:
-    return argument.meta.get("example_value") if isinstance(argument, fx.Node) else argument
