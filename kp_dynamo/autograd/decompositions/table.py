@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from kp_dynamo.autograd.decompositions.embedding_bags import embedding_bag_decompositions
 from kp_dynamo.autograd.decompositions.float64_precision import float64_decompositions
 from kp_dynamo.autograd.decompositions.group_norm import native_group_norm_backward
 from kp_dynamo.autograd.decompositions.integer_division import RIGHT_SHIFTS, div_mode, floor_divide, right_shift
@@ -59,6 +60,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table.update(get_decompositions(_WRONG_IN_TORCH_XLA))
     table.update(float64_decompositions())
     table.update(order_decompositions())
+    table.update(embedding_bag_decompositions())
     table.update(unbatched_loss_decompositions())
     table[aten.native_dropout.default] = _native_dropout
     table[aten.native_group_norm_backward.default] = native_group_norm_backward
@@ -68,6 +70,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     # torch_xla 2.9's roll divides by the size of the dimension, and aborts the process if the size is 0.
     # Its linspace computes in float32 for every dtype.
     table.update(get_decompositions([aten.roll, aten.linspace]))
+    # torch_xla 2.9 computes them on the CPU while it traces.
+    table.update(get_decompositions([aten.triu_indices, aten.tril_indices]))
     table.update(patch_decompositions(get_decompositions([aten.im2col, aten.col2im])))
     table.update(window_decompositions(get_decompositions([aten.unfold_backward])))
     table[aten.avg_pool2d.default] = table[aten.avg_pool3d.default] = avg_pool
