@@ -73,7 +73,9 @@ def _bytes_text(tensor: torch.Tensor) -> str:
         raise Uncacheable(f"a constant on {tensor.device} with {tensor.numel()} elements")
     # A fake mode is active while AOTAutograd compiles, and would reject a constant, which is a real tensor.
     with torch.utils._python_dispatch._disable_current_modes():
-        data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        # A contiguous tensor of one element may have any stride.
+        data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 

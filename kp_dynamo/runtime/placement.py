@@ -86,7 +86,8 @@ def digest_of(tensor: torch.Tensor) -> tuple[object, ...]:
     """Shape, strides, dtype and a 128-bit hash (XXH3) of the bytes of a dense CPU tensor."""
     plain = _plain(tensor)
     dense = plain if plain.is_contiguous() else _dense(plain)
-    data = dense.reshape(-1).view(torch.uint8).numpy().data
+    # A contiguous tensor of one element may have any stride.
+    data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
     return tuple(plain.shape), plain.stride(), plain.dtype, xxhash.xxh3_128_digest(data)
 
 

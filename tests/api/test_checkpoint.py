@@ -844,3 +844,7 @@ def test_the_tests_see_what_a_load_does(saved):
     load_checkpoint(path, *owners)
     with pytest.raises(AssertionError):
         assert_equal(state_of(*owners), before)
+
+
+def test_bytes_of_one_element_with_a_stride():
+    assert checkpoint_file.bytes_of(torch.arange(3)[1::2]).tolist() == [1, *[0] * 7]

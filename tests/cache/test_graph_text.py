@@ -8,7 +8,7 @@ from expecttest import assert_expected_inline
 from torch import fx
 
 from kp_dynamo.cache.call_parts import environment_parts, input_parts, mode_parts, shares_storage
-from kp_dynamo.cache.graph_text import graph_text
+from kp_dynamo.cache.graph_text import _bytes_text, graph_text
 from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.config.options import CompileOptions, ignored_in_key, option_fields
 from tests.graphs import trace_inference, trace_joint
@@ -257,3 +257,9 @@ def test_every_option_is_in_the_key_or_on_a_list_that_says_why_not():
         is_in_key = CompileOptions(**{name: value}).key() != CompileOptions().key()
         assert is_in_key != (name in ignored_in_key()), name
     assert all(len(reason) > 20 for reason in ignored_in_key().values())
+
+
+def test_a_constant_of_one_element_with_a_stride():
+    column = torch.arange(6).reshape(3, 2)[:1, 1]
+    assert column.stride() == (2,)
+    assert _bytes_text(column) == _bytes_text(column.clone())

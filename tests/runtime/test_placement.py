@@ -138,6 +138,14 @@ def test_a_digest_depends_on_bytes_shape_stride_and_dtype():
     assert digest_of(torch.tensor([float("nan")])) == digest_of(torch.tensor([float("nan")]))
 
 
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_reused_input_of_one_element_or_none_with_a_stride(length):
+    x = torch.arange(3)[1:length:2]
+    run = compiled(lambda x: x + 1)
+    for _ in range(4):
+        assert run(x).tolist() == (x + 1).tolist()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_write_to_an_input_right_after_the_call_does_not_reach_the_result(device):
     x = torch.linspace(-1, 1, 400 * 400).reshape(400, 400)

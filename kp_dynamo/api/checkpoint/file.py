@@ -123,4 +123,6 @@ def _digest(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) ->
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor's elements, in their order: uint8[num_bytes]."""
-    return tensor.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A contiguous tensor of one element may have any stride.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
