@@ -21,6 +21,7 @@ from kp_dynamo.lowering.contraction_forms import CONTRACTION_FORMS
 from kp_dynamo.lowering.convolution_forms import CONVOLUTION_FORMS
 from kp_dynamo.lowering.elementwise_forms import ELEMENTWISE_FORMS
 from kp_dynamo.lowering.fourier_forms import FOURIER_FORMS
+from kp_dynamo.lowering.grid_forms import GRID_FORMS
 from kp_dynamo.lowering.index_forms import INDEX_FORMS
 from kp_dynamo.lowering.integer_forms import INTEGER_FORMS
 from kp_dynamo.lowering.linalg_forms import LINALG_FORMS
@@ -47,6 +48,7 @@ FORMS: dict[Any, Callable[..., Any]] = {
     **LINALG_FORMS, **CAST_FORMS, **INTEGER_FORMS, **COMPARISON_FORMS, **INDEX_FORMS, **SCATTER_FORMS,
     **SOFTMAX_FORMS, **SCAN_FORMS, **ORDER_FORMS, **LOOP_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS, **COMPLEX_POWERS,
     **FOURIER_FORMS, **WINDOW_FORMS, **SEARCH_FORMS, **CONTRACTION_FORMS, **CONVOLUTION_FORMS,
+    **GRID_FORMS,
 }  # fmt: skip
 
 # Under SPMD, these come before `FORMS`.
