@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch_xla.debug import metrics
 
+from kp_dynamo import mark_sequence
 from tests.spine import assert_same, check_gradients_like_eager, check_like_eager, compiled
 
 TABLE = torch.arange(60.0).reshape(12, 5).cos()
@@ -93,3 +94,19 @@ def test_indices_of_triangles(kind):
     metrics.clear_all()
     check_like_eager(lambda x: x[kind(5, 5, 1, device=x.device).unbind()].sin(), torch.randn(5, 5), strict=True)
     assert metrics.executed_fallback_ops() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lengths_that_vary(mode):
+    def bags(i, t):
+        return F.embedding_bag(i, t, mode=mode)
+
+    for how in ({"dynamic": True}, {"buckets": [4, 8]}):
+        run = compiled(bags, strict=True, **how)
+        for length in (3, 5, 6, 1):
+            indices = mark_sequence(torch.arange(2 * length).reshape(2, length) % 12, 1)
+            mine, eager = TABLE.clone().requires_grad_(), TABLE.clone().requires_grad_()
+            results = [fn(indices, table).sin() for fn, table in ((run, mine), (bags, eager))]
+            for result in results:
+                result.sum().backward()
+            assert_same((results[0], mine.grad), (results[1], eager.grad))

@@ -40,7 +40,7 @@ def _embedding_bag(
     padding_idx: int = -1,
 ) -> Any:
     """[V, D], [N], [B] -> [B, D], and what ATen keeps for its backward: bag of each index, sizes, maxima."""
-    num_bags = offsets.shape[0] - include_last_offset
+    num_bags = offsets.shape[0] - int(include_last_offset)
     bags = _bag_of_each(indices, offsets[:num_bags])
     is_counted = indices != padding_idx
     rows = table.index_select(0, indices)
