@@ -121,7 +121,8 @@ def _num_dims(items: Sequence[Any], basic: Sequence[Any], x: torch.Tensor) -> in
 def _broadcast_shape(values: Any, view: torch.Tensor, mask: torch.Tensor, after: int) -> Sequence[Any] | None:
     """The shape in which the values broadcast to the view; None if they depend on the mask, or eager refuses them."""
     first = view.dim() - after - mask.dim()
-    if not all(map(_is_equal, mask.shape, view.shape[first:])):
+    # Of sizes that vary, this is a guard: eager refuses a mask of another shape.
+    if not all(size == whole for size, whole in zip(mask.shape, view.shape[first:], strict=False)):
         return None
     if not isinstance(values, torch.Tensor):
         return ()

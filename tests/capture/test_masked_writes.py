@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from kp_dynamo import mark_sequence
 from tests.spine import DEVICES, assert_same, check_gradients_like_eager, check_like_eager, compiled, on
 
 X = torch.arange(40.0).reshape(2, 5, 4).cos()
@@ -63,10 +64,11 @@ def test_other_dtypes(dtype):
     check_like_eager(lambda x, m: (x := x.clone()).__setitem__(m, 1) or x, X.to(dtype), MASK, strict=True)
 
 
-def test_dynamic_lengths():
-    run = compiled(lambda x, m, v: assigned(x, m, v), dynamic=True, strict=True)
+@pytest.mark.parametrize("how", [{"dynamic": True}, {"buckets": [4, 8]}], ids=str)
+def test_lengths_that_vary(how):
+    run = compiled(lambda x, m, v: assigned(x, m, v), strict=True, **how)
     for length in (5, 7, 3):
-        x, m = torch.randn(2, length, 4), torch.rand(2, length) > 0.5
+        x, m = mark_sequence(torch.randn(2, length, 4), 1), mark_sequence(torch.rand(2, length) > 0.5, 1)
         assert_same(run(x, m, ROW), assigned(x, m, ROW))
 
 
