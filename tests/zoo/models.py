@@ -1,4 +1,4 @@
-"""The zoo: small models with random weights, built from the configurations of transformers and timm.
+"""The zoo: small models with random weights, built from the configurations of transformers, diffusers and timm.
 
 Two layers and widths of 64 to 128, so that each compiles in seconds on two cores. Every dropout is
 off, because a random mask of the backend's own is no error (dropout has tests of its own).
@@ -8,8 +8,6 @@ Legend: B batch, S sequence length.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import timm
@@ -17,61 +15,11 @@ import torch
 import transformers
 from torch import nn
 
-B, S, VOCAB = 2, 12, 97
+from tests.zoo.language_models import LANGUAGE_MODELS
+from tests.zoo.other_models import OTHER_MODELS
+from tests.zoo.zoo_model import VOCAB, B, Inputs, S, ZooModel, decoder, pixels, tokens
 
-Inputs = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class ZooModel:
-    """One model of the zoo.
-
-    Attributes:
-        name: Name in tests and in the table.
-        build: Makes the module, in whatever state the current seed gives.
-        inputs: Makes its keyword arguments.
-        breaks: Whether its own source breaks Dynamo's graph (data-dependent routing).
-        seed: Seed of weights and inputs.
-        num_seeds: Seeds, from `seed` on, whose bf16 errors are measured as one. More than one where each
-            rounding may flip a ReLU or a choice, so that the error of a single seed is mostly chance.
-    """
-
-    name: str
-    build: Callable[[], nn.Module]
-    inputs: Callable[[], Inputs]
-    breaks: bool = False
-    seed: int = 0
-    num_seeds: int = 1
-
-    def make(self) -> tuple[nn.Module, Inputs]:
-        """The module and its inputs: equal at each call, on the CPU, in float32."""
-        torch.manual_seed(self.seed)
-        module = self.build()
-        for child in module.modules():
-            if isinstance(child, nn.Dropout):
-                child.p = 0.0
-        return module, self.inputs()
-
-
-def _tokens(*, mask: bool = False) -> Inputs:
-    inputs = {"input_ids": torch.randint(3, VOCAB, (B, S))}
-    if mask:
-        inputs["attention_mask"] = (torch.arange(S) < torch.tensor([[S], [S - 4]])).long()
-    return inputs
-
-
-def _pixels(size: int, name: str = "pixel_values", batch: int = B) -> Inputs:
-    return {name: torch.randn(batch, 3, size, size)}
-
-
-def _decoder(kind: str, **more: object) -> nn.Module:
-    """A causal language model of the Llama family: grouped-query attention, gated MLP."""
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, attention_dropout=0.0, use_cache=False,
-        pad_token_id=0, **more,
-    )  # fmt: skip
-    return getattr(transformers, f"{kind}ForCausalLM")(config)
+__all__ = ["BY_NAME", "ZOO", "Inputs", "ZooModel"]
 
 
 def _encoder(kind: str) -> nn.Module:
@@ -110,7 +58,7 @@ def _t5() -> nn.Module:
 
 
 def _t5_inputs() -> Inputs:
-    return {**_tokens(mask=True), "decoder_input_ids": torch.randint(3, VOCAB, (B, S - 2))}
+    return {**tokens(mask=True), "decoder_input_ids": torch.randint(3, VOCAB, (B, S - 2))}
 
 
 def _vision(**more: object) -> dict[str, object]:
@@ -152,32 +100,34 @@ _TIMM_VIT = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4, 
 _TIMM_CONVNEXT = dict(depths=(1, 1, 2, 1), dims=(16, 32, 64, 128), num_classes=10)
 
 ZOO = (
-    ZooModel("llama", partial(_decoder, "Llama"), partial(_tokens, mask=True)),
-    ZooModel("qwen3", partial(_decoder, "Qwen3", head_dim=16), _tokens),
-    ZooModel("mistral", partial(_decoder, "Mistral", sliding_window=8), _tokens),
-    ZooModel("gpt2", _gpt2, _tokens),
-    ZooModel("bert", partial(_encoder, "Bert"), partial(_tokens, mask=True)),
-    ZooModel("roberta", partial(_encoder, "Roberta"), partial(_tokens, mask=True)),
-    ZooModel("deberta", _deberta, partial(_tokens, mask=True)),
+    ZooModel("llama", partial(decoder, "Llama"), partial(tokens, mask=True)),
+    ZooModel("qwen3", partial(decoder, "Qwen3", head_dim=16), tokens),
+    ZooModel("mistral", partial(decoder, "Mistral", sliding_window=8), tokens),
+    ZooModel("gpt2", _gpt2, tokens),
+    ZooModel("bert", partial(_encoder, "Bert"), partial(tokens, mask=True)),
+    ZooModel("roberta", partial(_encoder, "Roberta"), partial(tokens, mask=True)),
+    ZooModel("deberta", _deberta, partial(tokens, mask=True)),
     # Scores without a scale, and ReLUs: of one seed the gradients' error over autocast's is 0.65 to 1.24, of six 0.91.
     ZooModel("t5", _t5, _t5_inputs, num_seeds=6),
     # It gives four numbers: of one seed their error over autocast's is 0.56 to 3.1 at balanced, of ten 0.93.
-    ZooModel("vit", _vit, partial(_pixels, 32), num_seeds=10),
+    ZooModel("vit", _vit, partial(pixels, 32), num_seeds=10),
     # Of one seed, the gradients' error over autocast's is 0.87 to 1.13 at aggressive, 0.85 to 1.03 at balanced.
-    ZooModel("clip", _clip, lambda: {**_tokens(mask=True), **_pixels(32)}, num_seeds=6),
-    ZooModel("gemma2", partial(_decoder, "Gemma2", head_dim=16, sliding_window=8), _tokens),
-    ZooModel("mixtral", partial(_decoder, "Mixtral", num_local_experts=4), _tokens, breaks=True),
+    ZooModel("clip", _clip, lambda: {**tokens(mask=True), **pixels(32)}, num_seeds=6),
+    ZooModel("gemma2", partial(decoder, "Gemma2", head_dim=16, sliding_window=8), tokens),
+    ZooModel("mixtral", partial(decoder, "Mixtral", num_local_experts=4), tokens, breaks=True),
     ZooModel("whisper", _whisper, _whisper_inputs, breaks=True),
     ZooModel(
         "resnet18",
         partial(timm.create_model, "resnet18", num_classes=10),
-        partial(_pixels, 64, "x", 4),
+        partial(pixels, 64, "x", 4),
         num_seeds=6,
     ),
-    ZooModel("convnext", partial(timm.models.convnext.ConvNeXt, **_TIMM_CONVNEXT), partial(_pixels, 64, "x")),
+    ZooModel("convnext", partial(timm.models.convnext.ConvNeXt, **_TIMM_CONVNEXT), partial(pixels, 64, "x")),
     ZooModel(
-        "timm_vit", partial(timm.models.vision_transformer.VisionTransformer, **_TIMM_VIT), partial(_pixels, 32, "x")
+        "timm_vit", partial(timm.models.vision_transformer.VisionTransformer, **_TIMM_VIT), partial(pixels, 32, "x")
     ),
+    *LANGUAGE_MODELS,
+    *OTHER_MODELS,
 )
 
 BY_NAME = {model.name: model for model in ZOO}

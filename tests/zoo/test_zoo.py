@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.zoo.__main__ import FILE, blocks_cell
+from tests.zoo.__main__ import blocks_cell, documented
 from tests.zoo.harness import AUTOCAST, EAGER, FLOAT64, RUNS, Result, Setting, counted, divided, over_seeds, steps
 from tests.zoo.models import BY_NAME, ZOO
 
@@ -41,13 +41,6 @@ QUICK_AT_LEVELS = {
 
 
 QUICK_DIVIDED = {("llama", "train")}
-
-
-def documented(column: str) -> dict[tuple[str, str], str]:
-    """(model, run) -> the cell of a column of docs/zoo.md."""
-    lines = [line for line in FILE.read_text().splitlines() if line.startswith("|")]
-    titles, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {(row[0], row[1]): row[titles.index(column)] for row in rows}
 
 
 def cases(quick: Container[tuple[str, ...]], *parts: Iterable[str]) -> list[Any]:
@@ -88,14 +81,14 @@ def test_float32_is_eager_up_to_rounding(name: str, run: str) -> None:
 def test_divided_models_are_the_whole_ones_up_to_rounding(name: str, run: str) -> None:
     """The blocks are those of docs/zoo.md. Divided, a model rounds elsewhere than whole, by as much as both are off."""
     result, found = divided(RUNS[run], BY_NAME[name])
-    assert blocks_cell(found) == documented("blocks")[name, run]
+    assert blocks_cell(found) == documented()[name, run]["blocks"]
     whole = RUNS[run](BY_NAME[name], Setting("kp_tpu", (("precision", "float32"), ("blocks", "off"))))
     errors, of_whole = result.errors(whole), whole.errors(RUNS[run](BY_NAME[name], FLOAT64))
     assert all(errors[part] <= max(1e-6, 2 * of_whole[part]) for part in errors), (errors, of_whole)
 
 
 def test_every_model_is_documented() -> None:
-    assert list(documented("blocks")) == [(model.name, run) for model in ZOO for run in RUNS]
+    assert list(documented()) == [(model.name, run) for model in ZOO for run in RUNS]
 
 
 @pytest.mark.parametrize(("name", "level_name", "run"), cases(QUICK_AT_LEVELS, LEVELS, RUNS))

@@ -1,0 +1,107 @@
+"""Speech, images, diffusion, graphs and recommendations."""
+
+from __future__ import annotations
+
+import diffusers
+import torch
+import transformers
+from torch import nn
+
+from tests.zoo.zoo_model import B, Inputs, ZooModel
+
+
+def _wav2vec2() -> nn.Module:
+    config = transformers.Wav2Vec2Config(
+        vocab_size=32, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
+        conv_dim=(32, 32, 32), conv_kernel=(10, 3, 2), conv_stride=(5, 2, 2), num_feat_extract_layers=3,
+        num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4, apply_spec_augment=False, layerdrop=0.0,
+        hidden_dropout=0.0, activation_dropout=0.0, attention_dropout=0.0, feat_proj_dropout=0.0, final_dropout=0.0,
+    )  # fmt: skip
+    model = transformers.Wav2Vec2ForCTC(config)
+    # In training it asks for the gradient of its input by assigning to `requires_grad`; ours asks already.
+    model.wav2vec2.feature_extractor._requires_grad = False
+    return model
+
+
+def _wav2vec2_inputs() -> Inputs:
+    return {
+        "input_values": torch.randn(B, 480),
+        "attention_mask": (torch.arange(480) < torch.tensor([[480], [320]])).long(),
+    }
+
+
+def _dit() -> nn.Module:
+    model = diffusers.DiTTransformer2DModel(
+        num_attention_heads=4, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, sample_size=8,
+        patch_size=2, num_embeds_ada_norm=100,
+    )  # fmt: skip
+    for block in model.transformer_blocks:
+        block.norm1.emb.class_embedder.dropout_prob = 0.0  # it forgets labels at random
+    return model
+
+
+def _dit_inputs() -> Inputs:
+    labels = torch.tensor([7, 81])
+    return {"hidden_states": torch.randn(B, 4, 8, 8), "timestep": torch.tensor([3, 700]), "class_labels": labels}
+
+
+class _GraphNetwork(nn.Module):
+    """Two rounds of messages along edges, each node adding up and averaging what arrives by `index_add`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(16, 64)
+        self.messages = nn.ModuleList(nn.Linear(128, 64) for _ in range(2))
+        self.updates = nn.ModuleList(nn.Linear(128, 64) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(2))
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, nodes: torch.Tensor, edges: torch.Tensor, graph: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Nodes [N, 16], edges [2, E] (from, to), the graph of each node [N] -> [N, 5], [graphs, 64]."""
+        source, target = edges
+        hidden = self.embed(nodes)
+        degree = hidden.new_zeros(len(hidden)).index_add(0, target, hidden.new_ones(len(target))).clamp(min=1)
+        for message, update, norm in zip(self.messages, self.updates, self.norms, strict=True):
+            sent = torch.nn.functional.silu(message(torch.cat((hidden[source], hidden[target]), -1)))
+            arrived = torch.zeros_like(hidden).index_add_(0, target, sent.to(hidden.dtype)) / degree[:, None]
+            hidden = norm(hidden + update(torch.cat((hidden, arrived), -1)))
+        pooled = hidden.new_zeros(B, 64).index_add(0, graph, hidden)
+        return self.head(hidden), pooled
+
+
+def _graph_inputs() -> Inputs:
+    edges = torch.randint(0, 10, (2, 40)) + 10 * torch.arange(2).repeat_interleave(20)
+    return {"nodes": torch.randn(20, 16), "edges": edges, "graph": torch.arange(B).repeat_interleave(10)}
+
+
+class _Recommender(nn.Module):
+    """Bags of categories beside dense features, their pairwise products, and an MLP (DLRM)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(50, 32, mode=mode) for mode in ("sum", "mean", "max"))
+        self.bottom = nn.Sequential(nn.Linear(13, 64), nn.SiLU(), nn.Linear(64, 32))
+        self.top = nn.Sequential(nn.Linear(32 + 6, 64), nn.SiLU(), nn.Linear(64, 1))
+
+    def forward(self, dense: torch.Tensor, items: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """Dense features [B, 13], categories of each bag [3, L] with where each example begins [3, B] -> [B]."""
+        bottom = self.bottom(dense)
+        parts = [bottom, *(bag(i, o) for bag, i, o in zip(self.bags, items, offsets, strict=True))]
+        every = torch.stack([part.to(bottom.dtype) for part in parts], 1)
+        rows, columns = torch.triu_indices(4, 4, 1)
+        pairs = torch.bmm(every, every.mT)[:, rows, columns]
+        return self.top(torch.cat((bottom, pairs), 1)).squeeze(1)
+
+
+def _recommender_inputs() -> Inputs:
+    """One bag is empty."""
+    offsets = torch.tensor([[0, 3, 5, 9], [0, 4, 4, 8], [0, 1, 2, 11]])
+    return {"dense": torch.randn(4, 13), "items": torch.randint(0, 50, (3, 14)), "offsets": offsets}
+
+
+OTHER_MODELS = (
+    ZooModel("wav2vec2", _wav2vec2, _wav2vec2_inputs, breaks=True),
+    ZooModel("dit", _dit, _dit_inputs),
+    ZooModel("gnn", _GraphNetwork, _graph_inputs),
+    ZooModel("recommender", _Recommender, _recommender_inputs),
+)
