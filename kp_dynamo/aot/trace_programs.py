@@ -33,7 +33,7 @@ def call_on_fakes(
     For several chips, `placer` places the tensors and takes the programs.
     """
     export = Export(receive, placer=placer)
-    session = Session(request.options.cache_size, observe, export)
+    session = Session(request.options.cache_size, observe, export, with_examples=True)
 
     def place(model: Callable[..., Any], args: Any) -> None:
         if placer is not None and request.slice is not None:
@@ -100,7 +100,7 @@ def call_on_zeros(request: AotRequest, receive: Receive, observe: Observe) -> li
     """
     device = xla.device()
     model, args = _on_device(uncompiled(request.model), device), _arguments_on_device(request.args, device)
-    session = Session(request.options.cache_size, observe)
+    session = Session(request.options.cache_size, observe, with_examples=True)
     with watch_programs(receive):
         backend = "openxla" if request.backend == "openxla" else session.as_backend(request.options)
         results = _call(_in_mode(model, request.train), args, backend)

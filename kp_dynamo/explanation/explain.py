@@ -65,7 +65,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
         log_event(event)
         recorder(event)
 
-    session, given_up = Session(chosen.cache_size, observe=observe), list[GivenUp]()
+    session, given_up = Session(chosen.cache_size, observe=observe, with_examples=True), list[GivenUp]()
     backend = session.as_backend(chosen)
     if not chosen.strict:
         backend.on_given_up = given_up.append  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kp_dynamo.graph.edit_example import EditExample
 from kp_dynamo.graph.places import Place
 from kp_dynamo.passes.base import PassErrors
 
@@ -105,6 +106,7 @@ class PassOnGraph:
         notes: What it decided.
         places: The place of each of `refused` in the model.
         errors: What it did to the numbers; None without the option `ledger`.
+        example: Some operators before and after; only the first graph that the pass changed has one.
     """
 
     graph: str
@@ -114,6 +116,7 @@ class PassOnGraph:
     notes: tuple[str, ...] = ()
     places: tuple[Place, ...] = ()
     errors: PassErrors | None = None
+    example: EditExample | None = None
 
 
 @dataclass(frozen=True)
@@ -186,9 +189,12 @@ def pass_from_dict(content: Mapping[str, Any]) -> PassOnGraph:
     """
     refused = tuple((node, reason) for node, reason in content["refused"])
     places = tuple(Place(**place) for place in content["places"])
-    errors = content.get("errors")
+    errors, example = content.get("errors"), content.get("example")
     of_ledger = None if errors is None else PassErrors.from_dict(errors)
-    plain = {"refused": refused, "notes": tuple(content["notes"]), "places": places, "errors": of_ledger}
+    edited = None if example is None else EditExample.from_dict(example)
+    plain = {
+        "refused": refused, "notes": tuple(content["notes"]), "places": places, "errors": of_ledger, "example": edited,
+    }  # fmt: skip
     return PassOnGraph(**{**content, **plain})
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from kp_dynamo.explanation.graph_reports import PassOnGraph
 from kp_dynamo.explanation.pass_text import alike_refusals, first_places
 from kp_dynamo.explanation.text_layout import counted
-from kp_dynamo.page.content import Section, Table
+from kp_dynamo.page.content import Section, Sides, Table
 
 _MAX_GRAPHS = 3
 
@@ -30,10 +30,25 @@ def passes_section(passes: Sequence[PassOnGraph], verbose: bool) -> Section:
     )
     details = tuple((*_notes(found), *_refusals(found, verbose)) for found in runs)
     parts = (Table(("pass", "graphs", "rewrote", "refused"), rows, details=details),) if rows else ()
+    examples = [done for found in runs if (done := _with_example(found)) is not None]
     summary = f"{counted(len(active), 'pass', 'passes')} changed or refused something."
     if idle:
         summary += f" {len(idle)} found nothing to do: {', '.join(idle)}."
-    return Section("passes", "Passes", parts, summary)
+    return Section("passes", "Passes", (*parts, *map(_example, examples)), summary)
+
+
+def _with_example(found: Iterable[PassOnGraph]) -> PassOnGraph | None:
+    return next((done for done in found if done.example is not None), None)
+
+
+def _example(done: PassOnGraph) -> Sides:
+    """Some operators before and after the pass, with the user's line."""
+    found = done.example
+    assert found is not None, "it was chosen for its example"
+    where = found.place.text(verbose=True)
+    more = f"{counted(found.num_more, 'more operator')} of the same edit are left out." if found.num_more else ""
+    before, after = ("\n".join(lines) or "no operator" for lines in (found.before, found.after))
+    return Sides(f"{done.name}, for example{f' {where}' if where else f' in {done.graph}'}", before, after, more)
 
 
 def _did(done: PassOnGraph) -> bool:

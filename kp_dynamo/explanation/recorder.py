@@ -91,9 +91,14 @@ class Recorder:
         self._seconds["aot"] += event.seconds - self._spent[str(event.number)]
 
     def _transformed(self, event: GraphTransformed) -> None:
+        shown = {done.name for done in self.passes if done.example is not None}  # one of each pass is enough
         self.passes += [
-            PassOnGraph(event.label, r.name, r.rewritten, r.refused, r.notes, r.places, r.errors) for r in event.reports
-        ]
+            PassOnGraph(
+                event.label, r.name, r.rewritten, r.refused, r.notes, r.places, r.errors,
+                None if r.name in shown else r.example,
+            )
+            for r in event.reports
+        ]  # fmt: skip
         self._seconds["passes"] += event.seconds
         self._spend(event.label, event.seconds)
 

@@ -143,7 +143,25 @@ class Verbatim:
     is_open: bool = False
 
 
-Part = Table | Tree | Picture | Lines | Verbatim
+@dataclass(frozen=True)
+class Sides:
+    """Two texts side by side, in a box with a title that is closed at first; on a phone one is below the other.
+
+    Attributes:
+        title: What they are.
+        before: The text at the left.
+        after: The text at the right.
+        caption: What is left out of them.
+    """
+
+    kind: ClassVar[str] = "sides"
+    title: str
+    before: str
+    after: str
+    caption: str = ""
+
+
+Part = Table | Tree | Picture | Lines | Verbatim | Sides
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import fx
 
+from kp_dynamo.graph.edit_example import EditExample
 from kp_dynamo.graph.places import Place
 
 
@@ -83,6 +84,7 @@ class PassReport:
         notes: Further facts for the user: decisions, and the figures behind them.
         places: The place in the model of each of `refused`; `run_pipeline` fills them in.
         errors: What the pass did to the numbers; None without the option `ledger`. `run_pipeline` fills it in.
+        example: Some operators before and after; None unless a report asks for it. `run_pipeline` fills it in.
     """
 
     name: str
@@ -91,6 +93,7 @@ class PassReport:
     notes: tuple[str, ...] = ()
     places: tuple[Place, ...] = ()
     errors: PassErrors | None = None
+    example: EditExample | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values for JSON."""
@@ -101,6 +104,7 @@ class PassReport:
             "notes": list(self.notes),
             "places": [asdict(place) for place in self.places],
             **({} if self.errors is None else {"errors": asdict(self.errors)}),
+            **({} if self.example is None else {"example": asdict(self.example)}),
         }
 
 

@@ -9,6 +9,7 @@ from torch import fx
 
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUOptimizationError, TPUOutOfMemoryError
+from kp_dynamo.graph.edit_example import EditExamples
 from kp_dynamo.graph.editing import check_values
 from kp_dynamo.graph.least_memory import remedies
 from kp_dynamo.graph.operand_dtypes import check_operand_dtypes
@@ -33,6 +34,8 @@ def run_pipeline(
     options: CompileOptions,
     graph_name: str,
     ledger: GraphLedger | None = None,
+    *,
+    with_examples: bool = False,
 ) -> list[PassReport]:
     """Run the passes on `gm` in place; lint, recompile, time, count, trace and dump around each.
 
@@ -42,6 +45,7 @@ def run_pipeline(
         options: The options.
         graph_name: Its name in logs, dumps and reports.
         ledger: Measures each pass; a pass that exceeds its bound does not run on `gm`. None measures nothing.
+        with_examples: Whether each report of a pass that changed the graph has an example of it.
 
     Raises:
         XLACompilationError: The operands of a matmul have several dtypes, as `check_operand_dtypes` says.
@@ -56,6 +60,7 @@ def run_pipeline(
     dump_graph(gm, options, f"{graph_name}.0.captured")
     log.trace_graph(gm, f"{graph_name}.before_passes")
     seen = result_values(gm.graph)
+    examples = EditExamples(gm.graph) if with_examples else None
     with stage(f"passes of {graph_name}"):
         for number, graph_pass in enumerate(pipeline, start=1):
             before = [r.name for r in reports]
@@ -65,6 +70,8 @@ def run_pipeline(
                 report = _run_measured(gm, graph_pass, before, ledger)
                 if report.errors is not None and report.errors.is_taken_back:
                     report = taken_back(report, graph_name, strict=options.strict)
+            if examples is not None and (report.rewritten or graph_pass.name not in OUR_PASSES):
+                report = replace(report, example=examples.of_edit())
             reports.append(_with_places(report, gm.graph))
             dump_graph(gm, options, f"{graph_name}.{number}.{graph_pass.name}")
             TELEMETRY.passed(graph_name, reports[-1].to_dict())

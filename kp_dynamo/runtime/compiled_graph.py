@@ -230,11 +230,16 @@ class _Variant(NamedTuple):
 
 @dataclass(frozen=True)
 class Runtime:
-    """State that all compiled graphs of a process share."""
+    """State that all compiled graphs of a process share.
+
+    Attributes:
+        with_examples: Whether the reports of passes that are observed have an example each.
+    """
 
     cache: LRUCache[CompileKey, Program]
     placement: Placement
     observe: Observe = ignore
+    with_examples: bool = False
 
 
 def _is_symbolic(value: Any) -> bool:

@@ -113,7 +113,8 @@ class CaptureCompiler:
         if bucketing is not None and aliases is not None:
             chosen = bucketing.allowed(chosen, aliases)
         ledger = None if self._ledger is None else self._ledger.of_graph(gm, name)
-        reports = run_pipeline(gm, chosen, plan.options, label, ledger)
+        with_examples = self._runtime.with_examples
+        reports = run_pipeline(gm, chosen, plan.options, label, ledger, with_examples=with_examples)
         if bucketing is not None:
             bucketing.decide(reports, gm)
         self._runtime.observe(GraphTransformed(label, tuple(reports), time.perf_counter() - start))

@@ -65,15 +65,22 @@ class Session:
             tensors.
         salt: Part of the identity of every graph. A unique salt makes XLA recompile programs that torch_xla has in its
             own cache.
+        with_examples: Whether the observer wants an example of what each pass did.
     """
 
     def __init__(
-        self, cache_size: int = 100, observe: Observe = ignore, export: Lowering | None = None, salt: str = ""
+        self,
+        cache_size: int = 100,
+        observe: Observe = ignore,
+        export: Lowering | None = None,
+        salt: str = "",
+        *,
+        with_examples: bool = False,
     ) -> None:
         self._export, self._salt = export, salt
         self._numbers = itertools.count(1)
         self._free: list[int] = []
-        self.runtime = Runtime(LRUCache(cache_size, on_evict=_forget), Placement(), observe)
+        self.runtime = Runtime(LRUCache(cache_size, on_evict=_forget), Placement(), observe, with_examples)
         self.captures: LRUCache[CompileKey, Callable[..., Any]] = LRUCache(cache_size)
         self._models: WeakKeyDictionary[object, LRUCache[Any, Any]] = WeakKeyDictionary()
 

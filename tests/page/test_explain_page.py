@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
 from kp_dynamo import clear_cache, explain
 from kp_dynamo.cli.main import OK, main
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.explanation.graph_reports import (
     CaptureReport,
     DivisionReport,
@@ -19,9 +21,13 @@ from kp_dynamo.explanation.graph_reports import (
     PieceReport,
     UncompiledFrame,
     WholeTensor,
+    pass_from_dict,
 )  # fmt: skip
 from kp_dynamo.explanation.reports import Explanation
+from kp_dynamo.graph.edit_example import EditExample
 from kp_dynamo.graph.places import Place
+from kp_dynamo.runtime.events import GraphTransformed
+from kp_dynamo.session import Session
 from tests.page.test_render import BAD, check
 
 REASON = "builtin print\n  Explanation: it writes.\n  Hint: Remove the call.\n  Developer debug context: none"
@@ -31,7 +37,20 @@ FULL = Explanation(
     captures=(CaptureReport(1, "abc", False, "input 0", 1.5, ("batch['input_ids'] is [8, 513], was [8, 512]",)),),
     divisions=(DivisionReport((PieceReport(2, "layers.0 (Block)", 20, 32, LAYERS),), ""),),
     passes=(
-        PassOnGraph("1.joint", "cast_bf16", 3, (("mm", f"it is {BAD}"),), ("a note",), (Place("", f"{BAD} (Linear)"),)),
+        PassOnGraph(
+            "1.joint",
+            "cast_bf16",
+            3,
+            (("mm", f"it is {BAD}"),),
+            ("a note",),
+            (Place("", f"{BAD} (Linear)"),),
+            example=EditExample(
+                Place("model.py:9 in forward"),
+                ("mm: f32[2, 8] = aten.mm(x, w)",),
+                ("cast: bf16[2, 4] = aten._to_copy(x)", f"mm: bf16[2, 8] = aten.mm(cast, {BAD})"),
+                3,
+            ),
+        ),
         PassOnGraph("1.joint", "fold_views", 0, ()),
     ),
     graphs=(
@@ -138,3 +157,45 @@ def test_graphs_that_are_compiled_again_for_one_reason_are_one_problem():
     page = replace(FULL, captures=(one, other)).to_html()
     assert page.count("Compiled again: ") == 1
     assert "Compiled again: 2 graphs, 2.0 s: batch[" in page
+
+
+def test_a_pass_shows_an_example_before_and_after_side_by_side():
+    page = FULL.to_html()
+    passes = page[page.index('id="passes"') :]
+    shown = passes[passes.index("cast_bf16, for example at model.py:9 in forward") :]
+    assert shown.index("before") < shown.index("mm: f32[2, 8] = aten.mm(x, w)") < shown.index("after")
+    assert shown.index("after") < shown.index("cast: bf16[2, 4] = aten._to_copy(x)")
+    assert "3 more operators of the same edit are left out." in shown
+    assert "for example" not in PLAIN.to_html()
+
+
+def test_explain_has_one_example_of_each_pass_that_changed_a_graph():
+    def doubled(x, w):
+        y = torch.mm(x, w).exp()
+        torch._dynamo.graph_break()
+        return torch.mm(y, w).exp().exp()
+
+    found = explain(doubled, torch.randn(4, 8), torch.randn(8, 8))
+    casts = [done for done in found.passes if done.name == "cast_bf16"]
+    assert [bool(done.rewritten) for done in casts] == [True, True]
+    assert [done.example is not None for done in casts] == [True, False]
+    assert any("aten.mm" in line for line in casts[0].example.before)
+    assert any("bf16[4, 8] = aten._to_copy" in line for line in casts[0].example.after)
+    assert casts[0].example.place.line.startswith(__file__)
+    assert found.to_dict()["passes"] != []
+    for done in found.passes:
+        assert pass_from_dict(json.loads(json.dumps(asdict(done)))) == done
+
+
+def test_a_session_without_a_report_makes_no_examples():
+    reports = []
+
+    def observe(event):
+        if isinstance(event, GraphTransformed):
+            reports.extend(event.reports)
+
+    with torch.no_grad():
+        backend = Session(observe=observe).as_backend(CompileOptions())
+        torch.compile(lambda x: torch.mm(x, x).exp(), backend=backend)(torch.randn(4, 4))
+    assert any(report.rewritten for report in reports)
+    assert all(report.example is None for report in reports)

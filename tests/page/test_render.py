@@ -7,7 +7,20 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kp_dynamo.page.content import Branch, Figure, Lines, Page, Picture, Problem, Section, Share, Table, Tree, Verbatim
+from kp_dynamo.page.content import (
+    Branch,
+    Figure,
+    Lines,
+    Page,
+    Picture,
+    Problem,
+    Section,
+    Share,
+    Sides,
+    Table,
+    Tree,
+    Verbatim,
+)  # fmt: skip
 from kp_dynamo.page.render import html_of, notebook_html
 from kp_dynamo.page.units import part_text, short_price, size_text, time_text
 
@@ -57,6 +70,7 @@ def page(word: str) -> Page:
         Lines((word,), listed=True),
         Lines((word,)),
         Verbatim(word, word),
+        Sides(word, word, word, word),
     )
     problem = Problem("stop", word, word, word, word, word)
     return Page(word, word, (Figure(word, word, word, 2.0),), (problem,), (Section("all", word, parts, word),), word)
