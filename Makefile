@@ -27,7 +27,7 @@ help:
 	@echo "make aot-v7            install the compiler for v7 in a separate environment"
 	@echo "make test              the tests, at most 20 minutes on two cores"
 	@echo "make test-all          also the slow tests, and the wheel in an empty environment"
-	@echo "make test-browser      the tests that look at the pages in Chromium; screenshots go to out/pages/"
+	@echo "make test-browser      the tests that look at all pages in a new Chromium; screenshots go to out/pages/"
 	@echo "make test-compat       the tests of an earlier torch_xla, in a separate environment (VERSION=$(VERSION))"
 	@echo "make check             ruff (lint and format) and mypy"
 	@echo "make format            fix what ruff can fix"
@@ -73,7 +73,8 @@ test: $(READY)
 test-all: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow or not slow" --timeout=3600 $(PYTEST_ARGS)
 
-# Not in `make test`: Chromium is a package of the system, and only root installs it. The tests do, or say how.
+# Not in `make test`: a new Chromium is a package of the system, and only root installs it. The tests do, or say how.
+# `make test` looks at two pages in the older one of the package kaleido, which pip installs.
 test-browser: $(READY)
 	$(BIN)/python -m pytest -m browser $(PYTEST_ARGS) tests/page
 

@@ -22,7 +22,15 @@ _OPTIONS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
     "--allow-file-access-from-files", "--virtual-time-budget=10000", "--no-first-run", "--disable-extensions",
 )  # fmt: skip
-_LOOK = (Path(__file__).parent / "look.js").read_text()
+LOOK = (Path(__file__).parent / "look.js").read_text()
+_WHEN_LOADED = """
+const frame = document.querySelector("iframe");
+frame.addEventListener("load", () => {
+  const found = looked(frame, %s);
+  frame.style.height = `${found[0]}px`;
+  document.getElementById("found").textContent = JSON.stringify(found);
+});
+"""
 
 
 def chromium() -> str | None:
@@ -48,7 +56,7 @@ def look(html: str, size: str, folder: Path, *, is_open: bool, is_dark: bool = F
     frame.write_text(
         f'<!doctype html><meta charset="utf-8"><body style="margin:0"><pre id="found" hidden></pre>'
         f'<iframe src="page.html" style="border:0;display:block;width:{width}px;height:900px"></iframe>'
-        f"<script>const OPEN={json.dumps(is_open)};{_LOOK}</script>"
+        f"<script>{LOOK}{_WHEN_LOADED % json.dumps(is_open)}</script>"
     )
     scheme = ("--blink-settings=preferredColorScheme=0",) if is_dark else ()
     printed = _run(folder, frame, *scheme, "--dump-dom", f"--window-size={max(width, 500)},900")

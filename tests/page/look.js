@@ -1,11 +1,15 @@
-// Looks at the page in the frame: [height, findings]. `OPEN` says whether to open everything that folds.
-const frame = document.querySelector("iframe");
+// `looked(frame, isOpen)` looks at the page in a frame: [height, findings]. `isOpen`: first open everything that folds.
+
+// Chromium 88 has no checkVisibility. There, what is in a closed <details> has no boxes.
+function isVisible(element) {
+  return !element.checkVisibility || element.checkVisibility();
+}
 
 function textBoxes(page) {
   const walker = page.createTreeWalker(page.body, NodeFilter.SHOW_TEXT);
   const boxes = [];
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-    if (!node.data.trim() || !node.parentElement.checkVisibility()) continue;
+    if (!node.data.trim() || !isVisible(node.parentElement)) continue;
     const range = page.createRange();
     range.selectNodeContents(node);
     for (const box of range.getClientRects())
@@ -20,7 +24,9 @@ function overlaps(a, b) {  // more than rounding, in both directions
   return across > 2 && down > 3;
 }
 
-function look(page) {
+function looked(frame, isOpen) {
+  const page = frame.contentDocument;
+  if (isOpen) page.querySelectorAll("details").forEach((found) => { found.open = true; });
   const width = frame.clientWidth, findings = [];
   if (page.documentElement.scrollWidth > width)
     findings.push(`the page is ${page.documentElement.scrollWidth} wide, the window ${width}`);
@@ -45,11 +51,3 @@ function look(page) {
   });
   return [Math.ceil(page.documentElement.scrollHeight), findings];
 }
-
-frame.addEventListener("load", () => {
-  const page = frame.contentDocument;
-  if (OPEN) page.querySelectorAll("details").forEach((found) => { found.open = true; });
-  const found = look(page);
-  frame.style.height = `${found[0]}px`;
-  document.getElementById("found").textContent = JSON.stringify(found);
-});

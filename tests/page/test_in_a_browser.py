@@ -17,6 +17,7 @@ from kp_dynamo.aot.difference_page import comparison_html
 from kp_dynamo.explanation.difference import compare_explanations
 from kp_dynamo.explanation.difference_page import difference_html
 from tests.page.browser import INSTALL, WIDTHS, chromium, look
+from tests.page.defects import DEFECTS
 from tests.page.test_aot_page import REPORTS
 from tests.page.test_explain_page import FULL, PLAIN
 from tests.page.test_plan_page import PLANS
@@ -53,18 +54,6 @@ def test_nothing_overflows_or_overlaps(name, is_open, size):
 
 def test_the_page_in_the_dark_is_shown_as_well():
     assert look(FULL.to_html(), "phone", FOLDER / "explain-problems", is_open=True, is_dark=True) == []
-
-
-# Each is one line of HTML added to a page, and the beginning of what is found.
-DEFECTS = {
-    "wide": ('<p style="width:3000px">far too wide</p>', "the page is 30"),
-    "on top": ('<p>below</p><p style="margin-top:-2.4rem">above it</p>', '"below" overlaps "above it"'),
-    "table": ('<div class="scroll"><table><tr><td style="min-width:900px">x</td></tr></table></div>', "a table is 9"),
-    "label": (
-        '<figure><svg viewBox="0 0 100 20"><text x="90" y="15">a long label</text></svg></figure>',
-        '"a long label" is cut off at the side',
-    ),
-}
 
 
 @pytest.mark.parametrize("name", DEFECTS)
