@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from kp_dynamo.aot.compiler import TpuCompiler
-from kp_dynamo.aot.memory_line import ProgramCall
+from kp_dynamo.aot.live_values import LiveValues, live_values
+from kp_dynamo.aot.memory_line import ProgramCall, memory_line
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.aot.programs import Target, program_report
 from kp_dynamo.aot.report import AotReport
@@ -154,7 +155,7 @@ class _Run:
     def collected(self) -> tuple[ProgramReport, ...]:
         """Reports of the submitted programs."""
         compiled = ((name, p, self.compiler.result()) for name, p in self._named())
-        modules = {str(piece.capture): piece.modules for found in self.recorder.divisions for piece in found.pieces}
+        modules = self._modules()
         target = Target(CHIPS[self.request.target], self.request.slice)
         return tuple(program_report(n, p, made, target, modules.get(n.split(".")[0], ())) for n, p, made in compiled)
 
@@ -168,6 +169,20 @@ class _Run:
             seen[name := names[id(program)]] += 1
             found.append((name if seen[name] == 1 else f"{name}-{seen[name]}", placed))
         return found
+
+    def _modules(self) -> dict[str, tuple[str, ...]]:
+        """The modules that the runs of each capture compute, by its number."""
+        return {str(piece.capture): piece.modules for found in self.recorder.divisions for piece in found.pieces}
+
+    def _live_at_peak(self, programs: tuple[ProgramReport, ...]) -> tuple[LiveValues, ...]:
+        """What lives while the program runs whose peak is that of the step."""
+        peaks = [point.peak_bytes for point in memory_line(programs, self._calls())]
+        if not peaks:
+            return ()
+        names = {id(program): name for name, program in zip(self.names, self.handed_over, strict=True)}
+        modules = self._modules()
+        live = self.runs[peaks.index(max(peaks))].live
+        return live_values(live, lambda program: modules.get(names.get(id(program), "").split(".")[0], ()))
 
     def _calls(self) -> tuple[ProgramCall, ...]:
         """The runs of the programs in a step, by their names."""
@@ -201,6 +216,7 @@ class _Run:
             fallback_reports=tuple(self.recorder.fallbacks()),
             calls=self._calls(),
             slice=self._slice(),
+            live_at_peak=self._live_at_peak(programs),
         )
 
     def _slice(self) -> SliceReport | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kp_dynamo.aot.blocks import Block, blocks_of
+from kp_dynamo.aot.live_values import LiveValues
 from kp_dynamo.aot.memory_line import MemoryPoint, ProgramCall, memory_line
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.aot.slice_report import CollectiveReport, SliceReport, added_up
@@ -41,6 +42,7 @@ class AotFigures:
         fallback_reports: The same for `fallbacks`.
         calls: The runs of programs in a step, in order; () if they are unknown, as with `backend="openxla"`.
         slice: The chips; None for one.
+        live_at_peak: What lives at the peak of the step, counted from the graphs; () if `calls` are unknown.
     """
 
     target: str
@@ -61,6 +63,7 @@ class AotFigures:
     fallback_reports: tuple[FallbackReport, ...] = ()
     calls: tuple[ProgramCall, ...] = ()
     slice: SliceReport | None = None
+    live_at_peak: tuple[LiveValues, ...] = ()
 
     @property
     def num_chips(self) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kp_dynamo.aot.calibration import POINTS
 from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
+from kp_dynamo.aot.page_memory import memory_section
 from kp_dynamo.aot.page_problems import problems_of
 from kp_dynamo.aot.page_sections import (
     links_section,
-    memory_section,
     modules_section,
     operations_section,
     programs_section,

@@ -1,4 +1,4 @@
-"""The sections of the page: programs, modules, memory, operations, roofline, links."""
+"""The sections of the page: programs, modules, operations, roofline, links. `page_memory` has the memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.page.content import Cell, Lines, Picture, Section, Share, Table, Tree
 from kp_dynamo.page.module_tree import CAPTION, HEAD, ModuleRow, module_branches
-from kp_dynamo.page.pictures import MAX_ROWS, Run, bars, left_out, memory_over_time, timeline
+from kp_dynamo.page.pictures import MAX_ROWS, Run, bars, left_out, timeline
 from kp_dynamo.page.roofline import MAX_LABELS, Point, roofline
-from kp_dynamo.page.units import size_text, time_text, unit_of_size, unit_of_time
+from kp_dynamo.page.units import size_text, time_text, unit_of_time
 
 _KINDS = {"custom call": "custom call (at least)"}
 
@@ -27,7 +27,7 @@ def programs_section(report: AotFigures) -> Section:
     runs = [Run(name, by_name[name].modelled_ms, by_name[name].exposed_ms) for name in calls]
     rows = tuple(_program_row(p, report) for p in report.programs)
     details = tuple((modules_text(p),) if p.is_block else () for p in report.programs)
-    table = Table(("program", "runs", "time", "share", "over the bound"), rows, details=details, folded=_folded(report))
+    table = Table(("program", "runs", "time", "share", "over the bound"), rows, details=details, folded=folded(report))
     caption = (
         "Each row is a program, each bar a run of it, in the order of the step. In the table, the bound is the longer "
         "of two times: its matmuls at the chip's peak, and its arguments and results at the memory's speed."
@@ -69,38 +69,9 @@ def modules_section(report: AotFigures) -> Section:
     return Section("modules", "Time by module", (Tree(HEAD, branches, caption=CAPTION),) if branches else ())
 
 
-def memory_section(report: AotFigures) -> Section:
-    """Memory over the step, and what each program allocates."""
-    largest = max(report.programs, key=lambda p: p.held_bytes + p.peak_bytes)
-    parts = {
-        "the step holds beside it": largest.held_bytes,
-        "arguments": largest.argument_bytes - largest.alias_bytes,
-        "results": largest.output_bytes,
-        "temporaries": largest.temp_bytes,
-        "code": largest.generated_code_bytes,
-    }
-    told = ", ".join(f"{size_text(size)} {name}" for name, size in parts.items() if size)
-    summary = f"The peak is {size_text(report.step_peak_bytes)}, in {largest.name}: {told}."
-    points = report.memory_line
-    pictures = []
-    if points:
-        live, peaks = [p.live_bytes for p in points], [p.peak_bytes for p in points]
-        svg = memory_over_time(live, peaks, report.memory_budget_bytes)
-        pictures.append(Picture(svg, "Memory over the step, at each run of a program."))
-    head = ("program", "arguments", "results", "temporary", "code", "peak")
-    unit = unit_of_size(largest.peak_bytes)
-    rows = tuple((p.name, *(unit.number(size) for size in _sizes(p))) for p in report.programs)
-    notes = Lines((f"In {unit.name}.", *CHIPS[report.target].notes))
-    return Section("memory", "Memory", (*pictures, Table(head, rows, folded=_folded(report)), notes), summary)
-
-
-def _folded(report: AotFigures) -> str:
+def folded(report: AotFigures) -> str:
     """The title of a table that is closed, because it is longer than a screen."""
     return f"all {len(report.programs)} programs" if len(report.programs) > MAX_ROWS else ""
-
-
-def _sizes(p: ProgramReport) -> tuple[int, ...]:
-    return p.argument_bytes, p.output_bytes, p.temp_bytes, p.generated_code_bytes, p.peak_bytes
 
 
 def operations_section(report: AotFigures, verbose: bool) -> Section:

@@ -7,6 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
+from kp_dynamo.aot.live_values import LiveValues
 from kp_dynamo.aot.memory_line import ProgramCall
 from kp_dynamo.aot.page_content import page_of
 from kp_dynamo.aot.program_report import program_from_dict
@@ -59,12 +60,19 @@ class AotReport(AotFigures):
             fallbacks = tuple(fallback_from_dict(f) for f in content.get("fallback_reports", ()))
             calls = tuple(ProgramCall(**call) for call in content.get("calls", ()))
             found_slice = slice_from_dict(content.get("slice"))
+            live = tuple(LiveValues(**row) for row in content.get("live_at_peak", ()))
         except (KeyError, TypeError) as cause:
             raise TPUConfigurationError(
                 f"the report of version {SCHEMA} is incomplete: {cause}. Try: write the report again."
             ) from cause
         lists = {name: tuple(known[name]) for name in ("passes", "graph_breaks", "fallbacks")}
-        added = {"pass_reports": passes, "fallback_reports": fallbacks, "calls": calls, "slice": found_slice}
+        added = {
+            "pass_reports": passes,
+            "fallback_reports": fallbacks,
+            "calls": calls,
+            "slice": found_slice,
+            "live_at_peak": live,
+        }
         return cls(**{**known, **lists, **added, "programs": programs})
 
     def to_html(self, verbose: bool = False) -> str:

@@ -36,6 +36,7 @@ def call_on_fakes(
     session = Session(request.options.cache_size, observe, export, with_examples=True)
 
     def place(model: Callable[..., Any], args: Any) -> None:
+        export.own_model(model)
         if placer is not None and request.slice is not None:
             placer.add_model(model, request.slice.sharding)
             placer.add_inputs(args)

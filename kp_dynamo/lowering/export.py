@@ -26,7 +26,7 @@ from kp_dynamo.lowering.flash_calls import CustomCalls
 from kp_dynamo.lowering.program import settings
 from kp_dynamo.lowering.random_state import untouched_device_seed
 from kp_dynamo.lowering.split_graph import SplitGraphInterpreter, is_xla_piece, spec_of_pieces, split_around
-from kp_dynamo.lowering.step_memory import StepMemory
+from kp_dynamo.lowering.step_memory import Owner, StepMemory
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.ops.flash_kernels import calling_flash
@@ -51,13 +51,21 @@ class Export:
         self._memory = StepMemory() if placer is None else StepMemory(placer.bytes_of)
         self._runs: list[ProgramRun] = []
 
+    def own_model(self, model: Any) -> None:
+        """Say which tensors are the parameters and buffers of which modules."""
+        if isinstance(model, torch.nn.Module):
+            named = {"parameters": model.named_parameters(), "buffers": model.named_buffers()}
+            for kind, tensors in named.items():
+                for name, tensor in tensors:
+                    self._memory.own(tensor, Owner(kind, name.rpartition(".")[0]))
+
     def finish(self) -> list[ProgramRun]:
         """The runs of the step, in order; what the step holds at most is set in each program.
 
         Parameters and inputs are held all the time, and all of them are known only at the end of the step.
         """
-        given = self._memory.given_bytes
-        runs = [ProgramRun(run.program, run.held_bytes + given) for run in self._runs]
+        given, live = self._memory.given_bytes, self._memory.given
+        runs = [ProgramRun(run.program, run.held_bytes + given, (*live, *run.live)) for run in self._runs]
         for run in runs:
             run.program.held_bytes = max(run.program.held_bytes, run.held_bytes)
         return runs

@@ -14,10 +14,11 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from kp_dynamo.graph.module_paths import modules_of
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.known_results import known_number, set_known
 from kp_dynamo.lowering.spmd import WHOLE
-from kp_dynamo.lowering.step_memory import StepMemory
+from kp_dynamo.lowering.step_memory import Live, Owner, StepMemory
 
 
 @dataclass
@@ -55,10 +56,17 @@ class ExportedProgram:
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """One run of a program in a step, and the bytes that the step holds beside its arguments meanwhile."""
+    """One run of a program in a step.
+
+    Attributes:
+        program: The program.
+        held_bytes: What the step holds beside the arguments of the program meanwhile.
+        live: What the step holds meanwhile, the arguments too, tensor by tensor.
+    """
 
     program: ExportedProgram
     held_bytes: int
+    live: Live = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,7 @@ class FakeRun:
         returned = gm.graph.output_node().args[0]
         self._nodes = returned if isinstance(returned, (list, tuple)) else [returned]
         self._inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        self._num_calls = 0
         self._placer: tuple[Placer, LoweringSpec] | None = None
         self._placed: dict[Any, list[ExportedProgram]] = {}
 
@@ -109,10 +118,17 @@ class FakeRun:
         programs = self._programs if self._placer is None else self._placed_programs(args, results)
         beside = self._memory.beside(args)
         for program in programs:
-            self._runs.append(ProgramRun(program, beside))
+            self._runs.append(ProgramRun(program, beside, self._memory.computed))
             program.num_runs += 1
-        self._memory.add(results)
+        self._memory.add(results, self._owners())
+        self._num_calls += 1
         return results
+
+    def _owners(self) -> list[Owner]:
+        """What each result of this call is."""
+        program = self._programs[0] if self._programs else None
+        kind = "gradients" if program is not None and program.name == "backward" else "activations"
+        return [Owner(kind, _path(node), program, self._num_calls) for node in self._nodes]
 
     def _placed_programs(self, args: Sequence[Any], results: Sequence[Any]) -> list[ExportedProgram]:
         """The programs for the shardings of a call."""
@@ -138,6 +154,12 @@ def _with_shardings(program: ExportedProgram, args: tuple[str, ...], results: tu
     return replace(
         program, num_runs=0, input_shardings=inputs, result_shardings=tuple(results[p] for p in program.results)
     )
+
+
+def _path(node: Any) -> str:
+    """The path of the innermost module that a node was traced in."""
+    stack = modules_of(node) if isinstance(node, fx.Node) else []
+    return stack[-1][0] if stack else ""
 
 
 def _is_symbolic(node: Any) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from kp_dynamo.aot.live_values import LiveValues
 from kp_dynamo.aot.memory_line import ProgramCall
 from kp_dynamo.aot.module_times import of_all_layers
 from kp_dynamo.aot.program_report import ModuleTime
@@ -23,7 +24,15 @@ PARTS = (
     ModuleTime("model.layers.0.mlp", "Mlp", 0.015, 0.001, 0.012),
     ModuleTime("", "", 0.01, 0.0, 0.0),
 )
-DEEP = replace(BLOCKS, programs=tuple(replace(p, by_module=PARTS) for p in BLOCKS.programs), train=True)
+LIVE = (
+    LiveValues("activations", "model.layers.*.attn", 32, 48 * 2**20),
+    LiveValues("parameters", "model.layers.*.mlp", 32, 10 * 2**20),
+    *(LiveValues("parameters", f"model.norm_{i}", 1, 2**14) for i in range(20)),
+    LiveValues("inputs", "", 1, 2**10),
+)
+DEEP = replace(
+    BLOCKS, programs=tuple(replace(p, by_module=PARTS) for p in BLOCKS.programs), train=True, live_at_peak=LIVE
+)
 GATHER = CollectiveReport("all-gather", "data", 8, 2**20, 0.05, 0.03)
 CHIPS = replace(
     REPORT,
@@ -154,6 +163,23 @@ def test_runs_beyond_the_known_modules_keep_their_time():
 
 def test_time_by_module_survives_json():
     assert AotReport.from_dict(json.loads(json.dumps(DEEP.to_dict()))) == DEEP
+
+
+def section(report: AotReport, name: str) -> str:
+    """The text of a section, in one line."""
+    page = shown(report)
+    found = page[page.index(f'<section id="{name}">') :]
+    return " ".join(re.sub("<[^>]*>", " ", found[: found.index("</section>")]).split())
+
+
+def test_what_lives_at_the_peak_is_told_by_module_and_by_whom():
+    text = section(DEEP, "memory")
+    assert "48.0 MiB activations, 10.3 MiB parameters, 1.0 KiB inputs, 512.0 KiB results" in text
+    assert "activations model.layers.*.attn x 32 48.0 MiB 75%" in text
+    assert "7 smaller rows" in text
+    assert "temporaries 2.forward 256.0 KiB" in text
+    assert "counted from the graphs, without padding: 58.3 MiB together. The compiler allocates 63.0 MiB" in text
+    assert "at the peak" not in section(REPORT, "memory")  # written by an earlier version
 
 
 def test_a_notebook_shows_it():
