@@ -96,22 +96,23 @@ class Branch:
         detail: Such as the class of the module.
         cells: One for each further column of the tree.
         children: The rows that it opens to.
+        is_open: Whether it is open at first.
     """
 
     label: str
     detail: str
     cells: tuple[Cell, ...]
     children: tuple[Branch, ...] = ()
+    is_open: bool = False
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A table whose rows open. The first `depth_open` levels are open at first."""
+    """A table whose rows open."""
 
     kind: ClassVar[str] = "tree"
     head: tuple[str, ...]
     branches: tuple[Branch, ...]
-    depth_open: int = 2
     caption: str = ""
 
 

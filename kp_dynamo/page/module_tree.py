@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kp_dynamo.page.content import Branch, Cell, Share
 from kp_dynamo.page.units import FAR_APART, time_text
@@ -22,6 +22,7 @@ CAPTION = (
     "to fast memory ahead of their use count outside of submodules."
 )
 _MIN_SHARE = 0.0005
+_LARGE_PART = 0.5
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def module_branches(
         _add(root, row)
     times = {label: sum(row.ms for row in found) for label, found in outside.items()}
     whole = root.ms + sum(times.values())
-    branches = [_branch(_folded(root), whole, is_root=True)] if root.ms else []
+    branches = [_opened(_branch(_folded(root), whole, is_root=True))] if root.ms else []
     shown = [label for label, ms in times.items() if ms > _MIN_SHARE * whole]
     return (*branches, *(Branch(label, "", _cells(outside[label], whole)) for label in shown))
 
@@ -134,6 +135,16 @@ def _branch(module: _Module, whole: float, is_root: bool = False) -> Branch:
     if below and own_ms > _MIN_SHARE * whole:
         below.append(Branch("itself", "", _cells(module.own, whole)))
     return Branch(label, module.kind, _cells(list(module.rows()), whole), tuple(below))
+
+
+def _opened(branch: Branch) -> Branch:
+    """Open, and so is the child that has most of it, down to the row of which no child has most."""
+    children = [_opened(child) if _share(child) >= _LARGE_PART * _share(branch) else child for child in branch.children]
+    return replace(branch, children=tuple(children), is_open=True)
+
+
+def _share(branch: Branch) -> float:
+    return next(cell.of_one for cell in branch.cells if isinstance(cell, Share))
 
 
 def _cells(rows: Sequence[ModuleRow], whole: float) -> tuple[Cell, ...]:

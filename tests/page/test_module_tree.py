@@ -72,3 +72,16 @@ def test_no_time_is_no_tree(rows):
 def test_odd_names_are_kept():
     [root] = module_branches([ModuleRow("0", "<script>", 1.0), ModuleRow("$x$", "A", 1.0)], "M", {})
     assert {(child.label, child.detail) for child in root.children} == {("0", "<script>"), ("$x$", "A")}
+
+
+def test_the_largest_rows_are_open_down_to_where_they_divide():
+    rows = [row for i in range(4) for row in layer(i)]  # attn and norm take half of a layer each
+    [root] = module_branches(rows, "Gpt", {})
+    [layers] = root.children
+    assert (root.is_open, layers.is_open) == (True, True)
+    heavy = ModuleRow("head", "Head", 40.0)
+    inside = [ModuleRow(f"head.{name}", "Linear", 30.0) for name in ("a.b", "c")]
+    [root] = module_branches([*rows, heavy, *inside], "Gpt", {})
+    head, layers = root.children
+    assert (root.is_open, head.is_open, layers.is_open) == (True, True, False)
+    assert [child.is_open for child in head.children] == [False, False, False]  # none has half of it

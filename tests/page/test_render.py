@@ -65,7 +65,7 @@ def page(word: str) -> Page:
     leaf = Branch(word, word, (word, Share(0.25)))
     parts = (
         Table((word, "share"), ((word, Share(0.5)),), details=((word,),), caption=word, folded=word),
-        Tree((word, "time", "share"), (Branch(word, word, (word, Share(1.0)), (leaf,)),), caption=word),
+        Tree((word, "time", "share"), (Branch(word, word, (word, Share(1.0)), (leaf,), is_open=True),), caption=word),
         Picture('<svg viewBox="0 0 1 1"></svg>', word),
         Lines((word,), listed=True),
         Lines((word,)),
