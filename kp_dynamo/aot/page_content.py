@@ -5,10 +5,10 @@ from __future__ import annotations
 from kp_dynamo.aot.calibration import POINTS
 from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
 from kp_dynamo.aot.page_memory import memory_section
+from kp_dynamo.aot.page_modules import modules_section, what_limits
 from kp_dynamo.aot.page_problems import problems_of
 from kp_dynamo.aot.page_sections import (
     links_section,
-    modules_section,
     operations_section,
     programs_section,
     roofline_section,
@@ -43,6 +43,7 @@ def page_of(report: AotFigures, verbose: bool = False) -> Page:
             Section("text", "The same as text", (Verbatim("as the terminal shows it", text_of(report, verbose)),)),
         ),
         note=f"{DISCLAIMER} {_OPTIMIZER}" if report.train else DISCLAIMER,
+        lead=what_limits(report),
     )
 
 

@@ -1,4 +1,4 @@
-"""The sections of the page: programs, modules, operations, roofline, links. `page_memory` has the memory."""
+"""The sections of the page: programs, operations, roofline, links. `page_modules` and `page_memory` have the others."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Iterator
 
 from kp_dynamo.aot.blocks import modules_text
 from kp_dynamo.aot.figures import AotFigures
-from kp_dynamo.aot.module_times import of_all_layers
 from kp_dynamo.aot.operation_text import dearest, origin_lines
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.hardware import CHIPS
-from kp_dynamo.page.content import Cell, Lines, Picture, Section, Share, Table, Tree
-from kp_dynamo.page.module_tree import CAPTION, HEAD, ModuleRow, module_branches
+from kp_dynamo.page.content import Cell, Lines, Picture, Section, Share, Table
 from kp_dynamo.page.pictures import MAX_ROWS, Run, bars, left_out, timeline
 from kp_dynamo.page.roofline import MAX_LABELS, Point, roofline
 from kp_dynamo.page.units import size_text, time_text, unit_of_time
@@ -46,27 +44,6 @@ def _program_row(p: ProgramReport, report: AotFigures) -> tuple[Cell, ...]:
     share = Share(p.runs * ms / report.step_ms if report.step_ms else 0.0)
     # A program that reads few rows of a large table takes less than the time to read all of it.
     return p.name, str(p.runs), time_text(p.runs * ms), share, f"{ms / floor:.1f}x" if floor and ms >= floor else "-"
-
-
-def modules_section(report: AotFigures) -> Section:
-    """Time by module; nothing for a report that has none."""
-    rows = [(row, count) for p in report.programs for row, count in of_all_layers(p.by_module, p.modules, p.runs)]
-    if not rows:
-        return Section("modules", "Time by module", ())
-    made = [
-        (
-            row,
-            ModuleRow(row.path, row.kind, *(n * ms for ms in (row.modelled_ms, row.flops_floor_ms, row.hbm_floor_ms))),
-        )
-        for row, n in rows
-    ]
-    model = next((row.kind for row, _ in rows if row.kind and not row.path), "the model")
-    outside = {
-        "outside of submodules": [shown for row, shown in made if not row.path and not row.kind],
-        "waiting for other chips": [ModuleRow("", "", report.exposed_ms, links_ms=report.exposed_ms)],
-    }
-    branches = module_branches((shown for row, shown in made if row.path or row.kind), model, outside)
-    return Section("modules", "Time by module", (Tree(HEAD, branches, caption=CAPTION),) if branches else ())
 
 
 def folded(report: AotFigures) -> str:

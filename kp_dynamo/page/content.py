@@ -193,6 +193,8 @@ class Page:
         problems: What is wrong, the worst first.
         sections: Everything else, in order.
         note: What the figures are, below the headline.
+        lead: A sentence below the headline: the answer to the next question.
+        about: What the report is of, beside the title: the model, its inputs, the date.
     """
 
     title: str
@@ -201,6 +203,8 @@ class Page:
     problems: tuple[Problem, ...]
     sections: tuple[Section, ...]
     note: str = ""
+    lead: str = ""
+    about: tuple[str, ...] = ()
 
     @property
     def shown(self) -> tuple[Section, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kp_dynamo.page.content import Branch, Cell, Share
+from kp_dynamo.page.limits import ModuleRow, bound_of
 from kp_dynamo.page.units import FAR_APART, time_text
 
 HEAD = ("module", "time", "share", "over the bound", "bound by")
@@ -23,27 +24,6 @@ CAPTION = (
 )
 _MIN_SHARE = 0.0005
 _LARGE_PART = 0.5
-
-
-@dataclass(frozen=True)
-class ModuleRow:
-    """What the operators of one module take in a step, without those of its children.
-
-    Attributes:
-        path: Such as "layers.0.attn", "" for the model itself.
-        kind: Its class, "" if unknown.
-        ms: Time.
-        matmul_ms: Its matmuls at the chip's peak.
-        memory_ms: Its bytes at the memory's bandwidth.
-        links_ms: Its communication on the links to other chips.
-    """
-
-    path: str
-    kind: str
-    ms: float
-    matmul_ms: float = 0.0
-    memory_ms: float = 0.0
-    links_ms: float = 0.0
 
 
 @dataclass
@@ -149,12 +129,6 @@ def _share(branch: Branch) -> float:
 
 def _cells(rows: Sequence[ModuleRow], whole: float) -> tuple[Cell, ...]:
     ms = sum(row.ms for row in rows)
-    bounds = {
-        "matrix unit": sum(row.matmul_ms for row in rows),
-        "memory": sum(row.memory_ms for row in rows),
-        "links": sum(row.links_ms for row in rows),
-    }
-    by = max(bounds, key=lambda name: bounds[name])
-    over = ms / bounds[by] if bounds[by] else FAR_APART * 100
+    by, over = bound_of(rows)
     shown = f"{over:.1f}x" if 1 <= over < 100 else "-"  # below 1 is what overlaps with other work
-    return time_text(ms), Share(ms / whole), shown, by if over <= FAR_APART else "nothing known"
+    return time_text(ms), Share(ms / whole), shown, by

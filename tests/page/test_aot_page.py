@@ -184,3 +184,18 @@ def test_what_lives_at_the_peak_is_told_by_module_and_by_whom():
 
 def test_a_notebook_shows_it():
     assert REPORT._repr_html_().startswith('<iframe sandbox=""')
+
+
+def lead(report: AotReport) -> str:
+    return re.search('<p class="lead">(.*?)</p>', shown(report))[1]
+
+
+def test_what_limits_the_step_is_said_below_the_headline():
+    assert lead(DEEP) == (
+        "The matrix unit limits the largest part of the step: 38% of the time is in modules that it bounds; 38% by the "
+        "memory, 25% near no bound."
+    )
+    assert lead(CHIPS).startswith(
+        "The links limit the largest part of the step: a chip waits for them 43% of the time; 21% by the matrix unit"
+    )
+    assert lead(REPORT).startswith("No bound explains most of the step: 100% of the time is in programs")

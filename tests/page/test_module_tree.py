@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kp_dynamo.page.content import Branch
-from kp_dynamo.page.module_tree import ModuleRow, module_branches
+from kp_dynamo.page.limits import ModuleRow, limits_sentence
+from kp_dynamo.page.module_tree import module_branches
 
 
 def lines(branches: tuple[Branch, ...], depth: int = 0) -> list[str]:
@@ -85,3 +86,26 @@ def test_the_largest_rows_are_open_down_to_where_they_divide():
     head, layers = root.children
     assert (root.is_open, head.is_open, layers.is_open) == (True, True, False)
     assert [child.is_open for child in head.children] == [False, False, False]  # none has half of it
+
+
+ROWS = [
+    ModuleRow("a", "A", 6.0, matmul_ms=5.0, memory_ms=1.0),
+    ModuleRow("b", "B", 2.5, memory_ms=2.0),
+    ModuleRow("c", "C", 1.0, memory_ms=0.1),
+    ModuleRow("", "", 0.5, links_ms=0.5),
+]
+
+
+def test_what_limits_the_step_is_said_in_words():
+    assert limits_sentence(ROWS) == (
+        "The matrix unit limits most of the step: 60% of the time is in modules that it bounds; 25% by the memory, 10% "
+        "near no bound, 5% waiting for the links."
+    )
+    assert limits_sentence(ROWS[2:], "programs") == (
+        "No bound explains most of the step: 67% of the time is in programs that take more than 3 times every bound; "
+        "33% waiting for the links."
+    )
+    assert limits_sentence(ROWS[1:2]) == (
+        "The memory limits most of the step: 100% of the time is in modules that it bounds."
+    )
+    assert limits_sentence([]) == ""
