@@ -23,7 +23,8 @@ from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.options import resolve_matmul_precision
 from kp_dynamo.exceptions import XLACompilationError
-from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks
+from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks, uncompiled
+from kp_dynamo.explanation.subject import Subject
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.lowering.fake_run import ProgramRun
 
@@ -217,6 +218,7 @@ class _Run:
             calls=self._calls(),
             slice=self._slice(),
             live_at_peak=self._live_at_peak(programs),
+            subject=Subject.of_call(uncompiled(request.model), request.args, {}),
         )
 
     def _slice(self) -> SliceReport | None:

@@ -11,6 +11,7 @@ from kp_dynamo.aot.memory_line import MemoryPoint, ProgramCall, memory_line
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.aot.slice_report import CollectiveReport, SliceReport, added_up
 from kp_dynamo.explanation.graph_reports import FallbackReport, PassOnGraph
+from kp_dynamo.explanation.subject import Subject
 from kp_dynamo.hardware import CHIPS
 
 DISCLAIMER = "All times are estimates of the TPU compiler, or modelled on them: no chip ran this program or was timed."
@@ -43,6 +44,7 @@ class AotFigures:
         calls: The runs of programs in a step, in order; () if they are unknown, as with `backend="openxla"`.
         slice: The chips; None for one.
         live_at_peak: What lives at the peak of the step, counted from the graphs; () if `calls` are unknown.
+        subject: The model and its inputs.
     """
 
     target: str
@@ -64,6 +66,7 @@ class AotFigures:
     calls: tuple[ProgramCall, ...] = ()
     slice: SliceReport | None = None
     live_at_peak: tuple[LiveValues, ...] = ()
+    subject: Subject = Subject()
 
     @property
     def num_chips(self) -> int:

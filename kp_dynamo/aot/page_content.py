@@ -22,7 +22,7 @@ from kp_dynamo.page.content import Figure, Lines, Page, Section, Table, Verbatim
 from kp_dynamo.page.units import part_text, short_price, size_text, time_text
 
 
-def page_of(report: AotFigures, verbose: bool = False) -> Page:
+def page_of(report: AotFigures, verbose: bool = False, date: str = "") -> Page:
     """The page of a report; `verbose` as in its text."""
     return Page(
         title=f"kp_tpu: {_step(report).lower()} on {where_text(report)}",
@@ -44,6 +44,7 @@ def page_of(report: AotFigures, verbose: bool = False) -> Page:
         ),
         note=f"{DISCLAIMER} {_OPTIMIZER}" if report.train else DISCLAIMER,
         lead=what_limits(report),
+        about=report.subject.facts(date),
     )
 
 

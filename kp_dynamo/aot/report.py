@@ -15,6 +15,7 @@ from kp_dynamo.aot.report_text import text_of
 from kp_dynamo.aot.slice_report import slice_from_dict
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.explanation.graph_reports import fallback_from_dict, pass_from_dict
+from kp_dynamo.explanation.subject import Subject
 from kp_dynamo.page.render import html_of, notebook_html
 
 SCHEMA = 3
@@ -61,6 +62,7 @@ class AotReport(AotFigures):
             calls = tuple(ProgramCall(**call) for call in content.get("calls", ()))
             found_slice = slice_from_dict(content.get("slice"))
             live = tuple(LiveValues(**row) for row in content.get("live_at_peak", ()))
+            subject = Subject.from_dict(content["subject"]) if "subject" in content else Subject()
         except (KeyError, TypeError) as cause:
             raise TPUConfigurationError(
                 f"the report of version {SCHEMA} is incomplete: {cause}. Try: write the report again."
@@ -72,16 +74,21 @@ class AotReport(AotFigures):
             "calls": calls,
             "slice": found_slice,
             "live_at_peak": live,
+            "subject": subject,
         }
         return cls(**{**known, **lists, **added, "programs": programs})
 
-    def to_html(self, verbose: bool = False) -> str:
+    def to_html(self, verbose: bool = False, date: str = "") -> str:
         """One page without scripts or network: what is wrong and what to do, time by module, pictures, `text(verbose)`.
+
+        Args:
+            verbose: As for `text`.
+            date: The date to show, such as "2026-03-01"; without one, equal reports give equal pages.
 
         Raises:
             TPUNotAvailableError: matplotlib is not installed.
         """
-        return html_of(page_of(self, verbose))
+        return html_of(page_of(self, verbose, date))
 
     def _repr_html_(self) -> str:
         """The page, as a notebook shows it."""

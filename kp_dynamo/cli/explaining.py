@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from kp_dynamo.cli.argument_types import options, share
-from kp_dynamo.cli.files import check_folder, write
+from kp_dynamo.cli.files import check_folder, today, write
 from kp_dynamo.exceptions import TPUConfigurationError
 
 _STDOUT = "-"
@@ -55,7 +55,7 @@ def _explanation(args: argparse.Namespace) -> tuple[str, bool]:
         chosen = {**(args.options or {}), "ledger": True} if args.ledger else args.options
         found = explain(model, *inputs, options=chosen)
     if args.html:
-        write(args.html, found.to_html(args.verbose))
+        write(args.html, found.to_html(args.verbose, today()))
     return _shown(args, found.to_dict(), found.text(args.verbose)), True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 from kp_dynamo.exceptions import TPUConfigurationError
@@ -15,6 +16,11 @@ def check_folder(path: str) -> None:
     """
     if not Path(path).resolve().parent.is_dir():
         raise TPUConfigurationError(f"{path} cannot be written: its folder does not exist; name a file in a folder")
+
+
+def today() -> str:
+    """The date of a page, such as "2026-03-01"."""
+    return datetime.date.today().isoformat()
 
 
 def write(path: str, text: str) -> None:

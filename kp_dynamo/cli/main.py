@@ -16,7 +16,7 @@ from typing import Any
 
 from kp_dynamo.cli import explaining, plan
 from kp_dynamo.cli.argument_types import options, ratio, seconds, sharding
-from kp_dynamo.cli.files import write
+from kp_dynamo.cli.files import today, write
 from kp_dynamo.cli.limited_process import run_limited
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
 
@@ -169,7 +169,7 @@ def _aot_compile(args: argparse.Namespace) -> int:
     if args.json:
         write(args.json, json.dumps(report.to_dict(), indent=1) + "\n")
     if args.html:
-        write(args.html, report.to_html(args.verbose))
+        write(args.html, report.to_html(args.verbose, today()))
     return OK
 
 

@@ -9,7 +9,7 @@ import re
 import sys
 
 from kp_dynamo.cli.argument_types import options
-from kp_dynamo.cli.files import check_folder, write
+from kp_dynamo.cli.files import check_folder, today, write
 
 _UNIT = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
@@ -58,7 +58,7 @@ def planned(args: argparse.Namespace) -> str:
     if args.json:
         write(args.json, json.dumps(found.to_dict(), indent=1) + "\n")
     if args.html:
-        write(args.html, found.to_html())
+        write(args.html, found.to_html(today()))
     return found.text()
 
 

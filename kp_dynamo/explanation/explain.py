@@ -23,6 +23,7 @@ from kp_dynamo.explanation.run_once import (
     uncompiled_call,
     uncompiled_frame,
 )
+from kp_dynamo.explanation.subject import Subject
 from kp_dynamo.telemetry.log import trace_report
 
 __all__ = ["Explanation", "explain"]
@@ -75,6 +76,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
         run_backward(torch.compile(uncompiled_call(model), backend=backend)(*args, **kwargs))
         given_up_frames.collect()
         explanation = Explanation(
+            subject=Subject.of_call(uncompiled(model), args, kwargs),
             uncompiled=tuple(uncompiled_frame(found) for found in dict.fromkeys(given_up)),
             versions={name: version for name in _VERSIONS if (version := version_of(name))},
             graph_breaks=graph_breaks(),

@@ -41,7 +41,7 @@ _STAGES = {
 }
 
 
-def page_of(found: Explanation, verbose: bool = False) -> Page:
+def page_of(found: Explanation, verbose: bool = False, date: str = "") -> Page:
     """The page of an explanation."""
     return Page(
         title="kp_tpu: how a model is compiled",
@@ -59,6 +59,7 @@ def page_of(found: Explanation, verbose: bool = False) -> Page:
             Section("trust", "How far to trust it", (Lines(_TRUST, listed=True),)),
             Section("text", "The same as text", (Verbatim("as the terminal shows it", found.text(verbose)),)),
         ),
+        about=found.subject.facts(date),
     )
 
 

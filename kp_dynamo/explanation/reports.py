@@ -30,6 +30,7 @@ from kp_dynamo.explanation.report_text import (
     uncompiled_lines,
     whole_lines,
 )
+from kp_dynamo.explanation.subject import Subject
 from kp_dynamo.explanation.text_layout import counted, wrapped
 from kp_dynamo.page.render import html_of, notebook_html
 
@@ -50,6 +51,7 @@ class Explanation:
         whole: Tensors above 64 MiB that every device holds whole, although the model is divided among several.
         disk: What the disk cache did; None if it is not enabled.
         versions: Versions of torch, torch_xla, libtpu and this package.
+        subject: The model and its inputs.
     """
 
     graph_breaks: tuple[GraphBreak, ...]
@@ -63,6 +65,7 @@ class Explanation:
     whole: tuple[WholeTensor, ...] = ()
     disk: DiskReport | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    subject: Subject = Subject()
 
     @property
     def num_programs(self) -> int:
@@ -108,9 +111,14 @@ class Explanation:
             ]
         )
 
-    def to_html(self, verbose: bool = False) -> str:
-        """One page that needs no network and no scripts: what is wrong, seconds, programs, passes, the cache."""
-        return html_of(page_of(self, verbose))
+    def to_html(self, verbose: bool = False, date: str = "") -> str:
+        """One page that needs no network and no scripts: what is wrong, seconds, programs, passes, the cache.
+
+        Args:
+            verbose: As for `text`.
+            date: The date to show, such as "2026-03-01"; without one, equal reports give equal pages.
+        """
+        return html_of(page_of(self, verbose, date))
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

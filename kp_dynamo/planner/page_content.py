@@ -26,7 +26,7 @@ _TRUST = (
 )
 
 
-def page_of(plan: Plan) -> Page:
+def page_of(plan: Plan, date: str = "") -> Page:
     """The page of a plan."""
     first, kind = plan.winner, "training" if plan.train else "inference"
     return Page(
@@ -45,6 +45,7 @@ def page_of(plan: Plan) -> Page:
             Section("text", "The same as text", (Verbatim("as the terminal shows it", plan.text()),)),
         ),
         note="" if first.kind == "compiled" else "Memory, time and price are lower bounds.",
+        about=plan.subject.facts(date),
     )
 
 

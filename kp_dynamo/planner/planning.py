@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError, TPUOutOfMemoryError
+from kp_dynamo.explanation.subject import Subject
 from kp_dynamo.planner.candidates import sold
 from kp_dynamo.planner.capture import Capture, capture_step
 from kp_dynamo.planner.compile_best import BestCompiler, described
@@ -136,6 +137,7 @@ def _plan(
         left_out=source.left_out,
         options={name: _plain(value) for name, value in request.options.items()},
         seconds=seconds,
+        subject=Subject.of_call(request.model, request.args, {}),
     )
 
 

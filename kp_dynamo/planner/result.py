@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.explanation.subject import Subject
 
 SCHEMA = 1
 """Version of the JSON form."""
@@ -95,6 +96,7 @@ class Plan:
         left_out: Shardings and meshes that the model cannot have, each with the reason.
         options: The options that the user gave.
         seconds: Of this process, by stage: "capture", "bounds" and "compile".
+        subject: The model and its inputs.
     """
 
     rows: tuple[PlanRow, ...]
@@ -111,6 +113,7 @@ class Plan:
     left_out: dict[str, str]
     options: dict[str, Any]
     seconds: dict[str, float]
+    subject: Subject = Subject()
 
     @property
     def winner(self) -> PlanRow:
@@ -149,6 +152,7 @@ class Plan:
                 "rows": tuple(PlanRow(**row) for row in given["rows"]),
                 "one_host": None if one_host is None else PlanRow(**one_host),
                 "targets": tuple(given["targets"]),
+                "subject": Subject.from_dict(given["subject"]) if "subject" in given else Subject(),
             }
             return cls(**{**given, **lists})
         except (KeyError, TypeError) as cause:
@@ -162,12 +166,12 @@ class Plan:
 
         return text_of(self)
 
-    def to_html(self) -> str:
-        """The plan as one page, without scripts or a network."""
+    def to_html(self, date: str = "") -> str:
+        """The plan as one page, without scripts or a network; `date` is shown, such as "2026-03-01"."""
         from kp_dynamo.page.render import html_of
         from kp_dynamo.planner.page_content import page_of
 
-        return html_of(page_of(self))
+        return html_of(page_of(self, date))
 
     def _repr_html_(self) -> str:
         from kp_dynamo.page.render import notebook_html

@@ -196,6 +196,7 @@ def test_the_dictionary_is_json():
         "whole",
         "disk",
         "versions",
+        "subject",
         "totals",
     }
 

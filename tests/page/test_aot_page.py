@@ -14,6 +14,7 @@ from kp_dynamo.aot.module_times import of_all_layers
 from kp_dynamo.aot.program_report import ModuleTime
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.aot.slice_report import CollectiveReport, SliceReport
+from kp_dynamo.explanation.subject import Subject
 from tests.aot.test_report import DETAILED, PROGRAM, REPORT, SMALL, WITH_CALL
 from tests.aot.test_report_of_blocks import BLOCKS, LAYERS
 from tests.page.test_render import BAD, check
@@ -79,6 +80,16 @@ def test_every_page_is_well_formed_small_and_escaped(name):
     check(page)
     assert len(page.encode()) < 2**20
     assert BAD not in page
+
+
+def test_the_model_its_inputs_and_the_date_are_named():
+    named = replace(REPORT, subject=Subject(BAD, (f"x['{BAD}']: int64[8, 512]",)))
+    page = named.to_html(date="2026-03-01")
+    check(page)
+    assert BAD not in page
+    assert "]: int64[8, 512] &middot; 2026-03-01</p>" in page
+    assert AotReport.from_dict(json.loads(json.dumps(named.to_dict()))) == named
+    assert "&middot;" not in shown(REPORT)  # written by an earlier version, and without a date
 
 
 def test_equal_reports_give_equal_pages():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from dataclasses import asdict, replace
@@ -141,7 +142,9 @@ def test_a_miss_names_the_input_as_the_code_does():
 def test_the_command_writes_the_page_beside_the_text(tmp_path, capsys):
     (tmp_path / "m.py").write_text("import torch\ndef make(): return torch.nn.Linear(2, 2), (torch.ones(1, 2),)\n")
     assert main(["explain", f"{tmp_path / 'm.py'}:make", "--html", str(tmp_path / "a.html")]) == OK
-    check((tmp_path / "a.html").read_text())
+    page = (tmp_path / "a.html").read_text()
+    check(page)
+    assert f"Linear &middot; input: float32[1, 2] &middot; {datetime.date.today().isoformat()}</p>" in page
     assert "graphs captured by Dynamo" in capsys.readouterr().out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from functools import cache
 from importlib.util import find_spec
@@ -267,7 +268,9 @@ def test_the_command_line(tmp_path, capsys):
     assert "USD/M samples" in out
     read = Plan.from_dict(json.loads((tmp_path / "plan.json").read_text()))
     assert read.text() in out
-    assert (tmp_path / "plan.html").read_text() == read.to_html()
+    date = datetime.date.today().isoformat()
+    assert (tmp_path / "plan.html").read_text() == read.to_html(date)
+    assert f"Linear &middot; input: float32[8, 512] &middot; {date}</p>" in read.to_html(date)
 
 
 @pytest.mark.parametrize(
