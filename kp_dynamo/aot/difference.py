@@ -46,6 +46,7 @@ class Comparison:
         remarks: Caveats: different targets, options, or numbers of operations without an estimate.
         new: Graph breaks and operators on the CPU that only the second report has.
         modules: The modelled milliseconds of each module's own operators.
+        sides: What the first report is of, and the second: file, model and chips.
     """
 
     differences: tuple[Difference, ...]
@@ -53,6 +54,7 @@ class Comparison:
     remarks: tuple[str, ...]
     new: tuple[str, ...] = ()
     modules: tuple[Difference, ...] = ()
+    sides: tuple[str, str] = ("", "")
 
     @property
     def worse(self) -> tuple[str, ...]:
@@ -80,11 +82,20 @@ class Comparison:
             "worse": self.worse,
             "remarks": self.remarks,
             "new": self.new,
+            "sides": self.sides,
         }
 
 
-def compare(before: AotReport, after: AotReport, threshold: float = 1.02) -> Comparison:
+def compare(
+    before: AotReport, after: AotReport, threshold: float = 1.02, names: tuple[str, str] = ("", "")
+) -> Comparison:
     """Compare the figures of a step in two reports.
+
+    Args:
+        before: The first one.
+        after: The second one.
+        threshold: Ratio above which a figure counts as worse.
+        names: What to call the two, such as the names of their files.
 
     Raises:
         TPUConfigurationError: The threshold is not a positive, finite ratio.
@@ -96,7 +107,14 @@ def compare(before: AotReport, after: AotReport, threshold: float = 1.02) -> Com
     new = tuple(sorted((_problems(after) - _problems(before)).elements()))
     one, other = _own_ms(before), _own_ms(after)
     modules = tuple(Difference(path, one.get(path, 0.0), other.get(path, 0.0)) for path in one | other)
-    return Comparison(differences, threshold, tuple(_remarks(before, after)), new, modules)
+    first, second = (_side(report, name) for report, name in zip((before, after), names, strict=True))
+    return Comparison(differences, threshold, tuple(_remarks(before, after)), new, modules, (first, second))
+
+
+def _side(report: AotReport, name: str) -> str:
+    """ "old.json, Gpt on one v5e"."""
+    model = f"{report.subject.model} on " if report.subject.model else ""
+    return f"{f'{name}, ' if name else ''}{model}{where_text(report)}"
 
 
 def _problems(report: AotReport) -> Counter[str]:

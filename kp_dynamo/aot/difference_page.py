@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kp_dynamo.aot.difference import Comparison, Difference
+from kp_dynamo.explanation.subject import sides_of
 from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.page.content import Figure, Lines, Page, Problem, Section, Table, Verbatim
 from kp_dynamo.page.render import html_of
@@ -23,12 +24,12 @@ _NUM_MODULES = 20
 _LEAST_SHARE = 0.002  # of the step: smaller changes are the compiler's noise
 
 
-def comparison_html(found: Comparison) -> str:
-    """A comparison as one page, without scripts or a network."""
-    return html_of(_page(found))
+def comparison_html(found: Comparison, date: str = "") -> str:
+    """A comparison as one page, without scripts or a network; `date` is shown, such as "2026-03-01"."""
+    return html_of(_page(found, date))
 
 
-def _page(found: Comparison) -> Page:
+def _page(found: Comparison, date: str) -> Page:
     grown = [f"{_NAMES[d.figure].lower()} {_ratio(d)}" for d in found.differences if d.figure in found.worse]
     grown += [f"{len(found.new)} new: {found.new[0]}"] if found.new else []
     headline = f"Worse: {'; '.join(grown)}." if grown else "Nothing is worse."
@@ -46,6 +47,7 @@ def _page(found: Comparison) -> Page:
             Section("text", "The same as text", (Verbatim("as the terminal shows it", str(found)),)),
         ),
         note=f"A figure is worse if it is more than {found.threshold:g} times what it was. No chip ran either step.",
+        about=sides_of(found.sides, date),
     )
 
 

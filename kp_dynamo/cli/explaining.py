@@ -64,9 +64,9 @@ def _difference(args: argparse.Namespace) -> tuple[str, bool]:
     from kp_dynamo.explanation.difference_page import difference_html
 
     before, after = map(read_explanation, args.diff)
-    found = compare_explanations(before, after, args.tolerance)
+    found = compare_explanations(before, after, args.tolerance, tuple(args.diff))
     if args.html:
-        write(args.html, difference_html(found))
+        write(args.html, difference_html(found, today()))
     return _shown(args, found.to_dict(), found.text()), not found.is_worse
 
 

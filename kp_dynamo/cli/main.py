@@ -178,12 +178,12 @@ def _aot_diff(args: argparse.Namespace) -> int:
     from kp_dynamo.aot.difference_page import comparison_html
 
     before, after = map(read_report, args.diff)
-    comparison = compare(before, after, args.threshold)
+    comparison = compare(before, after, args.threshold, tuple(args.diff))
     print(comparison)
     if args.json:
         write(args.json, json.dumps(comparison.to_dict(), indent=1) + "\n")
     if args.html:
-        write(args.html, comparison_html(comparison))
+        write(args.html, comparison_html(comparison, today()))
     return FAILED if comparison.is_worse else OK
 
 

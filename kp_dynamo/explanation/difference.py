@@ -60,6 +60,7 @@ class ExplanationDifference:
         passes: How many matches each pass rewrote, where that differs.
         versions: Versions that differ: package, before, after.
         tolerance: By which part a figure may grow.
+        sides: What the first one is of, and the second: file and model.
     """
 
     changes: tuple[Change, ...]
@@ -68,6 +69,7 @@ class ExplanationDifference:
     passes: tuple[Change, ...]
     versions: tuple[tuple[str, str, str], ...]
     tolerance: float
+    sides: tuple[str, str] = ("", "")
 
     @property
     def worse(self) -> tuple[Change, ...]:
@@ -104,7 +106,10 @@ class ExplanationDifference:
 
 
 def compare_explanations(
-    before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float = 0.05
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    tolerance: float = 0.05,
+    names: tuple[str, str] = ("", ""),
 ) -> ExplanationDifference:
     """Compare two explanations, as `Explanation.to_dict` gives them.
 
@@ -112,6 +117,7 @@ def compare_explanations(
         before: The first one.
         after: The second one.
         tolerance: By which part a figure may grow before the second one is worse: 0.05 is 5%.
+        names: What to call the two, such as the names of their files.
 
     Raises:
         TPUConfigurationError: The tolerance is negative, or one of them is no explanation of this version.
@@ -135,7 +141,13 @@ def compare_explanations(
         tuple(Change(n, passes[0][n], passes[1][n]) for n in passes[0] | passes[1] if passes[0][n] != passes[1][n]),
         tuple((n, b, a) for n in versions[0] | versions[1] if (b := _of(versions[0], n)) != (a := _of(versions[1], n))),
         tolerance,
+        (_side(before, names[0]), _side(after, names[1])),
     )
+
+
+def _side(found: Mapping[str, Any], name: str) -> str:
+    """ "old.json, Gpt"; an explanation of an earlier version has no model."""
+    return ", ".join(filter(None, (name, found.get("subject", {}).get("model", ""))))
 
 
 def read_explanation(path: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kp_dynamo.explanation.difference import Change, ExplanationDifference
+from kp_dynamo.explanation.subject import sides_of
 from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.page.content import Figure, Lines, Page, Problem, Section, Table, Verbatim
 from kp_dynamo.page.render import html_of
@@ -17,12 +18,12 @@ _TRUST = (
 )
 
 
-def difference_html(found: ExplanationDifference) -> str:
-    """A comparison as one page, without scripts or a network."""
-    return html_of(_page(found))
+def difference_html(found: ExplanationDifference, date: str = "") -> str:
+    """A comparison as one page, without scripts or a network; `date` is shown, such as "2026-03-01"."""
+    return html_of(_page(found, date))
 
 
-def _page(found: ExplanationDifference) -> Page:
+def _page(found: ExplanationDifference, date: str) -> Page:
     changed = [c for c in found.changes if c.before != c.after and c.is_judged]
     return Page(
         title="kp_tpu: two explanations of a model",
@@ -38,6 +39,7 @@ def _page(found: ExplanationDifference) -> Page:
             Section("text", "The same as text", (Verbatim("as the terminal shows it", found.text()),)),
         ),
         note=f"A figure is worse if it grew by more than {found.tolerance:.3g} of what it was.",
+        about=sides_of(found.sides, date),
     )
 
 

@@ -49,6 +49,12 @@ class Subject:
         return tuple(filter(None, (self.model, ", ".join(first_of(self.inputs, _MAX_SHOWN)), date)))
 
 
+def sides_of(sides: tuple[str, str], date: str) -> tuple[str, ...]:
+    """What two compared reports are of, and the date, for the head of a page."""
+    named = (f"{when}: {side}" for when, side in zip(("before", "after"), sides, strict=True) if side)
+    return (*named, *filter(None, (date,)))
+
+
 def _named(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments by the names of the signature, or by their numbers if it has none."""
     try:

@@ -131,7 +131,9 @@ def test_the_command_line(tmp_path, capsys):
     assert "Nothing is worse." in capsys.readouterr().out
     assert main(["explain", "--diff", first, second, "--html", f"{tmp_path}/diff.html", "--json"]) == FAILED
     assert json.loads(capsys.readouterr().out)["worse"][0] == "graph breaks"
-    assert "New: graph break" in (tmp_path / "diff.html").read_text()
+    page = (tmp_path / "diff.html").read_text()
+    assert "New: graph break" in page
+    assert f"before: {first}, Linear &middot; after: {second}, broken &middot; " in page
 
 
 @pytest.mark.parametrize(

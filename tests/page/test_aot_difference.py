@@ -8,6 +8,7 @@ from dataclasses import replace
 from kp_dynamo.aot.difference import compare
 from kp_dynamo.aot.difference_page import comparison_html
 from kp_dynamo.cli.main import FAILED, OK, main
+from kp_dynamo.explanation.subject import Subject
 from tests.page.test_aot_page import BLOCKS, BROKEN, DEEP, PARTS, REPORT
 from tests.page.test_render import BAD, check
 
@@ -48,6 +49,15 @@ def test_the_headline_says_what_grew():
     assert "<h1>Nothing is worse.</h1>" in comparison_html(compare(DEEP, DEEP))
 
 
+def test_both_reports_and_their_chips_are_named():
+    other = replace(REPORT, target="v6e", subject=Subject("Gpt", ()))
+    page = comparison_html(compare(REPORT, other, names=("old.json", BAD)), date="2026-03-01")
+    check(page)
+    assert "before: old.json, one v5e &middot; after: " in page
+    assert "&amp;, Gpt on one v6e &middot; 2026-03-01</p>" in page
+    assert "before: one v5e" in comparison_html(compare(REPORT, REPORT))
+
+
 def test_the_command_line(tmp_path, capsys):
     for name, report in (("deep", DEEP), ("broken", BROKEN)):
         (tmp_path / f"{name}.json").write_text(json.dumps(report.to_dict()))
@@ -55,6 +65,8 @@ def test_the_command_line(tmp_path, capsys):
     written = ["--html", f"{tmp_path}/diff.html", "--json", f"{tmp_path}/diff.json"]
     assert main(["aot", "--diff", *files, *written]) == FAILED
     assert "new: graph break at model.py" in capsys.readouterr().out
-    assert (tmp_path / "diff.html").read_text().startswith("<!doctype html>")
+    page = (tmp_path / "diff.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert f"before: {files[0]}, one v5e" in page
     assert json.loads((tmp_path / "diff.json").read_text())["new"]
     assert main(["aot", "--diff", files[0], files[0]]) == OK
