@@ -11,6 +11,7 @@ from kp_dynamo.page.drawing import INK, SERIES, STOP, Drawing, in_page_colors
 from kp_dynamo.page.units import unit_of_size, unit_of_time
 
 _ROW_INCHES = 0.3
+_PART_INCHES = 0.05
 MAX_ROWS = 24
 _MAX_NAME = 18
 _NEAR = 4.0  # a limit more than this many times as high as all else would flatten the picture
@@ -44,6 +45,24 @@ def bars(name: str, title: str, rows: Mapping[str, Mapping[str, float]], unit: s
         drawing.axes.barh(range(len(shown)), sizes, left=left, height=0.7, label=part, color=color)
         left = [start + size for start, size in zip(left, sizes, strict=True)]
     _name_rows(drawing, [clipped(row) for row in shown])
+    drawing.axes.set(xlabel=unit)
+    drawing.legend(_LEGEND_COLUMNS)
+    return drawing.svg()
+
+
+@in_page_colors
+def parts_apart(name: str, title: str, rows: Mapping[str, Mapping[str, float]], unit: str) -> str:
+    """A thin bar for each part of a row, all from zero: parts that may overlap must not look like a sum."""
+    kept = _longest({row: max(parts.values(), default=0.0) for row, parts in rows.items()})
+    parts = list(dict.fromkeys(part for row in kept for part in rows[row]))
+    thickness = 0.8 / max(1, len(parts))
+    height = _height(len(kept), 1 + len(parts) // _LEGEND_COLUMNS) + _PART_INCHES * len(parts) * len(kept)
+    drawing = Drawing(name, height, title)
+    for i, (part, color) in enumerate(zip(parts, itertools.cycle(SERIES), strict=False)):
+        places = [row - 0.4 + (i + 0.5) * thickness for row in range(len(kept))]
+        sizes = [rows[row].get(part, 0.0) for row in kept]
+        drawing.axes.barh(places, sizes, height=thickness, label=part, color=color)
+    _name_rows(drawing, [clipped(row) for row in kept])
     drawing.axes.set(xlabel=unit)
     drawing.legend(_LEGEND_COLUMNS)
     return drawing.svg()

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from kp_dynamo.aot.calibration import POINTS
 from kp_dynamo.explanation.text_layout import counted, first_of
 from kp_dynamo.hardware import CHIPS
-from kp_dynamo.page.content import Cell, Figure, Lines, Page, Picture, Section, Table, Verbatim
-from kp_dynamo.page.pictures import bars
-from kp_dynamo.page.units import TimeUnit, part_text, size_text, time_text, unit_of_size, unit_of_time
+from kp_dynamo.page.content import Cell, Figure, Lines, Page, Section, Table, Verbatim
+from kp_dynamo.page.units import TimeUnit, part_text, size_text, time_text, unit_of_time
+from kp_dynamo.planner.page_pictures import memory_section, times_section
 from kp_dynamo.planner.page_problems import chips_text, may_be_better, price_text, problems_of
 from kp_dynamo.planner.result import Plan, PlanRow
 from kp_dynamo.planner.result_text import mesh_text, why_text
@@ -37,14 +37,15 @@ def page_of(plan: Plan, date: str = "") -> Page:
         sections=(
             _ways(plan),
             _code(plan),
-            _times(plan),
-            _memory(plan),
+            times_section(plan),
+            memory_section(plan),
             Section("search", "The search", (Lines(tuple(_search(plan)), listed=True), *_left_out(plan))),
             Section("options", "Options", _options(plan)),
             Section("trust", "How far to trust it", (Lines(_TRUST, listed=True),)),
             Section("text", "The same as text", (Verbatim("as the terminal shows it", plan.text()),)),
         ),
         note="" if first.kind == "compiled" else "Memory, time and price are lower bounds.",
+        lead=_what_takes_longest(first),
         about=plan.subject.facts(date),
     )
 
@@ -67,6 +68,17 @@ def _headline(plan: Plan) -> str:
     if row.hours is None:
         return told
     return f"{told} The whole training takes {least}{_duration(row.hours)} and {least}USD {_usd(row.usd or 0.0)}."
+
+
+def _what_takes_longest(row: PlanRow) -> str:
+    """What limits the step by its bounds, in a sentence."""
+    parts = sorted(row.time_parts_ms.items(), key=lambda part: -part[1])
+    if not parts:
+        return ""
+    (longest, ms), *others = parts
+    told = ", ".join(f"{name} {time_text(least)}" for name, least in others if least)
+    verb = "take" if longest.endswith("s") else "takes"
+    return f"Of what a step takes at least, the {longest} {verb} longest: {time_text(ms)}{f'; {told}' if told else ''}."
 
 
 def _duration(hours: float) -> str:
@@ -138,33 +150,6 @@ def _code(plan: Plan) -> Section:
     summary = "" if plan.winner.is_runnable else "The best way on one host:"
     parts = (Verbatim("the lines that run it", plan.code, is_open=True),) if plan.code else ()
     return Section("code", "To run it", parts, summary)
-
-
-def _times(plan: Plan) -> Section:
-    unit = unit_of_time(max(sum(row.time_parts_ms.values()) for row in plan.rows))
-    rows = {_name(n, row): _scaled(row.time_parts_ms, unit.per_ms) for n, row in enumerate(plan.rows, 1)}
-    drawn = bars("times", "Least time of a step by part", rows, f"{unit.name}, at least")
-    caption = (
-        "What a step takes at least, part by part. Matmuls, traffic and links may overlap, so a step takes no less "
-        "than the longest of them, and the optimizer."
-    )
-    return Section("times", "Why: time", (Picture(drawn, caption),))
-
-
-def _memory(plan: Plan) -> Section:
-    unit = unit_of_size(max(sum(row.memory_parts.values()) for row in plan.rows))
-    rows = {_name(n, row): _scaled(row.memory_parts, 1 / unit.num_bytes) for n, row in enumerate(plan.rows, 1)}
-    drawn = bars("memory", "Least memory of a chip by part", rows, f"{unit.name} a chip, at least")
-    caption = "What a chip holds at least. Gradients and activations of a step of one batch are not held together."
-    return Section("memory", "Why: memory", (Picture(drawn, caption),))
-
-
-def _name(number: int, row: PlanRow) -> str:
-    return f"{number}: {row.num_chips} {row.target}"
-
-
-def _scaled(parts: dict[str, float] | dict[str, int], factor: float) -> dict[str, float]:
-    return {name: value * factor for name, value in parts.items()}
 
 
 def _search(plan: Plan) -> Iterator[str]:
