@@ -24,12 +24,19 @@ GATHER_S_PER_ROW = 1.73e-9
 
 @dataclass(frozen=True)
 class Point:
-    """One measured figure, and the ratio of the compiler's estimate to the measured time."""
+    """One measured figure, and the ratio of the compiler's estimate to the measured time.
+
+    Attributes:
+        matmul_size: For a square bfloat16 matmul, its size; `python -m bench.calibration` compiles it.
+        measured_ms: Its measured time without dispatch.
+    """
 
     what: str
     measured: str
     compiler_over_measured: str
     source: str = SOURCE
+    matmul_size: int = 0
+    measured_ms: float = 0.0
 
 
 POINTS = (
@@ -37,7 +44,17 @@ POINTS = (
     Point("elementwise and reduce fusions on VMEM operands, v5e", "2.9 TB/s", "4 to 14"),
     Point("gathers, v5e", "1.73 ns a row", "no cycles"),
     Point("relayout reshapes and exposed copy waits, v5e", "HBM bytes", "no cycles"),
-    Point("jnp.matmul bf16 4096^3, v5e", "0.827 ms, about 0.1 ms of it dispatch", "", "jax pallas matmul notebook"),
-    Point("jnp.matmul bf16 8192^3, v5e", "6.047 ms", "", "jax pallas matmul notebook"),
-    Point("jnp.matmul bf16 16384^3, v5e", "46.95 ms", "", "jax sparse notebook"),
-)
+    Point(
+        "jnp.matmul bf16 4096^3, v5e", "0.827 ms, about 0.1 ms of it dispatch", "0.98", "jax pallas matmul notebook",
+        4096, 0.727,
+    ),
+    Point("jnp.matmul bf16 8192^3, v5e", "6.047 ms", "1.05", "jax pallas matmul notebook", 8192, 6.047),
+    Point("jnp.matmul bf16 16384^3, v5e", "46.95 ms", "1.03", "jax sparse notebook", 16384, 46.95),
+)  # fmt: skip
+MATMULS = tuple(point for point in POINTS if point.matmul_size)
+
+
+def error_range() -> tuple[float, float]:
+    """The least and the largest of the estimates of matmuls over their measured times."""
+    found = [float(n) for p in (POINTS[0], *MATMULS) for n in p.compiler_over_measured.split(" to ")]
+    return min(found), max(found)

@@ -193,6 +193,13 @@ def test_what_lives_at_the_peak_is_told_by_module_and_by_whom():
     assert "at the peak" not in section(REPORT, "memory")  # written by an earlier version
 
 
+def test_the_page_says_what_was_measured_with_its_error_and_the_command():
+    text = section(REPORT, "trust")
+    assert "Matmuls: 0.95 to 1.05 of the measured time." in text
+    assert "jnp.matmul bf16 8192^3, v5e 6.047 ms 1.05 source: jax pallas matmul notebook" in text
+    assert "In the repository, python -m bench.calibration compiles these matmuls again" in text
+
+
 def test_a_notebook_shows_it():
     assert REPORT._repr_html_().startswith('<iframe sandbox=""')
 
