@@ -117,7 +117,8 @@ def _trust() -> Section:
         "Times are modelled: matmuls by the compiler's cycles, custom calls by their FLOPs or bytes, the rest by its "
         "bytes. Dispatch from the host and waiting for input are not in them.",
         "The compiler's cycles were compared with published times of a v5e, and of no other chip. "
-        f"Matmuls: {least:.2f} to {most:.2f} of the measured time. Elementwise operations and gathers: the cycles are wrong or missing, so "
+        f"Matmuls: {least:.2f} to {most:.2f} of the measured time. Elementwise operations and gathers: the cycles are "
+        "wrong or missing, so "
         "their time is their bytes or rows at the measured rate. Attention, convolutions and whole steps were not "
         "compared: use the times as ratios between two programs.",
         "In the repository, python -m bench.calibration compiles these matmuls again and prints the ratios; "
