@@ -15,8 +15,9 @@ from kp_dynamo.aot.page_sections import (
 )
 from kp_dynamo.aot.report_text import text_of
 from kp_dynamo.aot.slice_text import where_text
-from kp_dynamo.explanation.page_content import layers_sentence, stages_section, versions_parts
+from kp_dynamo.explanation.page_content import layers_sentence, versions_parts
 from kp_dynamo.explanation.page_passes import passes_section
+from kp_dynamo.explanation.page_stages import stages_section
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.page.content import Figure, Lines, Page, Section, Table, Verbatim
 from kp_dynamo.page.units import part_text, short_price, size_text, time_text

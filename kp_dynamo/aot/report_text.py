@@ -18,6 +18,7 @@ from kp_dynamo.page.units import TimeUnit, are_far_apart, price, time_unit
 
 _MIB = 2**20
 _NUM_LISTED = 20
+_CLOCKS = {"tpu": "tpu (CPU seconds of other processes)"}  # all others are of the wall clock
 
 
 def text_of(report: AotFigures, verbose: bool = False) -> str:
@@ -39,7 +40,7 @@ def text_of(report: AotFigures, verbose: bool = False) -> str:
             *_listed("on the CPU in between, in no figure here", _fallbacks(report, verbose), verbose),
             *_passes(report, verbose),
             "",
-            f"seconds: {', '.join(f'{stage} {value:.2f}' for stage, value in report.seconds.items())}",
+            f"seconds: {', '.join(f'{_CLOCKS.get(s, s)} {value:.2f}' for s, value in report.seconds.items())}",
             f"memory of this process: at most {report.peak_host_mib:.0f} MiB",
             f"versions: {', '.join(f'{name} {value}' for name, value in report.versions.items())}",
             DISCLAIMER,

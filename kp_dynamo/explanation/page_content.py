@@ -16,6 +16,7 @@ from kp_dynamo.explanation.page_problems import (
     uncompiled_problems,
     whole_problems,
 )
+from kp_dynamo.explanation.page_stages import stages_section
 from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.page.content import Cell, Figure, Lines, Page, Problem, Section, Share, Table, Verbatim
 from kp_dynamo.page.units import time_text
@@ -31,14 +32,6 @@ _TRUST = (
     "Time, memory, the roofline and time by module are not here: explain asks no TPU's compiler. "
     "python -m kp_dynamo aot SPEC --html FILE estimates them without a TPU.",
 )
-_STAGES = {
-    "dynamo": "Dynamo: Python to a graph",
-    "aot": "AOTAutograd, partition and keys",
-    "passes": "passes",
-    "trace": "lowering: ATen to XLA",
-    "xla": "XLA's compiler",
-    "tpu": "the TPU's compiler, CPU seconds",
-}
 
 
 def page_of(found: Explanation, verbose: bool = False, date: str = "") -> Page:
@@ -61,20 +54,6 @@ def page_of(found: Explanation, verbose: bool = False, date: str = "") -> Page:
         ),
         about=found.subject.facts(date),
     )
-
-
-def stages_section(seconds: dict[str, float]) -> Section:
-    """Seconds of compiling by stage."""
-    stages = {name: value for name, value in seconds.items() if name != "total"}
-    whole = sum(stages.values())
-    rows = tuple(
-        (_STAGES.get(name, name), time_text(value * 1e3), Share(value / whole if whole else 0))
-        for name, value in stages.items()
-    )
-    total = f" From the call to the report: {time_text(seconds['total'] * 1e3)}." if "total" in seconds else ""
-    longest = max(stages, key=lambda name: stages[name], default="")
-    summary = f"Longest: {_STAGES.get(longest, longest)}.{total}" if longest else ""
-    return Section("seconds", "Seconds of compiling", (Table(("stage", "time", "share"), rows),), summary)
 
 
 def versions_parts(versions: dict[str, str]) -> tuple[Table, ...]:

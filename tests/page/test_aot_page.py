@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from dataclasses import replace
@@ -198,6 +199,16 @@ def test_the_page_says_what_was_measured_with_its_error_and_the_command():
     assert "Matmuls: 0.95 to 1.05 of the measured time." in text
     assert "jnp.matmul bf16 8192^3, v5e 6.047 ms 1.05 source: jax pallas matmul notebook" in text
     assert "In the repository, python -m bench.calibration compiles these matmuls again" in text
+
+
+def test_each_compile_time_names_its_clock():
+    report = replace(REPORT, seconds={"dynamo": 0.1, "passes": 0.3, "tpu": 50.0, "total": 30.0})
+    text = section(report, "seconds")
+    assert "stage clock time share" in text
+    assert "Dynamo: Python to a graph wall, this process 100 ms 25%" in text
+    assert "the TPU's compiler CPU, other processes 50 s -" in html.unescape(text)
+    assert "From the call to the report: 30 s of wall time." in text
+    assert "Longest on the wall clock: passes." in text
 
 
 def test_a_notebook_shows_it():
