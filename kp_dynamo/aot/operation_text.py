@@ -28,7 +28,7 @@ def dearest_lines(report: AotFigures, verbose: bool) -> Iterator[str]:
     found = dearest(report)
     yield "most expensive operations"
     for row, (fusion, program) in zip(table([_costs(report, *pair) for pair in found], num_left=0), found, strict=True):
-        yield f"  {row}  {fusion.kind}, {program.name} {fusion.name}{_runs(program)}"
+        yield f"  {row}  {fusion.kind}, {program.name} {fusion.title}{_runs(program)}"
         yield from (f"      {line}" for line in origin_lines(fusion.origins, verbose))
 
 

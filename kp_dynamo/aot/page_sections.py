@@ -65,7 +65,7 @@ def operations_section(report: AotFigures, verbose: bool) -> Section:
     found = dearest(report)
     rows = tuple(
         (
-            f"{f.kind}, {p.name}{f' x {p.runs}' if p.runs > 1 else ''} {f.name}",
+            f"{f.kind}, {p.name}{f' x {p.runs}' if p.runs > 1 else ''} {f.title}",
             time_text(p.runs * f.modelled_ms),
             _share(report, p.runs * f.modelled_ms),
         )

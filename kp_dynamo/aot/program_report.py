@@ -31,6 +31,7 @@ class FusionReport:
         modelled_ms: Modelled time of all its runs.
         hbm_bytes: Bytes that all its runs move to and from HBM.
         origins: The operations it was compiled from.
+        num_alike: How many operations of equal layers it stands for; the figures are those of all of them.
     """
 
     name: str
@@ -40,6 +41,12 @@ class FusionReport:
     modelled_ms: float
     hbm_bytes: int
     origins: tuple[Origin, ...]
+    num_alike: int = 1
+
+    @property
+    def title(self) -> str:
+        """ "fusion.12", or "fusion.12 x 32 alike"."""
+        return f"{self.name} x {self.num_alike} alike" if self.num_alike > 1 else self.name
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from kp_dynamo.aot.alike_fusions import Origins, dearest_fusions
 from kp_dynamo.aot.compiler import Compiled
 from kp_dynamo.aot.cost import OpCost, ProgramCost, cost_of
 from kp_dynamo.aot.hlo import Module
 from kp_dynamo.aot.links import Links
 from kp_dynamo.aot.module_times import module_times
-from kp_dynamo.aot.program_report import CustomCallReport, FusionReport, Origin, ProgramReport
+from kp_dynamo.aot.program_report import CustomCallReport, ProgramReport
 from kp_dynamo.aot.slice_report import CollectiveReport, collective_reports
 from kp_dynamo.aot.slices import Slice
 from kp_dynamo.aot.timeline import Timeline
 from kp_dynamo.graph.flops import model_flops, recomputed_flops
-from kp_dynamo.graph.module_paths import module_of
 from kp_dynamo.hardware import Chip
-from kp_dynamo.lowering.export import node_of
 from kp_dynamo.lowering.fake_run import ExportedProgram
-
-NUM_DEAREST = 12
-_MAX_ORIGINS = 8
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ def program_report(
     by_kind: defaultdict[str, float] = defaultdict(float)
     for op in cost.ops:
         by_kind[op.kind] += op.total_seconds * 1e3
-    dearest = sorted(cost.ops, key=lambda op: -op.total_seconds)[:NUM_DEAREST]
+    origins = Origins(program)
     return ProgramReport(
         name=name,
         runs=max(1, program.num_runs),  # a submitted program runs at least once
@@ -61,10 +57,10 @@ def program_report(
         modelled_ms=cost.modelled_s * 1e3,
         unknown=cost.unknown,
         ms_by_kind=dict(by_kind),
-        dearest=tuple(_fusion(op, program) for op in dearest if op.total_seconds > 0),
+        dearest=dearest_fusions(cost.ops, origins),
         num_copies=sum(op.times for op in cost.ops if op.kind == "copy" and op.seconds > 0),
         held_bytes=program.held_bytes,
-        custom_calls=tuple(_custom_call(op, program) for op in cost.ops if op.is_opaque),
+        custom_calls=tuple(_custom_call(op, origins) for op in cost.ops if op.is_opaque),
         modules=modules,
         collectives=() if target.slice is None else _collectives(module, cost, target.slice),
         by_module=module_times(program.gm.graph, cost, chip, num_chips),
@@ -77,32 +73,12 @@ def _collectives(module: Module, cost: ProgramCost, found: Slice) -> tuple[Colle
     return collective_reports(Timeline(module, compute_s, Links(found.topology)).collectives(), found.mesh)
 
 
-def _custom_call(op: OpCost, program: ExportedProgram) -> CustomCallReport:
+def _custom_call(op: OpCost, origins: Origins) -> CustomCallReport:
     return CustomCallReport(
         name=op.name,
         times=op.times,
         flops=None if op.flops is None else op.flops * op.times,
         hbm_bytes=op.hbm_bytes * op.times,
         roofline_ms=op.total_seconds * 1e3,
-        origins=_origins(op, program),
+        origins=origins.of(op),
     )
-
-
-def _fusion(op: OpCost, program: ExportedProgram) -> FusionReport:
-    return FusionReport(
-        name=op.name,
-        kind=op.kind,
-        times=op.times,
-        cycles=None if op.cycles is None else op.cycles * op.times,
-        modelled_ms=op.total_seconds * 1e3,
-        hbm_bytes=op.hbm_bytes * op.times,
-        origins=_origins(op, program),
-    )
-
-
-def _origins(op: OpCost, program: ExportedProgram) -> tuple[Origin, ...]:
-    names = dict.fromkeys(node_of(name) for name in op.op_names)
-    modules = {node.name: module_of(node) for node in program.gm.graph.nodes if node.name in names}
-    known = (name for name in names if name in program.origins)
-    found = dict.fromkeys(Origin(*program.origins[name], modules.get(name, "")) for name in known)
-    return tuple(found)[:_MAX_ORIGINS]
