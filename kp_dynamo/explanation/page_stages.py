@@ -12,13 +12,14 @@ _STAGES = {
     "trace": "lowering: ATen to XLA",
     "xla": "XLA's compiler",
     "tpu": "the TPU's compiler",
+    "rest": "waiting for the TPU's compiler, and the rest",
 }
 _CPU_STAGES = ("tpu",)  # several programs compile at the same time, in processes of their own
 
 
 def stages_section(seconds: dict[str, float]) -> Section:
-    """Seconds of compiling by stage, each with its clock; only times of one clock have shares of one sum."""
-    stages = {name: value for name, value in seconds.items() if name != "total"}
+    """Seconds of compiling by stage, each with its clock; only times of the wall clock have shares of one sum."""
+    stages = _with_rest(seconds)
     on_wall = {name: value for name, value in stages.items() if name not in _CPU_STAGES}
     whole = sum(on_wall.values())
     rows = tuple(
@@ -31,6 +32,14 @@ def stages_section(seconds: dict[str, float]) -> Section:
     summary = f"Longest on the wall clock: {_STAGES.get(longest, longest)}.{total}" if longest else ""
     table = Table(("stage", "clock", "time", "share"), rows, num_left=2)
     return Section("seconds", "Seconds of compiling", (table,), summary)
+
+
+def _with_rest(seconds: dict[str, float]) -> dict[str, float]:
+    """The stages, and what of the total no stage of this process takes."""
+    stages = {name: value for name, value in seconds.items() if name != "total"}
+    own = sum(value for name, value in stages.items() if name not in _CPU_STAGES)
+    rest = max(0.0, seconds.get("total", 0.0) - own)
+    return {**stages, "rest": rest} if rest else stages
 
 
 def _clock(stage: str) -> str:

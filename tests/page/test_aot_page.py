@@ -205,10 +205,11 @@ def test_each_compile_time_names_its_clock():
     report = replace(REPORT, seconds={"dynamo": 0.1, "passes": 0.3, "tpu": 50.0, "total": 30.0})
     text = section(report, "seconds")
     assert "stage clock time share" in text
-    assert "Dynamo: Python to a graph wall, this process 100 ms 25%" in text
+    assert "passes wall, this process 300 ms 1%" in text
     assert "the TPU's compiler CPU, other processes 50 s -" in html.unescape(text)
+    assert "waiting for the TPU's compiler, and the rest wall, this process 29.6 s 99%" in html.unescape(text)
     assert "From the call to the report: 30 s of wall time." in text
-    assert "Longest on the wall clock: passes." in text
+    assert "Longest on the wall clock: waiting for" in text
 
 
 def test_a_notebook_shows_it():
