@@ -22,8 +22,11 @@ import torch_xla
 from tqdm import tqdm
 
 from tests.zoo.harness import AUTOCAST, EAGER, FLOAT64, RUNS, Result, Setting, counted, divided, over_seeds
+from tests.zoo.ledger import PREAMBLE as LEDGER
+from tests.zoo.ledger import TITLE, ledger_row, reports_of
 from tests.zoo.models import BY_NAME, ZOO, ZooModel
 
+Key = tuple[str, str]
 LEVELS = ("conservative", "balanced", "aggressive")
 FLOAT32 = Setting(backend="kp_tpu", options=(("precision", "float32"),))
 _LIBRARIES = ("torch", "torch_xla", "transformers", "diffusers", "timm")
@@ -64,21 +67,37 @@ def main() -> None:
     models = [BY_NAME[name] for name in names] or list(ZOO)
     pairs = [(model, run) for model in models for run in RUNS]
     rows = {(model.name, run): _row(model, run) for model, run in tqdm(pairs, desc="zoo", file=sys.stderr)}
+    of_ledger = {
+        (model.name, run): ledger_row(model.name, run, reports_of(run, model))
+        for model, run in tqdm(pairs, desc="ledger", file=sys.stderr)
+    }
     if arguments.update:
-        known = documented() | rows
-        rows = {key: known[key] for key in ((model.name, run) for model in ZOO for run in RUNS) if key in known}
-    table = "\n".join(_lines(list(rows.values())))
+        rows, of_ledger = _in_order(documented() | rows), _in_order(documented_ledger() | of_ledger)
+    table = "\n".join([*_lines(list(rows.values())), "", LEDGER, *_lines(list(of_ledger.values()))])
     sys.stdout.write(table + "\n")
     if arguments.update or not names:
         versions = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
         FILE.write_text(_PREAMBLE.format(versions=versions, platform="XLA:CPU") + "\n" + table + "\n")
 
 
-def documented() -> dict[tuple[str, str], dict[str, str]]:
+def documented() -> dict[Key, dict[str, str]]:
     """(model, run) -> the row of docs/zoo.md, by column."""
-    lines = [line for line in FILE.read_text().splitlines() if line.startswith("|")]
+    return _table(FILE.read_text().partition(TITLE)[0])
+
+
+def documented_ledger() -> dict[Key, dict[str, str]]:
+    """(model, run) -> the row of the ledger in docs/zoo.md, by column."""
+    return _table(FILE.read_text().partition(TITLE)[2])
+
+
+def _table(text: str) -> dict[Key, dict[str, str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|")]
     titles, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {(row[0], row[1]): dict(zip(titles, row, strict=True)) for row in rows}
+
+
+def _in_order(known: dict[Key, dict[str, str]]) -> dict[Key, dict[str, str]]:
+    return {key: known[key] for key in ((model.name, run) for model in ZOO for run in RUNS) if key in known}
 
 
 def _row(model: ZooModel, run: str) -> dict[str, str]:

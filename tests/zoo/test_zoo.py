@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.zoo.__main__ import blocks_cell, documented
+from tests.zoo.__main__ import blocks_cell, documented, documented_ledger
 from tests.zoo.harness import AUTOCAST, EAGER, FLOAT64, RUNS, Result, Setting, counted, divided, over_seeds, steps
 from tests.zoo.models import BY_NAME, ZOO
 
@@ -88,7 +88,9 @@ def test_divided_models_are_the_whole_ones_up_to_rounding(name: str, run: str) -
 
 
 def test_every_model_is_documented() -> None:
-    assert list(documented()) == [(model.name, run) for model in ZOO for run in RUNS]
+    every = [(model.name, run) for model in ZOO for run in RUNS]
+    assert list(documented()) == every
+    assert list(documented_ledger()) == every
 
 
 @pytest.mark.parametrize(("name", "level_name", "run"), cases(QUICK_AT_LEVELS, LEVELS, RUNS))
