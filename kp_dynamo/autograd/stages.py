@@ -21,6 +21,7 @@ from kp_dynamo.autograd.calls import as_called
 from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.autograd.eager_strides import record_eager_strides
 from kp_dynamo.autograd.function_views import keep_backward_of_views
+from kp_dynamo.autograd.plain_gradient import plain_gradients
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.tracing_settings import (
     disable_backward_donation,
@@ -29,7 +30,7 @@ from kp_dynamo.autograd.tracing_settings import (
     traced_metadata,
     tracing_settings,
 )
-from kp_dynamo.autograd.undefined_gradients import UndefinedGradients
+from kp_dynamo.autograd.undefined_gradients import UndefinedGradients, passing_on_undefined
 from kp_dynamo.autograd.whole_memory import with_whole_memory
 from kp_dynamo.graph.decisions import decide_once
 from kp_dynamo.graph.random_results import save_random_results
@@ -61,8 +62,8 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
     """Trace `gm` with AOTAutograd and compile the graphs; the callable has the signature of `gm`."""
     keep_backward_of_views(gm)
     tracing = _Tracing(stages, gm, len(inputs))
-    with tracing_settings():
-        run = aot_autograd.aot_module_simplified(
+    with tracing_settings(), plain_gradients(lambda: (tracing.forward, tracing.backward)) as plain:
+        run: Callable[..., Any] = aot_autograd.aot_module_simplified(
             gm,
             list(inputs),
             fw_compiler=tracing.compile_forward,
@@ -76,6 +77,8 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
     captured = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
     overlap = overlap_check(tracing.metadata, inputs, captured)
     gradients = tracing.undefined
+    if gradients is not None and not plain:
+        run = passing_on_undefined(run)
     return as_called(run, tracing.aliases, overlap, None if gradients is None or gradients.is_uniform else gradients)
 
 
@@ -88,10 +91,13 @@ class _Tracing:
         metadata: AOTAutograd's metadata of mutated inputs and aliases.
         aliases: Results that share memory.
         undefined: Gradients that eager leaves undefined; None without a backward.
+        forward, backward: What they were compiled to.
     """
 
     metadata: Any
     aliases: ResultAliases
+    forward: Any
+    backward: Any
 
     def __init__(self, stages: GraphStages, captured: fx.GraphModule, num_inputs: int) -> None:
         self._stages, self._captured, self._num_inputs = stages, captured, num_inputs
@@ -115,12 +121,13 @@ class _Tracing:
 
     def compile_forward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         disable_backward_donation()
-        return self._compiled(gm, self._num_returned, "forward")
+        self.forward = self._compiled(gm, self._num_returned, "forward")
+        return self.forward
 
     def compile_backward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         # Dynamo must not trace what runs a backward, nor the backward itself.
-        run = torch._dynamo.disable(self._stages.compile)(gm, _num_results(gm), "backward", ())
-        return _boxed(torch._dynamo.disable(run, reason="a compiled backward"))
+        self.backward = torch._dynamo.disable(self._stages.compile)(gm, _num_results(gm), "backward", ())
+        return _boxed(torch._dynamo.disable(self.backward, reason="a compiled backward"))
 
     def compile_inference(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         self._remove_aliases(gm, _num_results(gm))

@@ -7,7 +7,7 @@ see which gradients are undefined, and drop the gradients that depend on nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,11 +75,21 @@ class UndefinedGradients:
         node.register_hook(after)
 
 
-def pass_on_undefined(results: Sequence[Any]) -> None:
-    """In the backward of one call's results, leave every gradient undefined if none of the results has one.
+def passing_on_undefined(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, whose backward leaves every gradient undefined if none of its results has one.
 
     The backward of another compiled graph calls it so: of a piece of a divided graph, of the graph after a graph break.
     """
+
+    def called(*args: Any) -> Any:
+        results = run(*args)
+        _pass_on_undefined(results)
+        return results
+
+    return called
+
+
+def _pass_on_undefined(results: Sequence[Any]) -> None:
     node = _backward_node(results)
     if node is None:
         return

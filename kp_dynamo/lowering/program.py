@@ -22,6 +22,7 @@ from kp_dynamo.lowering.donation import DONORS, Donation
 from kp_dynamo.lowering.flash_calls import CustomCalls
 from kp_dynamo.lowering.pending import OwnBuffers, compute
 from kp_dynamo.lowering.program_inputs import Slot
+from kp_dynamo.lowering.program_outputs import reader
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
@@ -144,11 +145,11 @@ def _is_compiled_here(roots: list[torch.Tensor]) -> bool:
 
 
 def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation: Donation) -> Run:
+    read = reader(outputs)
     if key is None:
-        return lambda args: [_output(slot, args, []) for slot in outputs]
+        return lambda args: read(args, [])
     gather = _gather(inputs) if not is_spmd() else _on_device(_gather(inputs))
-    is_identity = all(s.kind == "root" for s in outputs) and [s.value for s in outputs] == list(range(len(outputs)))
-    xlac, count = xla.xlac(), len(outputs)
+    xlac = xla.xlac()
     needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph
     donated, renewed = donation.inputs, donation.renewed
 
@@ -168,9 +169,7 @@ def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation
             results: list[Any] = run_cached(key, values)
         for argument, root in renewed:
             DONORS.renew(args[argument], results[root])
-        if is_identity:
-            return results if len(results) == count else results[:count]
-        return [_output(slot, args, results) for slot in outputs]
+        return read(args, results)
 
     return run
 
@@ -192,16 +191,3 @@ def _gather(inputs: list[Slot]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 def _on_device(gather: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """`gather` for the virtual SPMD device, whose programs take no CPU tensors."""
     return lambda args: [v if v.device.type == "xla" else v.to(xla.device()) for v in gather(args)]
-
-
-def _output(slot: Slot, args: Sequence[Any], results: list[Any]) -> Any:
-    if slot.kind == "root":
-        return results[slot.value]
-    if slot.kind == "argument":
-        return args[slot.value]
-    if slot.kind == "copy":
-        return args[slot.value].clone()
-    if slot.kind == "root copy":
-        return results[slot.value].clone()
-    # A caller may write to the result; the constant itself must not change.
-    return slot.value.clone() if slot.kind == "constant" else slot.value

@@ -14,7 +14,6 @@ from torch import fx
 from kp_dynamo.autograd.eager_strides import eager_results
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.stages import GraphStages, trace_and_compile
-from kp_dynamo.autograd.undefined_gradients import pass_on_undefined
 from kp_dynamo.cache.graph_text import graph_text
 from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.capture.capture import with_dynamo_signature
@@ -95,8 +94,6 @@ class CaptureCompiler:
         if self._plan.options.donate == "mutated" and capture.mode == "xla":
             run = _recording_donated(run)
         run = run if bucketing is None or capture.passed is not None else bucketing.wrap(run)
-        if capture.records_gradients:
-            run = _passing_on_undefined(run)
         if capture.passed is None:
             lays_out_all = bucketing is not None and capture.mode == "cpu"
             run = ResultMemory(capture.gm, eager, lays_out_all=lays_out_all).around(run)
@@ -173,17 +170,6 @@ def _recording_donated(run: Callable[..., Any]) -> Callable[..., Any]:
         return results
 
     return recording
-
-
-def _passing_on_undefined(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, whose backward passes on that no result has a gradient."""
-
-    def called(*args: Any) -> Any:
-        results = run(*args)
-        pass_on_undefined(results)
-        return results
-
-    return called
 
 
 def _graph_text(gm: fx.GraphModule) -> Any | None:
