@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,11 @@ def empty_in_order(like: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     return torch.empty_permuted(like.shape, list(order), dtype=like.dtype, device=like.device)
 
 
+@functools.lru_cache(maxsize=4096)
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(make_contiguous_strides_for(shape))
+
+
 def has_free_strides(value: Any) -> bool:
     """Whether a contiguous tensor has strides, in dimensions of one element, that a new tensor would not have.
 
@@ -72,7 +78,7 @@ def has_free_strides(value: Any) -> bool:
         return False
     if value._has_symbolic_sizes_strides or 1 not in value.shape:
         return False
-    return value.is_contiguous() and value.stride() != make_contiguous_strides_for(value.shape)
+    return value.is_contiguous() and value.stride() != _contiguous_strides(value.shape)
 
 
 def same_strides(one: Any, other: Any) -> bool:

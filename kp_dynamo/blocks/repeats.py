@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -43,12 +45,10 @@ def _periods(ids: Sequence[int]) -> list[int]:
 
 
 def _runs_of(ids: Sequence[int], period: int) -> list[Run]:
-    found, length = [], 0
-    for position in range(len(ids) - period + 1):
-        is_equal = position + period < len(ids) and ids[position] == ids[position + period]
+    found, position = [], 0
+    for is_equal, group in itertools.groupby(map(operator.eq, ids, ids[period:])):
+        length = len(list(group))
         if is_equal:
-            length += 1
-        elif length:
-            found.append(Run(position - length, position + period, period))
-            length = 0
+            found.append(Run(position, position + length + period, period))
+        position += length
     return found

