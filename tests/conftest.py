@@ -45,3 +45,18 @@ def _fresh_start() -> Iterator[None]:
         os.environ.pop(_SET_BY_JAX, None)
     # What a test leaves changed fails another one, far away.
     assert before == {name: getattr(torch._dynamo.config, name) for name in _OF_DYNAMO}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects the slow ones
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as slow the cases of a parametrized test that its marker `quick` does not name."""
+    for item in items:
+        marker = item.get_closest_marker("quick")
+        if marker is not None and not _names_case(marker.args, item):
+            item.add_marker(pytest.mark.slow)
+
+
+def _names_case(names: tuple[str, ...], item: pytest.Item) -> bool:
+    """Whether one of the names is the id of the case, or that of one of its parameters."""
+    case = item.callspec.id  # type: ignore[attr-defined]
+    return case in names or not set(names).isdisjoint(case.split("-"))

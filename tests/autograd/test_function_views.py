@@ -99,6 +99,7 @@ def gradient(fn, x):
     return x.grad, [r.requires_grad for r in results]
 
 
+@pytest.mark.quick("Scale", "Transpose")
 @pytest.mark.parametrize("function", [Scale, Identity, Transpose], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_backward_is_that_of_the_function(function, program):

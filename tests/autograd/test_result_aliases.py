@@ -63,6 +63,7 @@ def _called(run, make, place, is_training):
     return seen
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("make", [matrix, pytest.param(of_a_base, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", VIEWS)
@@ -137,6 +138,7 @@ PIECES = {
 }
 
 
+@pytest.mark.quick("None")
 @pytest.mark.parametrize("buckets", [None, "pow2"])
 @pytest.mark.parametrize("is_training", [False, True])
 @pytest.mark.parametrize("name", PIECES)

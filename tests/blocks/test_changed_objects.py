@@ -137,6 +137,7 @@ def _lists(value):
     return 0 if value is None else value
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("changes_first", [False, True])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_every_call_changes_objects(change, changes_first):

@@ -121,6 +121,7 @@ def test_evicted_programs_are_compiled_again():
     assert close(gradients(mine, x), wanted)
 
 
+@pytest.mark.quick("balanced")
 @pytest.mark.parametrize("level", ["conservative", "balanced", "aggressive"])
 def test_levels_round_as_in_the_whole_graph(level):
     eager = stacks.Stack()
@@ -133,6 +134,7 @@ def test_levels_round_as_in_the_whole_graph(level):
     assert distance["on"] <= 1.1 * distance["off"]
 
 
+@pytest.mark.quick("blocks", "auto", "0.3")
 @pytest.mark.parametrize("checkpoint", ["attention", "blocks", "auto", 0.3])
 def test_checkpoint_options(checkpoint):
     eager = stacks.Masked()

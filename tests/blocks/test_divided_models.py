@@ -93,6 +93,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.quick("xla", "plain-True-cpu", "dropout 0-True-cpu", "in place-True-cpu")
 @pytest.mark.parametrize(("name", "trains", "device"), EVERY)
 def test_as_eager(name, device, trains):
     make, arguments, expected_runs = MODELS[name]

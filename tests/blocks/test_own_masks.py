@@ -128,6 +128,7 @@ def divided(model, x, **options):
     return found[0]
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("make_mask", CAUSAL, ids=lambda f: f.__name__)
 def test_each_layer_builds_a_causal_mask(make_mask, device):
@@ -156,6 +157,7 @@ def test_a_level_of_vmap_is_closed_when_the_mask_cannot_be_computed():
     assert torch._C._functorch.maybe_current_level() is None
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("make_mask", [*CAUSAL, *OTHERS[:-2]], ids=lambda f: f.__name__)
 def test_as_eager(make_mask, device):

@@ -52,6 +52,7 @@ def check_some(num_examples, device, *, trains):
     assert sum(became) > len(became) / 2  # what stays whole proves nothing
 
 
+@pytest.mark.quick("cpu")
 @pytest.mark.parametrize(("device", "trains"), [("xla", True), ("cpu", False)])
 def test_a_few_stacks(device, trains):
     check_some(2, device, trains=trains)

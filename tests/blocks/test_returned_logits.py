@@ -85,6 +85,7 @@ def assert_as_eager(step, exact, ids, use, device="cpu"):
             torch.testing.assert_close(mine[name].cpu().double(), other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.quick("plain", "tied", "view of them", "upcast", "accuracy", "hidden")
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_and_gradients_are_those_of_eager(kind, monkeypatch):
     rewritten = fuse_small_heads(monkeypatch)
@@ -135,6 +136,7 @@ class Accelerated(nn.Module):
         return loss, logits.float()
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 def test_autocast_that_ends_before_the_logits_are_upcast(device, monkeypatch):
     rewritten = fuse_small_heads(monkeypatch)
@@ -181,6 +183,7 @@ def test_autocast_around_the_head(inside, device, monkeypatch):
     assert rewritten[0] == 1
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("change", ["weight, frozen body", "hidden states, frozen head"])
 def test_values_that_no_gradient_reads_may_change_before_the_backward(change, device, monkeypatch):

@@ -29,6 +29,22 @@ def check(name, fn):
     assert found == (name in REFUSED, name in REFUSED)
 
 
+@pytest.mark.quick(
+    "next_token_loss",
+    "layer_norm_over_length",
+    "masked_mean",
+    "convolution",
+    "projected_by_length",
+    "softmax_over_length",
+    "with_begin_token",
+    "last_two",
+    "cumulative_sum",
+    "length_as_a_value",
+    "batch_norm",
+    "flipped",
+    "first_largest",
+    "shifted_difference",
+)
 @pytest.mark.parametrize("name", sorted(QUICK))
 def test_right_at_every_length(name):
     check(name, QUICK[name])

@@ -33,6 +33,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.quick("fft", "inverse", "solve", "pool", "mode", "index_reduce", "det of many")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_at_true_sizes(name):
     fn = FUNCTIONS[name]

@@ -120,6 +120,7 @@ def require_eager(fn, device, requires_grad, *, are_leaves=True):
     assert snapshot()["bucket_refusals"] == before
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize(
     "fn", [scaled, kept, returned, written_in_parts, without_grad, through_a_view, rolled], ids=lambda fn: fn.__name__

@@ -60,6 +60,7 @@ def check(run, inputs, device, *, is_causal, tolerance=1e-5):
     return mask
 
 
+@pytest.mark.quick("xla", "{}-sdpa-cpu")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fn", [sdpa, by_hand, in_a_checkpoint])
 @pytest.mark.parametrize(

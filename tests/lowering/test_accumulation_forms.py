@@ -69,6 +69,7 @@ def _check_as_near_as_eager(mine: object, eager: object, exact: object) -> None:
         assert (got.double() - true).abs().max() <= bound
 
 
+@pytest.mark.quick("torch.bfloat16")
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_reduction_is_as_near_as_eager(name, dtype):
@@ -125,6 +126,7 @@ def _gradients(fn: Callable, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, 
     return torch.autograd.grad(result, leaves, tangent)
 
 
+@pytest.mark.quick("torch.bfloat16")
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_a_gradient_that_is_a_sum_is_as_near_as_eager(name, dtype):

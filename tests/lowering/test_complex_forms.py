@@ -52,6 +52,7 @@ def assert_equal_where_eager_is_a_number(mine, eager):
     assert (is_near | eager.isnan()).all()
 
 
+@pytest.mark.quick("torch.complex64")
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 @pytest.mark.parametrize(
     "fn", [*OF_PARTS, torch.exp, torch.sgn, torch.sigmoid, torch.square], ids=lambda fn: fn.__name__

@@ -42,6 +42,7 @@ def on_cpu(tree):
     return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), tree)
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("make_optimizer", [*OPTIMIZERS.values()], ids=[*OPTIMIZERS])
 def test_steps_and_state_are_the_same(device, make_optimizer):

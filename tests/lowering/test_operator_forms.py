@@ -275,6 +275,7 @@ def test_gradients_of_rows_that_are_written(dynamic):
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.quick("mean")
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("weight", [None, torch.linspace(0.5, 2, 5)], ids=["plain", "weighted"])
 def test_losses_of_one_sample(reduction, weight):

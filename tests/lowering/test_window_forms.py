@@ -48,6 +48,7 @@ IMAGES = [
 ]
 
 
+@pytest.mark.quick("{'kernel_size': 3}", "{'kernel_size': (2, 3), 'stride': (2, 3)}")
 @pytest.mark.parametrize("how", IMAGES, ids=str)
 def test_patches_of_images(how):
     x = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(0))

@@ -91,6 +91,7 @@ def _attended(q, k, v):
     return torch.softmax(q @ k.transpose(-1, -2) + torch.ones(64, 64).tril(), -1) @ v
 
 
+@pytest.mark.quick("checkpoint0")
 @pytest.mark.parametrize("checkpoint", [RecomputeAttention(), RecomputeBlocks(), RecomputeToShare(0.3)])
 def test_gates_make_no_cycle_and_cover_every_input(checkpoint):
     backward = backward_of(gpt_joint(num_blocks=2, length=64, dropout=0.1), checkpoint)

@@ -48,6 +48,7 @@ def scattered_in_a_view(x, place):
     return torch.as_strided_scatter((x * 2).transpose(0, -1), torch.full(place[0], -1.0), *place) * 1
 
 
+@pytest.mark.quick("contiguous", "transposed")
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize(
     ("fn", "places"),

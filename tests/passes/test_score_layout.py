@@ -84,6 +84,7 @@ def rewritten(fn, *args: Tensor) -> PassReport:
     return RewriteAttention()(gm)
 
 
+@pytest.mark.quick("softmax_in_bfloat16", "repeated_by_a_mask", "slots", "transposed", "rounded", "groups_in_the_rows")
 @pytest.mark.parametrize(
     "fn",
     [

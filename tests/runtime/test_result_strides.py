@@ -33,6 +33,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick("training")
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("case", CASES)
 def test_strides_are_those_of_eager(case, trains):
@@ -68,6 +69,7 @@ OTHER_FAKES = {
 }
 
 
+@pytest.mark.quick("training")
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     "layout", [transposed, *(pytest.param(fn, marks=pytest.mark.slow) for fn in (channels_last, sliced))]

@@ -279,6 +279,7 @@ except TPUDistributedError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_device_that_was_used_before_is_too_late():
     assert "before anything uses a device" in run_script(TOO_LATE, {"CPU_NUM_DEVICES": "4"})
 
@@ -314,6 +315,7 @@ for use in (lambda: torch.compile(lambda x: x * 3, backend="kp_tpu")(x), TPUBack
 """
 
 
+@pytest.mark.slow
 def test_a_switch_that_comes_too_late_is_named():
     lines = run_script(SWITCHED_ON_LATE, {"CPU_NUM_DEVICES": "4"}).splitlines()
     assert ["before anything uses a device" in line for line in lines] == [True, True]
