@@ -29,12 +29,13 @@ def autocast_errors(gm: fx.GraphModule, inputs: Sequence[Any], values: Sequence[
         NotComparable: The graph cannot be run like this.
     """
     draws: list[torch.Tensor] = []
+    computed: list[int] = []
     try:
         with eagerly(), torch.set_grad_enabled(trains):
             with torch.autocast("cpu", torch.bfloat16), _Calls(draws, None):
-                narrow = _outputs(gm, _arguments(inputs, values))
+                narrow = _outputs(gm, _arguments(inputs, values), computed)
             with _Calls(draws, iter(list(draws))):
-                exact = _outputs(gm, _arguments(inputs, raised(list(values))))
+                exact = _outputs(gm, _arguments(inputs, raised(list(values))), computed)
     except NotComparable:
         raise
     except Exception as cause:
@@ -62,16 +63,34 @@ def _argument(like: Any, value: Any) -> tuple[Any, Any]:
     return leaf, leaf if like.is_leaf else leaf.clone()
 
 
-def _outputs(gm: fx.GraphModule, arguments: Sequence[tuple[Any, Any]]) -> Outputs:
-    results = list(gm(*(argument for _, argument in arguments)))
+def _outputs(gm: fx.GraphModule, arguments: Sequence[tuple[Any, Any]], computed: list[int]) -> Outputs:
+    """The results and gradients of a run, of the results at `computed`; if it is empty, it is filled."""
+    given = [argument for _, argument in arguments]
+    versions = [_version(argument) for argument in given]
+    returned = list(gm(*given))
+    written = [x for x, version in zip(given, versions, strict=True) if _version(x) != version]
+    # As in the graph that the passes see: a view of an argument is no result, and a written argument is one.
+    computed += [] if computed else [i for i, r in enumerate(returned) if not _is_view_of_one(r, given)]
+    results = [*written, *(returned[i] for i in computed)]
     leaves = [leaf for leaf, _ in arguments if leaf is not None]
-    returned = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
-    if not leaves or not returned:
+    tracked = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+    if not leaves or not tracked:
         return Outputs(results)
     generator = torch.Generator().manual_seed(0)
-    tangents = [tangent(r, generator) for r in returned]
-    gradients = torch.autograd.grad(returned, leaves, tangents, allow_unused=True)
+    tangents = [tangent(r, generator) for r in tracked]
+    gradients = torch.autograd.grad(tracked, leaves, tangents, allow_unused=True)
     return Outputs([r.detach() if isinstance(r, torch.Tensor) else r for r in results], gradients)
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, torch.Tensor) else 0
+
+
+def _is_view_of_one(result: Any, given: Sequence[Any]) -> bool:
+    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
+        return False
+    strided = (x for x in given if isinstance(x, torch.Tensor) and x.layout is torch.strided)
+    return any(x.untyped_storage()._cdata == result.untyped_storage()._cdata for x in strided)
 
 
 class _Calls(TorchDispatchMode):

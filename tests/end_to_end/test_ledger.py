@@ -202,6 +202,21 @@ def test_our_own_passes_are_within_their_bounds(level):
     assert all(errors.exact.gradients is not None or errors.reason == "the graph is unchanged" for errors in measured)
 
 
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_result_that_is_a_view_of_an_input_widens_no_bound_and_narrows_none(is_training):
+    """A large view would be most of the norm, and has no error. A program returns none."""
+    torch.manual_seed(0)
+    weight, large = torch.randn(16, 4), 30 * torch.randn(64, 16)
+
+    def routed(x):
+        return x.view(-1), (x @ weight).softmax(-1)
+
+    with torch.set_grad_enabled(is_training):
+        found = rows(explain(routed, large.requires_grad_(is_training), options={"ledger": True}), name="cast_bf16")
+    (errors,) = [errors for errors in found.values() if errors.exact.results is not None]
+    assert not errors.is_taken_back
+
+
 def test_dropout_draws_the_same_mask_for_both_sides():
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 64))
     x, state = torch.randn(16, 64), torch.get_rng_state()
