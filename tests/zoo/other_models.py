@@ -49,6 +49,37 @@ def _sam_inputs() -> Inputs:
     return {**pixels(64), "input_points": points, "input_labels": torch.tensor([[[1, 0]], [[1, 1]]])}
 
 
+def _detr() -> nn.Module:
+    config = transformers.DetrConfig(
+        use_pretrained_backbone=False, backbone="resnet18", d_model=64, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128,
+        num_queries=6, num_labels=5, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0,
+    )  # fmt: skip
+    return transformers.DetrForObjectDetection(config)
+
+
+def _detr_inputs() -> Inputs:
+    mask = torch.ones(B, 64, 64, dtype=torch.long)
+    mask[1, :, 40:] = 0
+    return {**pixels(64), "pixel_mask": mask}
+
+
+def _unet() -> nn.Module:
+    return diffusers.UNet2DConditionModel(
+        sample_size=16, in_channels=4, out_channels=4, layers_per_block=1, block_out_channels=(32, 64),
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=32, attention_head_dim=8, norm_num_groups=8,
+    )  # fmt: skip
+
+
+def _unet_inputs() -> Inputs:
+    return {
+        "sample": torch.randn(B, 4, 16, 16),
+        "timestep": torch.tensor([3, 700]),
+        "encoder_hidden_states": torch.randn(B, 7, 32),
+    }
+
+
 def _dit() -> nn.Module:
     model = diffusers.DiTTransformer2DModel(
         num_attention_heads=4, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, sample_size=8,
@@ -129,6 +160,8 @@ OTHER_MODELS = (
     ZooModel("wav2vec2", _wav2vec2, _wav2vec2_inputs, breaks=True),
     # Autocast is off by 0.19, because it rounds the places whose sines are taken: a bound of 1.1 of that says little.
     ZooModel("sam", _sam, _sam_inputs),
+    ZooModel("detr", _detr, _detr_inputs, breaks=True),
+    ZooModel("unet", _unet, _unet_inputs),
     ZooModel("dit", _dit, _dit_inputs),
     ZooModel("vae", _vae, partial(pixels, 32, "sample")),
     ZooModel("gnn", _GraphNetwork, _graph_inputs),
