@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 import torch._dynamo  # first: torch 2.9 cannot import the next module without it
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 from torch._functorch._aot_autograd.schemas import OutputType
 
@@ -81,12 +82,13 @@ class CompiledFunction(torch.autograd.Function):
         return _backward(ctx, gradients)
 
 
+# Dynamo must trace neither the backward nor what runs it. Cheaper than `torch._dynamo.disable`, at every call.
+set_code_exec_strategy(CompiledFunction.backward.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 # Without torch's own wrapper, which takes as long as the programs of a small layer.
 _apply: Callable[..., Any] = super(torch.autograd.Function, CompiledFunction).apply
 _unwrap: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.unwrap_if_dead
 
 
-@torch._dynamo.disable(reason="a compiled backward")  # type: ignore[untyped-decorator]
 def _backward(ctx: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
     """The gradients of the graph and its arguments: all undefined if those of the results are, as in eager."""
     _refuse_transforms()

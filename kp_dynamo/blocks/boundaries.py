@@ -141,7 +141,8 @@ def _gains_gradient(node: fx.Node, before: Any) -> bool:
 def _storages(node: fx.Node) -> set[int]:
     """The storages of a node's value, which is a tensor or holds tensors."""
     found: set[int] = set()
-    for value in torch.utils._pytree.tree_leaves(node.meta.get("example_value")):
+    example = node.meta.get("example_value")
+    for value in [example] if isinstance(example, torch.Tensor) else torch.utils._pytree.tree_leaves(example):
         # A tensor of torch.func has no storage of its own, and lives inside the transform.
         is_wrapped = isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
         if isinstance(value, torch.Tensor) and not is_wrapped and value.layout is torch.strided:

@@ -100,10 +100,14 @@ _PLAIN = (
     *_NUMBERS, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format, torch.device,
 )  # fmt: skip
 
+_EXACT = frozenset((int, float, bool, str, type(None), torch.dtype))
+
 
 def _text(value: Any, number: Mapping[fx.Node, str]) -> str:
     if isinstance(value, fx.Node):
         return number[value]
+    if type(value) in _EXACT:  # most arguments: without the questions below
+        return f"{type(value).__name__}:{value!r}"
     if isinstance(value, (list, tuple)):
         return f"{type(value).__name__}({', '.join(_text(v, number) for v in value)})"
     if isinstance(value, dict):

@@ -112,3 +112,19 @@ def test_results_require_no_gradient_through_inputs_that_get_none():
     assert not second.requires_grad
     (gradient,) = torch.autograd.grad(first.sum(), x)
     torch.testing.assert_close(gradient, ROWS.cos())
+
+
+def test_dynamo_looks_into_no_backward_that_a_compiled_function_calls():
+    model = nn.Linear(4, 2)
+
+    def step(x):
+        model(x).square().sum().backward()
+
+    run = torch.compile(step, backend="kp_tpu", options={"precision": "float32"})
+    torch._dynamo.utils.counters.clear()
+    run(ROWS)
+    given, model.weight.grad = model.weight.grad, None
+    step(ROWS)
+    torch.testing.assert_close(given, model.weight.grad)
+    breaks = torch._dynamo.utils.counters["graph_break"]
+    assert [reason.split("\n")[0] for reason in breaks] == ["Unsupported Tensor.backward() call"]
