@@ -6,7 +6,6 @@ the tuples of all nodes are enough to know the graph before the edit.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -163,9 +162,14 @@ def _reached(start: fx.Node, near: Mapping[fx.Node, list[fx.Node]], seen: set[fx
 
 
 def _part_that_fits(group: list[fx.Node], before: Snapshot, after: Snapshot) -> list[fx.Node]:
-    """The nodes nearest to the first of a group that are at most `MAX_LINES` lines, before and after."""
-    counts = [list(itertools.accumulate(node in calls for node in group)) for calls in (before, after)]
-    return [node for node, *lines in zip(group, *counts, strict=True) if max(lines) <= MAX_LINES]
+    """The nodes nearest to the first of a group that are at most `MAX_LINES` lines of each side."""
+    found, lines = [], [0, 0]
+    for node in group:
+        is_in = [node in before, node in after]
+        if all(not there or count < MAX_LINES for there, count in zip(is_in, lines, strict=True)):
+            found.append(node)
+            lines = [count + there for there, count in zip(is_in, lines, strict=True)]
+    return found
 
 
 def _rank(group: list[fx.Node], before: Snapshot, after: Snapshot) -> tuple[bool, bool, bool]:

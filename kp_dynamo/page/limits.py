@@ -72,5 +72,5 @@ def limits_sentence(rows: Iterable[ModuleRow], what: str = "modules") -> str:
 
 
 def _told(name: str, share: float) -> str:
-    by = {UNKNOWN: "near no bound", "links": "waiting for the links"}.get(name, f"by the {name}")
+    by = {UNKNOWN: f"by {UNKNOWN}", "links": "waiting for the links"}.get(name, f"by the {name}")
     return f"{Share(share)} {by}"

@@ -55,6 +55,25 @@ def test_a_long_edit_is_cut_and_says_so():
     assert found.num_more > 0
 
 
+def test_both_sides_are_shown_of_a_long_chain_that_one_operator_replaces():
+    def chain(x):
+        for _ in range(20):
+            x = x.sin()
+        return x.exp()
+
+    gm = trace_inference(chain, X)
+    examples = EditExamples(gm.graph)
+    (x,), *_, last, end, _ = gm.graph.find_nodes(op="placeholder"), *gm.graph.nodes
+    with gm.graph.inserting_before(end):
+        new = gm.graph.call_function(torch.ops.aten.cos.default, (x,))
+    new.meta = dict(last.meta)
+    last.replace_all_uses_with(new)
+    gm.graph.eliminate_dead_code()
+    found = examples.of_edit()
+    assert (len(found.before), found.num_more) == (MAX_LINES, 21 - MAX_LINES)
+    assert any("aten.cos" in line for line in found.after)
+
+
 def test_nothing_changed_is_no_example_and_the_next_edit_is_told_apart():
     gm = trace_inference(lambda x, w: torch.relu(torch.mm(x, w)).exp(), X, WEIGHT)
     examples, before = EditExamples(gm.graph), graph_text(gm)

@@ -223,7 +223,7 @@ def lead(report: AotReport) -> str:
 def test_what_limits_the_step_is_said_below_the_headline():
     assert lead(DEEP) == (
         "The matrix unit limits the largest part of the step: 38% of the time is in modules that it bounds; 38% by the "
-        "memory, 25% near no bound."
+        "memory, 25% by nothing known."
     )
     assert lead(CHIPS).startswith(
         "The links limit the largest part of the step: a chip waits for them 43% of the time; 21% by the matrix unit"

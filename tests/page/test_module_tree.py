@@ -99,7 +99,7 @@ ROWS = [
 def test_what_limits_the_step_is_said_in_words():
     assert limits_sentence(ROWS) == (
         "The matrix unit limits most of the step: 60% of the time is in modules that it bounds; 25% by the memory, 10% "
-        "near no bound, 5% waiting for the links."
+        "by nothing known, 5% waiting for the links."
     )
     assert limits_sentence(ROWS[2:], "programs") == (
         "No bound explains most of the step: 67% of the time is in programs that take more than 3 times every bound; "
