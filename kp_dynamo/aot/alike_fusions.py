@@ -5,20 +5,18 @@ Without that, a model of many layers that is one program would fill the list wit
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kp_dynamo.aot.cost import OpCost
 from kp_dynamo.aot.program_report import FusionReport, Origin
-from kp_dynamo.graph.module_paths import module_of
+from kp_dynamo.graph.module_paths import module_of, of_any_layer
 from kp_dynamo.lowering.export import node_of
 from kp_dynamo.lowering.fake_run import ExportedProgram
 
 NUM_DEAREST = 12
 _MAX_ORIGINS = 8
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")
 
 
 class Origins:
@@ -65,4 +63,4 @@ def _fusion(group: Sequence[OpCost], origins: Origins) -> FusionReport:
 
 def _of_any_layer(origins: Iterable[Origin]) -> tuple[Origin, ...]:
     """The origins with "*" for the numbers of layers: "layers.*.attn (Attention)"."""
-    return tuple(dict.fromkeys(replace(origin, module=_NUMBER.sub("*", origin.module)) for origin in origins))
+    return tuple(dict.fromkeys(replace(origin, module=of_any_layer(origin.module)) for origin in origins))

@@ -6,14 +6,12 @@ needs beyond that (temporaries, results, its code) is in the compiler's figures 
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from kp_dynamo.graph.module_paths import of_any_layer
 from kp_dynamo.lowering.step_memory import Live, Owner
-
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def _path(owner: Owner, modules: Sequence[str]) -> str:
 def _folded(sizes: Mapping[tuple[str, str], int]) -> Iterator[LiveValues]:
     alike: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for kind, path in sizes:
-        alike[kind, _NUMBER.sub("*", path)].append(path)
+        alike[kind, of_any_layer(path)].append(path)
     for (kind, pattern), paths in alike.items():
         name = pattern if len(paths) > 1 else paths[0]
         yield LiveValues(kind, name, len(paths), sum(sizes[kind, path] for path in paths))

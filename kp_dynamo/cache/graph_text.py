@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.cache.identity import Uncacheable, is_of_library, number_of
+from kp_dynamo.cache.tensor_bytes import tensor_bytes
 
 # The key hashes the bytes of attributes up to this size; a graph with a larger one is not shared.
 MAX_CONSTANT_BYTES = 1 << 20
@@ -74,8 +75,7 @@ def _bytes_text(tensor: torch.Tensor) -> str:
     # A fake mode is active while AOTAutograd compiles, and would reject a constant, which is a real tensor.
     with torch.utils._python_dispatch._disable_current_modes():
         dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        # A contiguous tensor of one element may have any stride.
-        data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
+        data = tensor_bytes(dense).numpy().data
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 

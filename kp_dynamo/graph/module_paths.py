@@ -89,3 +89,11 @@ def _paths(source: str) -> tuple[str, ...]:
         return (".".join(parts),)
     inside = ".".join(parts[2:])
     return (inside,) if parts[1] == "self" else (inside, ".".join(parts[1:]))
+
+
+def of_any_layer(path: str) -> str:
+    """A path with "*" for the numbers of layers: "layers.*.attn", also with its class, "layers.*.attn (Attention)"."""
+    return _NUMBER.sub("*", path)
+
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")

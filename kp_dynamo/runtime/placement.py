@@ -14,6 +14,7 @@ import torch
 import xxhash
 from torch.utils.weak import WeakIdKeyDictionary
 
+from kp_dynamo.cache.tensor_bytes import tensor_bytes
 from kp_dynamo.compat import xla
 
 logger = logging.getLogger(__name__)
@@ -86,8 +87,7 @@ def digest_of(tensor: torch.Tensor) -> tuple[object, ...]:
     """Shape, strides, dtype and a 128-bit hash (XXH3) of the bytes of a dense CPU tensor."""
     plain = _plain(tensor)
     dense = plain if plain.is_contiguous() else _dense(plain)
-    # A contiguous tensor of one element may have any stride.
-    data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
+    data = tensor_bytes(dense).numpy().data
     return tuple(plain.shape), plain.stride(), plain.dtype, xxhash.xxh3_128_digest(data)
 
 

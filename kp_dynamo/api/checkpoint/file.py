@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from kp_dynamo.api.checkpoint.atomic_file import opened, replacing
+from kp_dynamo.cache.tensor_bytes import tensor_bytes
 from kp_dynamo.exceptions import TPUCheckpointError
 
 Path = str | os.PathLike[str]
@@ -123,6 +124,4 @@ def _digest(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) ->
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor's elements, in their order: uint8[num_bytes]."""
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    # A contiguous tensor of one element may have any stride.
-    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+    return tensor_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
