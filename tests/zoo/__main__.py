@@ -52,7 +52,7 @@ example, 2 + 3 means two layers of one kind and three of another. All counts are
 Graph breaks come from the source of the models, which takes branches by value. Mixtral, Qwen3-MoE and DeepSeek-V2
 loop over the experts that any token chose. No setting of Dynamo keeps such a loop in one graph: how often it turns is
 a value. In training, Whisper and Wav2Vec2 skip layers at random.
-DeepSeek-V3 is here without experts: in float64 its own source raises an error, so that there is no reference.
+DeepSeek-V3 is here without experts. With them, its own source raises an error in float64.
 """
 
 

@@ -60,7 +60,7 @@ LANGUAGE_MODELS = (
     ),
     ZooModel("phi3", partial(decoder, "Phi3", sliding_window=_WINDOW), partial(tokens, length=_LONG)),
     ZooModel("deepseek_v2", partial(decoder, "DeepseekV2", first_k_dense_replace=1, **_LATENT), tokens, breaks=True),
-    # Without experts: they add float32 to float64, so that there is no reference.
+    # Without experts: in float64 they add float32 numbers, and raise.
     ZooModel("deepseek_v3", partial(decoder, "DeepseekV3", first_k_dense_replace=2, **_LATENT), tokens),
     ZooModel("mamba2", _mamba2, tokens),
     ZooModel("lstm", _LstmModel, tokens),
