@@ -72,6 +72,7 @@ def test_depth_adds_no_captures():
     assert captures(3) == captures(9) == (FEW, FEW)
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", DEVICES)
 def test_training_captures_the_whole_model_and_alternates_with_inference(device):
     model = stacks.Stack(4).to(device)
@@ -85,6 +86,7 @@ def test_training_captures_the_whole_model_and_alternates_with_inference(device)
     assert not any("forward" in vars(part) for part in model.modules())
 
 
+@pytest.mark.quick("returns an argument-xla", "graph break-xla", "writes to an argument-xla")
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), "xla"])
 @pytest.mark.parametrize("name", ["stores", "returns an argument", "nested", "graph break", "writes to an argument"])
 def test_whatever_children_do(name, device):
@@ -149,6 +151,7 @@ class Reducing(stacks.Layer):
         return x.mean(1, keepdim=True) if self.reduces else x
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_child_that_returns_something_else(is_late):
     model = stacks.Stack(3, Reducing)
@@ -197,6 +200,7 @@ class Sometimes(stacks.Layer):
         return super().forward(x)
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_child_that_changes_objects_unlike_the_others(is_late):
     model, notes = stacks.Stack(4, Sometimes), []

@@ -118,6 +118,7 @@ def test_stances():
         run(torch.ones(7))
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("use_reentrant", [False])
 def test_checkpointing_with_dropout_inside(device, use_reentrant):
@@ -137,6 +138,7 @@ def test_checkpointing_with_dropout_inside(device, use_reentrant):
     torch.testing.assert_close(weight_gradient.cpu(), expected[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_memory_budget_changes_no_gradient(device):
     def deep(x, w):
@@ -178,6 +180,7 @@ def of_flex_attention(x):
     return flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score + i)
 
 
+@pytest.mark.quick("cond", "while_loop", "scan")
 @pytest.mark.parametrize(
     ("fn", "name"),
     [(of_cond, "cond"), (of_while_loop, "while_loop"), (of_scan, "scan"), (of_flex_attention, "flex_attention")],

@@ -99,7 +99,7 @@ def gradient(fn, x):
     return x.grad, [r.requires_grad for r in results]
 
 
-@pytest.mark.quick("Scale", "Transpose")
+@pytest.mark.quick("both-Scale", "Transpose")
 @pytest.mark.parametrize("function", [Scale, Identity, Transpose], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_backward_is_that_of_the_function(function, program):
@@ -123,6 +123,10 @@ def test_one_of_several_results():
     torch.testing.assert_close(gradient(compiled(fn), x)[0], gradient(fn, x)[0])
 
 
+@pytest.mark.quick(
+    "both-Scale-cpu", "both-Transpose-xla", "both of a part-Transpose-cpu", "a view beside the base-Scale-xla",
+    "twice-Transpose-cpu", "chained-Transpose-xla",
+)  # fmt: skip
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("function", [Scale, Transpose], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("program", ["both", "both of a part", "a view beside the base", "twice", "chained"])

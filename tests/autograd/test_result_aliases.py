@@ -63,7 +63,11 @@ def _called(run, make, place, is_training):
     return seen
 
 
-@pytest.mark.quick("xla")
+@pytest.mark.quick(
+    "from a size on-matrix-cpu", "unfold-matrix-cpu", "expand-matrix-xla", "the argument and a part of it-matrix-xla",
+    "two that overlap-matrix-cpu", "a result and its copy-matrix-xla", "after a write-matrix-cpu",
+    "through a view-matrix-xla",
+)  # fmt: skip
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("make", [matrix, pytest.param(of_a_base, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", VIEWS)
@@ -79,6 +83,7 @@ def test_results_share_memory_as_in_eager(name, make, device):
 TRAINED = ("chunk", "split", "narrow", "view", "two that overlap", "a result and a view of it", "select")
 
 
+@pytest.mark.quick("split-xla", "view-cpu", "two that overlap-cpu", "a result and a view of it-xla", "select-xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("name", TRAINED)
 def test_gradients_flow_through_results_that_are_views(name, device):
@@ -97,6 +102,7 @@ def test_gradients_flow_through_results_that_are_views(name, device):
         torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
 
 
+@pytest.mark.quick("True-True-xla", "True-False-cpu", "False-True-cpu", "False-False-xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("is_ordinary", [True, False])
 @pytest.mark.parametrize("is_dynamic", [True, False])
@@ -138,7 +144,7 @@ PIECES = {
 }
 
 
-@pytest.mark.quick("None")
+@pytest.mark.quick("unbind-False-None", "split-True-None", "of a norm-True-None", "of another's-True-None")
 @pytest.mark.parametrize("buckets", [None, "pow2"])
 @pytest.mark.parametrize("is_training", [False, True])
 @pytest.mark.parametrize("name", PIECES)
@@ -208,6 +214,7 @@ def detached_beside_itself(x):
     return h.detach(), h.unsqueeze(1), h
 
 
+@pytest.mark.quick("detached_beside_a_view-xla", "detached_parts-cpu", "detached_beside_itself-xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("fn", [detached_beside_a_view, detached_parts, detached_beside_itself])
 def test_results_that_are_detached_share_memory_and_no_gradient(fn, device):

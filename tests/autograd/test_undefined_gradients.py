@@ -38,6 +38,10 @@ def a_gradient_of_zeros_beside_another(a, b, c):
     return torch.copysign(a, b), b * 2, c.sgn(), c * 3, b.detach().sgn() * a
 
 
+@pytest.mark.quick(
+    "two_heads-xla", "a_result_and_a_view-cpu", "a_written_input-xla", "three-cpu", "a_gradient_of_zeros-xla",
+    "a_gradient_of_zeros_beside_another-cpu",
+)  # fmt: skip
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize(
     "f",

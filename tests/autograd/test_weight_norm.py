@@ -17,6 +17,7 @@ MODELS = {
 }
 
 
+@pytest.mark.quick("hook-last dimension", "hook-convolution", "parametrization-whole", "parametrization-transposed")
 @HOOK
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("kind", KINDS)

@@ -137,7 +137,10 @@ def _lists(value):
     return 0 if value is None else value
 
 
-@pytest.mark.quick("True")
+@pytest.mark.quick(
+    "reassign_buffer-True", "count_calls-True", "append_to_deque-True", "add_to_set-True", "append_in_defaultdict-True",
+    "replace_in_dict-True", "count_in_object-True", "append_to_argument-True",
+)  # fmt: skip
 @pytest.mark.parametrize("changes_first", [False, True])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_every_call_changes_objects(change, changes_first):
@@ -146,6 +149,7 @@ def test_every_call_changes_objects(change, changes_first):
     assert_equal_calls(mine, eager, [torch.randn(2, 4) for _ in range(3)])
 
 
+@pytest.mark.quick("True-append_to_list", "False-count_in_object", "False-reassign_buffer")
 @pytest.mark.parametrize("change", [append_to_list, count_in_object, reassign_buffer], ids=lambda c: c.__name__)
 @pytest.mark.parametrize("is_first_call", [True, False])
 def test_a_child_that_changes_objects_unlike_the_others_raises(change, is_first_call):
@@ -202,6 +206,7 @@ def tell_through_object(layer, x, number):
     layer.given, layer.shared.value = x, x.sum() * number
 
 
+@pytest.mark.quick("tell_mode", "tell_tensor", "tell_through_object")
 @pytest.mark.parametrize("tell", [tell_mode, tell_tensor, tell_through_dict, tell_through_object])
 def test_a_child_reads_what_the_model_changed_before_the_call(tell):
     eager = Telling(tell).train(tell is tell_mode)

@@ -39,6 +39,7 @@ def assert_equal_steps(eager, mine, *args, device="cpu", trains=True):
         model.zero_grad()
 
 
+@pytest.mark.quick("plain-True-cpu", "u-net-True-xla", "in place-True-cpu")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("name", "trains"), WAYS)
 def test_as_eager(name, device, trains):
@@ -205,7 +206,7 @@ class Static(stacks.Layer):
         return torch.tanh(x) * 2
 
 
-FAST = ("stores", "returns an argument", "nested", "no_grad", "backbone", "static")
+FAST = ("stores", "nested", "no_grad", "static")
 CASES = {
     "stores": lambda: WithLosses(4, Noting),
     "writes to an argument": lambda: stacks.Stack(4, Doubling),
@@ -306,6 +307,7 @@ def test_children_that_lead_to_no_result_get_no_gradients():
     assert [name for name, p in model.named_parameters() if p.grad is not None] == ["other"]
 
 
+@pytest.mark.quick("cpu-0-True", "cpu-1-False", "xla-1-True", "xla-3-False")
 @pytest.mark.parametrize("is_aside", [True, False])
 @pytest.mark.parametrize("last", [0, 1, 3])
 @pytest.mark.parametrize("device", DEVICES)

@@ -21,6 +21,7 @@ def close(got, wanted, bound=1e-5):
     return float((got - wanted).norm()) <= bound * float(wanted.norm())
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", DEVICES)
 def test_dropout_draws_other_masks_in_each_layer_and_repeats_them_with_the_seed(device):
     model = stacks.Stack(4, lambda: stacks.Layer(0.5)).to(device)
@@ -57,6 +58,7 @@ def test_backward_uses_the_masks_of_the_forward(device):
     assert torch.equal(x.grad.cpu(), y.detach().cpu())
 
 
+@pytest.mark.quick("cpu")
 @pytest.mark.parametrize("device", DEVICES)
 def test_retained_graph_and_gradients_by_grad(device):
     eager = stacks.Stack()
@@ -78,6 +80,7 @@ def test_second_derivatives_are_refused_by_name():
         g.sum().backward()
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", DEVICES)
 def test_training_then_no_grad_then_inference_mode(device):
     eager = stacks.Stack()
@@ -134,7 +137,7 @@ def test_levels_round_as_in_the_whole_graph(level):
     assert distance["on"] <= 1.1 * distance["off"]
 
 
-@pytest.mark.quick("blocks", "auto", "0.3")
+@pytest.mark.quick("auto", "0.3")
 @pytest.mark.parametrize("checkpoint", ["attention", "blocks", "auto", 0.3])
 def test_checkpoint_options(checkpoint):
     eager = stacks.Masked()
@@ -166,6 +169,7 @@ def test_donated_caches(device):
     assert events[0].pieces, events[0].reason
 
 
+@pytest.mark.quick("Autocast-True", "AutocastLayers-False")
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("kind", [stacks.Autocast, stacks.AutocastLayers])
 def test_autocast_regions_of_cpu_tensors(kind, trains):
@@ -226,6 +230,7 @@ def test_a_gradient_that_is_none_stays_none():
     assert model.head.weight.grad is None
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", DEVICES)
 def test_layers_behind_a_result_without_a_gradient_get_none(device):
     def two_towers(x, first, second):
@@ -243,6 +248,7 @@ def test_layers_behind_a_result_without_a_gradient_get_none(device):
     assert [a.grad is None for a in args] == [True, True, False]
 
 
+@pytest.mark.quick("cpu")
 @pytest.mark.parametrize("device", DEVICES)
 def test_results_may_be_written_to(device):
     eager = stacks.WithHiddenStates()
@@ -320,6 +326,7 @@ class FirstOnly(torch.autograd.Function):
         return gradient, None
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated")  # Dynamo instantiates it
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_function_without_a_gradient_for_the_layers(device):

@@ -93,7 +93,11 @@ EVERY = [
 ]
 
 
-@pytest.mark.quick("xla", "plain-True-cpu", "dropout 0-True-cpu", "in place-True-cpu")
+@pytest.mark.quick(
+    "plain-True-cpu", "plain-False-xla", "hidden states-True-xla", "masked-True-xla", "encoder and decoder-True-xla",
+    "alternating-True-xla", "resnet-True-xla", "caches-False-xla", "frozen-True-xla", "checkpoint-True-xla",
+    "views-True-xla", "in place-True-cpu", "numbered-False-xla",
+)  # fmt: skip
 @pytest.mark.parametrize(("name", "trains", "device"), EVERY)
 def test_as_eager(name, device, trains):
     make, arguments, expected_runs = MODELS[name]
@@ -128,6 +132,7 @@ FROZEN = {
 }
 
 
+@pytest.mark.quick("shared layer", "adapters", "no embedding", "two stages")
 @pytest.mark.parametrize("name", FROZEN)
 def test_the_first_layer_needs_no_gradient_of_its_input(name):
     """It belongs to what precedes the other layers, which are found."""

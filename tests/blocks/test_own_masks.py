@@ -128,13 +128,14 @@ def divided(model, x, **options):
     return found[0]
 
 
-@pytest.mark.quick("xla")
+@pytest.mark.quick("from_positions-xla", "minus_infinity-xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("make_mask", CAUSAL, ids=lambda f: f.__name__)
 def test_each_layer_builds_a_causal_mask(make_mask, device):
     assert divided(Model(make_mask).to(device), torch.randn(2, LENGTH, 8, device=device))
 
 
+@pytest.mark.quick("written_by_an_input", "minus_zero", "of_an_operator", "drawn")
 @pytest.mark.parametrize("make_mask", OTHERS, ids=lambda f: f.__name__)
 def test_other_masks_are_read(make_mask):
     assert not divided(Model(make_mask), torch.randn(2, LENGTH, 8))
@@ -157,7 +158,9 @@ def test_a_level_of_vmap_is_closed_when_the_mask_cannot_be_computed():
     assert torch._C._functorch.maybe_current_level() is None
 
 
-@pytest.mark.quick("xla")
+@pytest.mark.quick(
+    "by_vmap-xla", "least_number-xla", "window-xla", "written_by_an_input-xla", "of_the_input-xla", "minus_zero-xla",
+)  # fmt: skip
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("make_mask", [*CAUSAL, *OTHERS[:-2]], ids=lambda f: f.__name__)
 def test_as_eager(make_mask, device):

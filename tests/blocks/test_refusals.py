@@ -165,6 +165,7 @@ def through_a_view(x, weights, memory):
     return x
 
 
+@pytest.mark.quick("cpu-shared_memory", "xla-stream_of_the_caller", "xla-through_a_view")
 @pytest.mark.parametrize("fn", [shared_memory, stream_of_the_caller, through_a_view])
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 def test_an_input_that_requires_a_gradient_only_after_a_write(fn, device):

@@ -95,7 +95,7 @@ def outcome(run, x: Tensor, keep: Tensor) -> Tensor:
 
 
 # Training holds the forward of inference.
-@pytest.mark.quick("plain", "causal", "one_query", "keys_of_no_padding")
+@pytest.mark.quick("causal", "one_query", "keys_of_no_padding")
 @pytest.mark.parametrize("trains", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("case", CASES, ids=lambda fn: fn.__name__)
 def test_right_and_rewritten(case, trains):

@@ -22,6 +22,7 @@ def tracked_between(x, w):
     return y, z, z * y
 
 
+@pytest.mark.quick("cpu-tracked_between-True", "xla-tracked-True", "xla-tracked_between-False")
 @pytest.mark.parametrize("needs_grad", [False, True])
 @pytest.mark.parametrize("fn", [tracked, tracked_between])
 @pytest.mark.parametrize("device", ["cpu", "xla"])

@@ -51,15 +51,7 @@ def check(name):
     assert found == (name in REFUSED, name in REFUSED or name in REFUSED_IN_TRAINING)
 
 
-@pytest.mark.quick(
-    "segment_sums",
-    "written_over_all",
-    "flat_rolled",
-    "embedded_flat",
-    "times_a_comparison",
-    "buckets_of_a_padded_table",
-    "added_to_flat",
-)
+@pytest.mark.quick("segment_sums", "flat_rolled", "times_a_comparison", "buckets_of_a_padded_table")
 @pytest.mark.parametrize("name", QUICK)
 def test_right_at_every_length(name):
     check(name)

@@ -120,7 +120,7 @@ def require_eager(fn, device, requires_grad, *, are_leaves=True):
     assert snapshot()["bucket_refusals"] == before
 
 
-@pytest.mark.quick("xla")
+@pytest.mark.quick("kept-xla", "written_in_parts-xla", "without_grad-xla", "rolled-xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize(
     "fn", [scaled, kept, returned, written_in_parts, without_grad, through_a_view, rolled], ids=lambda fn: fn.__name__
@@ -129,6 +129,7 @@ def test_an_input_that_is_written(fn, device):
     require_eager(fn, device, (True, False))
 
 
+@pytest.mark.quick("returned", "of_the_gradient_too", "exchanged")
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it
 @pytest.mark.parametrize("fn", [scaled, returned, without_grad, of_the_gradient_too, exchanged])
 def test_a_written_input_that_has_a_history(fn):
@@ -140,12 +141,14 @@ def test_a_written_leaf(device):
     require_eager(without_grad, device, (True, True))
 
 
+@pytest.mark.quick("views-cpu", "views_of_the_written-cpu", "flat_both_ways-xla", "under_another_form-xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("fn", [views, views_of_the_written, flat_both_ways, under_another_form])
 def test_views_of_inputs(fn, device):
     require_eager(fn, device, (True, False))
 
 
+@pytest.mark.quick("views-xla", "views_of_the_written-cpu", "under_another_form-xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("fn", [views, views_of_the_written, under_another_form])
 def test_views_of_inputs_are_written_through(fn, device):
@@ -161,6 +164,7 @@ def test_views_of_inputs_are_written_through(fn, device):
         assert_same(mine, eager if device == "cpu" else [tensor.contiguous() for tensor in eager])
 
 
+@pytest.mark.quick("mutated")
 @pytest.mark.parametrize("donate", ["off", "mutated"])
 def test_no_gradients(donate):
     run = compiled(exchanged, buckets=[8, 16], donate=donate)

@@ -8,6 +8,7 @@ from tests.spine import DEVICES, compiled
 X = torch.tensor([1.0, 2.0, 3.0])
 
 
+@pytest.mark.quick("exponent-int-cpu", "exponent-float-xla", "base-float-xla", "sum-int-cpu")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("numbers", [(3, 0, 4), (2.5, 0.0, 1.5)], ids=["int", "float"])
 @pytest.mark.parametrize(

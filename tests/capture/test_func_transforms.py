@@ -16,6 +16,10 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.quick(
+    "gradients-cpu", "gradients_of_each_sample-xla", "jvp-xla", "hessian-cpu", "parts_of_complex_rows-xla",
+    "numbers-cpu",
+)  # fmt: skip
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_transform_is_like_eager(name, device):

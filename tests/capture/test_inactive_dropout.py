@@ -18,6 +18,10 @@ OFF = {
 }
 
 
+@pytest.mark.quick(
+    "evaluation-xla", "p=0-cpu", "in place-xla", "torch.dropout-cpu", "dropout1d-xla", "dropout2d-xla",
+    "alpha_dropout-cpu", "feature_alpha_dropout-xla",
+)  # fmt: skip
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", OFF)
 def test_a_write_to_the_result_reaches_the_operand(name, device):

@@ -86,6 +86,7 @@ MODELS = {
 }
 
 
+@pytest.mark.quick("statistics-True-cpu-on", "inner-True-cpu-on", "modes-True-cpu-on", "statistics-False-xla-auto")
 @pytest.mark.parametrize(
     ("name", "trains", "device", "blocks"),
     [

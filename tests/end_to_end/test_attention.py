@@ -67,6 +67,7 @@ def left_padded(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
     return (q @ k.mT * 0.5 + causal + padding).softmax(-1) @ v
 
 
+@pytest.mark.quick("{'precision': 'float32'}", "{'level': 'aggressive'}")
 @pytest.mark.parametrize("options", [{"precision": "float32"}, {"level": "balanced"}, {"level": "aggressive"}], ids=str)
 def test_rows_that_keep_no_key_are_eager_s(options):
     generator = torch.Generator().manual_seed(0)

@@ -60,7 +60,10 @@ def check(run, inputs, device, *, is_causal, tolerance=1e-5):
     return mask
 
 
-@pytest.mark.quick("xla", "{}-sdpa-cpu")
+@pytest.mark.quick(
+    "{}-sdpa-cpu", "{}-by_hand-xla", "{'checkpoint': 'blocks'}-in_a_checkpoint-xla", "{'checkpoint': 0.5}-sdpa-xla",
+    "{'donate': 'mutated'}-by_hand-xla", "{'blocks': 'on'}-in_a_checkpoint-xla", "{'blocks': 'on'}-sdpa-xla",
+)  # fmt: skip
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fn", [sdpa, by_hand, in_a_checkpoint])
 @pytest.mark.parametrize(
@@ -74,6 +77,7 @@ def test_the_backward_has_the_mask_of_the_forward(fn, options, device):
     assert not torch.equal(first, second)
 
 
+@pytest.mark.quick("by_hand")
 @pytest.mark.parametrize("fn", [sdpa, by_hand])
 def test_it_is_rewritten_in_training(fn):
     explanation = explain(fn, *(t.requires_grad_() for t in operands()))
@@ -86,6 +90,7 @@ def test_at_every_level(level):
     check(compiled(by_hand, level=level, precision="bfloat16"), operands(), "xla", is_causal=False, tolerance=2e-2)
 
 
+@pytest.mark.quick("torch.float16", "torch.float64")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_of_every_dtype(dtype):
     tolerance = 1e-9 if dtype == torch.float64 else 2e-2

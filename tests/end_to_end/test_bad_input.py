@@ -77,12 +77,16 @@ BAD_OPTIONS = [
 ]
 
 
+@pytest.mark.quick(
+    "{'levle': 'balanced'}", "{'level': 'fast'}", "{'buckets': 'pow3'}", "{'disable_passes': ['nonsense'",
+)  # fmt: skip
 @pytest.mark.parametrize(("options", "beginning"), BAD_OPTIONS, ids=lambda value: str(value)[:30])
 def test_options_that_are_wrong(options, beginning):
     run = torch.compile(add, backend="kp_tpu", options=options)
     assert failure(TPUConfigurationError, run, X).startswith(beginning)
 
 
+@pytest.mark.quick("level=balanced", "7")
 @pytest.mark.parametrize("options", ["level=balanced", ["level"], 7])
 def test_options_that_are_no_dict(options):
     message = failure(TPUConfigurationError, torch.compile(add, backend="kp_tpu", options=options), X)
@@ -257,6 +261,7 @@ def write_data(p, x):
     return (p * x).sum()
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("fn", [replace_data, write_data])
 @pytest.mark.parametrize("wants_grad", [False, True])
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
@@ -361,6 +366,7 @@ IN_A_LAYER = {
 }
 
 
+@pytest.mark.quick("input-True", "model-False", "layer-True")
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("what", IN_A_LAYER)
 def test_a_model_on_another_device_than_its_input(what, train):
@@ -407,6 +413,7 @@ HOWS = {
 }
 
 
+@pytest.mark.quick("inference-raises", "training-returns nothing", "training-breaks the graph", "inference-falls back")
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("x", [X, X.clone().requires_grad_()], ids=["inference", "training"])
 def test_a_pass_that_fails_is_named_with_those_before_it(how, x):

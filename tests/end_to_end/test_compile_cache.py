@@ -30,6 +30,7 @@ def fresh(fn, **options):
     return compiled(fn, **options)
 
 
+@pytest.mark.quick("inference-xla", "training-cpu")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("is_training", [False, True], ids=["inference", "training"])
 def test_an_equal_model_is_found_before_autograd_traces_it(device, is_training):

@@ -49,6 +49,10 @@ CASES = {
 }
 
 
+@pytest.mark.quick(
+    "last", "not last", "an empty row", "added", "any number is padding", "unchecked and not last", "no nested tensors",
+    "norm first",
+)  # fmt: skip
 @pytest.mark.parametrize("name", CASES)
 def test_one_graph_and_eager_s_result(name):
     how, mask = CASES[name]

@@ -136,6 +136,7 @@ def test_a_model_is_one_graph_and_one_program(kind: str) -> None:
     assert (len(found.captures), found.num_programs, len(found.fallbacks)) == (1, 1, 0)
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 def test_another_length_is_right_and_dynamo_captures_lengths_once(device: str) -> None:
     single = Tagger("lstm", num_layers=2)
@@ -148,6 +149,7 @@ def test_another_length_is_right_and_dynamo_captures_lengths_once(device: str) -
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # the second is for every length
 
 
+@pytest.mark.quick("lstm")
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_training_loop_learns_what_eager_learns(kind: str) -> None:
     single = Tagger(kind, num_layers=2, bidirectional=True)
@@ -227,6 +229,7 @@ def test_a_state_in_a_buffer(donate: str) -> None:
             torch.testing.assert_close(mine.h.cpu(), single.h, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick("gru-aggressive", "lstm-balanced", "rnn-conservative")
 @pytest.mark.parametrize("level", ["conservative", "balanced", "aggressive"])
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_levels_are_as_close_as_autocast(kind: str, level: str) -> None:
@@ -241,6 +244,7 @@ def test_levels_are_as_close_as_autocast(kind: str, level: str) -> None:
     assert (found - expected).norm() <= 1.1 * (narrow - expected).norm()
 
 
+@pytest.mark.quick("lstm")
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_bfloat16_model_and_autocast_have_eagers_dtypes(kind: str) -> None:
     stack, x = KINDS[kind](4, 8, num_layers=2), torch.randn(6, 3, 4)

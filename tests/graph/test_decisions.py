@@ -47,6 +47,7 @@ OF_PADDED_ROWS = {
 }
 
 
+@pytest.mark.quick("row", "all", "segment")
 @pytest.mark.parametrize("name", OF_PADDED_ROWS)
 def test_the_extreme_of_an_activation_of_padded_rows(name):
     """The same: a view with a size that varies, or the mask of the padding, hid it from the cure."""
@@ -84,6 +85,7 @@ def test_a_decision_of_the_forward_is_saved(name):
     assert not [n for n in backward.graph.nodes if op_name(n.target) in ("eq", "ge", "argmax", "median", "topk")]
 
 
+@pytest.mark.quick("conservative-at least", "balanced-equal", "balanced-median", "aggressive-place")
 @pytest.mark.parametrize("name", sorted({*DECISIONS} - {"difference"}))  # XLA:CPU computes the two values differently
 @pytest.mark.parametrize("level", ["conservative", "balanced", "aggressive"])
 def test_a_gradient_goes_where_the_value_came_from(name, level):

@@ -79,6 +79,7 @@ def fill_the_diagonal(a, b, c):
     return d
 
 
+@pytest.mark.quick("xla", "chain-cpu")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize(
     "f",

@@ -36,6 +36,7 @@ def around(number, dtype):
     return x
 
 
+@pytest.mark.quick("torch.float32", "torch.float16")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_floats_are_compared_in_their_own_dtype(dtype):
     def fn(*tensors):
@@ -54,6 +55,7 @@ def test_integers_and_fractions_are_compared_in_float32():
         check_like_eager(fn, torch.tensor([16777216, 16777217, 0, 1, -7, -8], dtype=dtype))
 
 
+@pytest.mark.quick("where", "hardshrink", "softshrink", "hardtanh", "clamp", "smooth_l1_loss", "softplus")
 @pytest.mark.parametrize("name", AT_A_NUMBER)
 def test_both_sides_of_a_number(name):
     fn = AT_A_NUMBER[name]
@@ -63,6 +65,10 @@ def test_both_sides_of_a_number(name):
     )
 
 
+@pytest.mark.quick(
+    "threshold-torch.bfloat16", "hardshrink-torch.bfloat16", "hardtanh-torch.float16", "clamp-torch.bfloat16",
+    "softplus-torch.float16",
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["threshold", "hardshrink", "hardtanh", "clamp", "softplus"])
 def test_both_sides_in_narrow_dtypes(name, dtype):
@@ -73,6 +79,7 @@ def test_both_sides_in_narrow_dtypes(name, dtype):
     )
 
 
+@pytest.mark.quick("torch.float32-trunc", "torch.bfloat16-floor", "torch.float16-trunc", "torch.float64-floor")
 @pytest.mark.parametrize("mode", ["floor", "trunc"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_a_divisor_is_not_rounded_to_a_narrow_dtype(dtype, mode):

@@ -141,6 +141,7 @@ def test_a_sort_of_operator_that_needs_a_value():
     check_like_eager(lambda x: x * torch.linalg.matrix_rank(x), MATRIX)
 
 
+@pytest.mark.quick("<lambda>0-cpu", "<lambda>1-xla", "<lambda>2-xla")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "pending",
@@ -163,6 +164,7 @@ OF_A_MATRIX = {
 }
 
 
+@pytest.mark.quick("view-det", "view-solve", "computed-slogdet")
 @pytest.mark.parametrize("name", OF_A_MATRIX)
 @pytest.mark.parametrize("view", [lambda w: w.mT, lambda w: (w * 2).mT.clone()], ids=["view", "computed"])
 def test_gradients_through_an_lu_of_a_transposed_matrix(name, view):

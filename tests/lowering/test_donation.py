@@ -42,7 +42,7 @@ def on_cpu(tree):
     return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.detach().cpu(), tree)
 
 
-@pytest.mark.quick("xla")
+@pytest.mark.quick("adamw foreach-xla")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("make_optimizer", [*OPTIMIZERS.values()], ids=[*OPTIMIZERS])
 def test_steps_and_state_are_the_same(device, make_optimizer):
@@ -251,6 +251,7 @@ def test_what_the_backward_needs_is_kept(device, donate):
     assert scale.cpu().tolist() == [5.0] * 3
 
 
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", DEVICES)
 def test_running_statistics_are_as_without(device):
     found = []

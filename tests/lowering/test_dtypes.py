@@ -13,6 +13,7 @@ def integer_arithmetic(x):
     return x + 1, x * x, x // 3, x % 3, x.sum(), x.cumsum(0), x == 2, x.sort()[0], x.to(torch.float64) / 2, x.abs()
 
 
+@pytest.mark.quick("torch.int8", "torch.uint8", "torch.int64")
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_integers(dtype):
     check_like_eager(integer_arithmetic, torch.tensor([7, 2, 100, 5], dtype=dtype))

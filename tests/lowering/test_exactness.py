@@ -60,6 +60,10 @@ def check_exact(fn, device, **options):
     torch.testing.assert_close(torch.utils._pytree.tree_map(lambda t: t.cpu(), found), expected, rtol=0, atol=0)
 
 
+@pytest.mark.quick(
+    "number-cpu", "whole tensor-xla", "made tensor-cpu", "made number-xla", "truncated-xla", "in place-cpu",
+    "counted-xla", "made dividend-xla",
+)  # fmt: skip
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_multiples_are_divided(name, device):
@@ -76,6 +80,9 @@ def test_equal_numbers_are_pooled(name):
     check_exact(POOLS[name], "cpu")
 
 
+@pytest.mark.quick(
+    "rounded by a large number-cpu", "a difference-xla", "turned-xla", "a view between-cpu", "scaled-xla",
+)  # fmt: skip
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", SUMS)
 def test_two_constants_are_added_one_after_the_other(name, device):

@@ -20,6 +20,7 @@ PAIRS = torch.cartesian_prod(LINE, LINE).T
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+@pytest.mark.quick("torch.float32", "torch.bfloat16")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_extremes_of_infinities(dtype):
     def extremes(x):
@@ -29,6 +30,7 @@ def test_extremes_of_infinities(dtype):
     check_like_eager(extremes, ROWS.to(dtype))
 
 
+@pytest.mark.quick("torch.float64", "torch.bfloat16")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_bounds_that_are_nan(dtype):
     """ATen leaves one of `clamp` out, if it is the only one."""
@@ -41,6 +43,7 @@ def test_bounds_that_are_nan(dtype):
     check_like_eager(lambda x: (x.clamp_min(2), x.clamp_max(2), x.clamp(1, 2)), torch.arange(5))
 
 
+@pytest.mark.quick("torch.float32", "torch.bfloat16")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_sums_of_exponentials_of_infinities(dtype):
     check_like_eager(lambda x: (x.logsumexp(1), x.logsumexp((0, 1)), x.logsumexp(0, True)), ROWS.to(dtype))
@@ -57,6 +60,7 @@ def test_norms_of_infinities(order):
     check_like_eager(lambda x: (torch.linalg.vector_norm(x, order, dim=1), torch.linalg.vector_norm(x[-1], order)), x)
 
 
+@pytest.mark.quick("1", "33")
 @pytest.mark.parametrize("size", [1, 5, 31, 33])
 def test_running_extremes_carry_a_nan_on(size):
     x = torch.randn(3, size).round()
@@ -66,6 +70,7 @@ def test_running_extremes_carry_a_nan_on(size):
     check_like_eager(lambda x: (*x.cummax(1), *x.cummin(0)), x)
 
 
+@pytest.mark.quick("torch.float64")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_elementwise_operators_at_extremes(dtype):
     def functions(x):
@@ -78,6 +83,7 @@ def test_elementwise_operators_at_extremes(dtype):
     check_like_eager(functions, LINE.to(dtype))
 
 
+@pytest.mark.quick("torch.float32")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_operators_of_two_at_extremes(dtype):
     def functions(x, y):
@@ -104,6 +110,7 @@ def test_quotients_that_round_up_to_a_whole_number():
     check_like_eager(lambda x, y: (x // y, x % y, x // 0.1, x % 0.1, 1.0 // y, 7 % y), x, y)
 
 
+@pytest.mark.quick("hardtanh", "hardswish", "log_sigmoid", "silu", "<lambda>0", "<lambda>2", "<lambda>3")
 @pytest.mark.parametrize(
     "fn",
     [
@@ -268,6 +275,7 @@ def test_a_mask_that_is_a_factor_keeps_infinities_and_nan():
     check_like_eager(torch.ops.aten.native_dropout_backward, LINE, mask, 2.0)
 
 
+@pytest.mark.quick("torch.uint8", "torch.int64")
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64], ids=str)
 def test_integers_at_the_ends_of_their_range(dtype):
     ends = torch.iinfo(dtype)

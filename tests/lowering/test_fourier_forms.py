@@ -32,6 +32,7 @@ def assert_close(mine, eager, length):
     assert error <= 8 * eps * max(1.0, math.log2(max(length, 2))) * largest
 
 
+@pytest.mark.quick("fft", "irfft", "ihfft")
 @pytest.mark.parametrize("name", OF_ONE)
 def test_of_one_dimension(name):
     transform = getattr(torch.fft, name)
@@ -48,6 +49,7 @@ def test_of_one_dimension(name):
         assert_close(mine, eager, 11)
 
 
+@pytest.mark.quick("ifft2", "irfft2", "fftn", "rfftn", "ihfft2", "hfftn")
 @pytest.mark.parametrize("name", OF_MANY)
 def test_of_several_dimensions(name):
     transform = getattr(torch.fft, name)
@@ -116,6 +118,7 @@ GRADIENTS = {
 }
 
 
+@pytest.mark.quick("rfft odd", "irfft even", "ifft2", "hfft", "convolution")
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients(name):
     fn = GRADIENTS[name]
@@ -145,6 +148,7 @@ STFT = [
 ]
 
 
+@pytest.mark.quick("constant-True-True", "reflect-False-False", "replicate-True-None")
 @pytest.mark.parametrize("how", STFT, ids=lambda how: f"{how['pad_mode']}-{how['center']}-{how['onesided']}")
 def test_short_time_transforms_and_their_gradients(how):
     def on_device(device):
@@ -158,6 +162,7 @@ def test_short_time_transforms_and_their_gradients(how):
             assert_close(mine, eager, 8)
 
 
+@pytest.mark.quick("6-4-20")
 @pytest.mark.parametrize(("n_fft", "hop", "length"), [(8, 2, None), (8, 3, 25), (6, 4, 20)])
 def test_inverse_short_time_transforms_and_their_gradients(n_fft, hop, length):
     def on_device(device):

@@ -81,6 +81,7 @@ COPIES = {
 }
 
 
+@pytest.mark.quick("clone-cpu", "to-xla", "detached-xla", "equal results-cpu", "constant-xla", "tensor-cpu")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
 def test_results_that_are_copies_share_memory_with_nothing(copy, device):

@@ -28,6 +28,7 @@ def _results(norm: Callable, inputs: list[torch.Tensor], dtype: torch.dtype) -> 
     return [result.detach(), *torch.autograd.grad((result * ramp).sum(), leaves)]
 
 
+@pytest.mark.quick("30000.0", "100.0-group", "1000.0-batch", "3000.0-layer")
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("mean", [0.0, 100.0, 1000.0, 3000.0, 30000.0])
 def test_a_norm_is_as_near_as_eager_at_any_mean(name, mean):
@@ -38,6 +39,7 @@ def test_a_norm_is_as_near_as_eager_at_any_mean(name, mean):
         assert (got - true).abs().max() <= ROUNDINGS * 2**-24 * max(mean, 8) * true.abs().max()
 
 
+@pytest.mark.quick("torch.bfloat16-layer", "torch.float16-group", "torch.float64-layer")
 @pytest.mark.parametrize("name", ["layer", "group"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_a_norm_of_every_dtype_keeps_it(name, dtype):

@@ -15,6 +15,7 @@ NAN = float("nan")
 ROWS = torch.tensor([[1.0, NAN, 2.0, NAN], [0.0, 3.0, 3.0, 1.0]])
 
 
+@pytest.mark.quick("dtype0", "dtype3")
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
 def test_a_right_shift_rounds_down(dtype):
     x = torch.tensor([-5, 5, -1, 0, -128, 127], dtype=dtype)
@@ -98,6 +99,7 @@ def test_float64_is_float64(fn):
     torch.testing.assert_close(compiled(lambda x: fn(x))(x), fn(x), rtol=1e-14, atol=1e-15)
 
 
+@pytest.mark.quick("shape1-how1", "shape3-how3")
 @pytest.mark.parametrize(
     ("shape", "how"),
     [
@@ -132,6 +134,7 @@ def test_float64_stays_float64_after_a_linear(approximate):
     torch.testing.assert_close(both(compiled(fn)), both(fn), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.quick("0.3")
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 2.0])
 def test_gradients_of_elu_know_alpha(alpha):
     x = torch.tensor([-2.0, -0.5, 0.5, 2.0], requires_grad=True)
@@ -226,6 +229,7 @@ def test_threads_may_train_one_model_with_buffers():
     assert not problems
 
 
+@pytest.mark.quick("True-relu")
 @pytest.mark.parametrize(
     ("norm_first", "activation"),
     [
@@ -254,6 +258,7 @@ def test_attention_in_evaluation_gives_its_weights(average):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick("dtype0-isnan", "dtype1-isfinite", "dtype2-isinf")
 @pytest.mark.parametrize("f", [torch.isnan, torch.isinf, torch.isfinite])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
 def test_integers_and_booleans_are_asked_for_nan(f, dtype):
@@ -275,7 +280,7 @@ def test_gradients_of_rows_that_are_written(dynamic):
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.quick("mean")
+@pytest.mark.quick("weighted-mean")
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("weight", [None, torch.linspace(0.5, 2, 5)], ids=["plain", "weighted"])
 def test_losses_of_one_sample(reduction, weight):
@@ -290,6 +295,7 @@ def test_losses_of_one_sample(reduction, weight):
 LONG = torch.tensor([[0, 1, 2, 2], [0, 0, 0, 1]])
 
 
+@pytest.mark.quick("<lambda>1", "<lambda>3")
 @pytest.mark.parametrize(
     "scatter",
     [
@@ -343,6 +349,7 @@ FILLS = {
 }
 
 
+@pytest.mark.quick("full_like", "masked_fill", "scatter")
 @pytest.mark.parametrize("name", FILLS)
 def test_a_fraction_is_true(name):
     """torch_xla 2.9 truncates a number to an integer before it becomes a boolean, and fails for a NaN."""
@@ -350,6 +357,7 @@ def test_a_fraction_is_true(name):
         check_like_eager(lambda x, v=value: FILLS[name](x, v), torch.tensor([True, False, False]))
 
 
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_gradients_of_values_that_a_vector_and_a_number_index(accumulate):
     """torch 2.9's fake tensors take the shape of the last index for that of both."""

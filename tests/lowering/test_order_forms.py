@@ -22,6 +22,10 @@ ORDERS = {
 }
 
 
+@pytest.mark.quick(
+    "sort-torch.bfloat16", "descending-torch.float32", "argsort-torch.float32", "values-torch.bfloat16",
+    "largest-torch.float32", "smallest-torch.bfloat16", "k-th-torch.bfloat16", "rounded-torch.bfloat16",
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ORDERS)
 def test_zeros_and_nans_are_ordered_as_in_eager(name, dtype):
@@ -45,6 +49,7 @@ INDEX_USES = {
 }
 
 
+@pytest.mark.quick("index_select-1", "embedding-3", "index_add-1", "index_copy-3")
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", INDEX_USES)
 def test_an_order_is_an_index(name, size):

@@ -55,8 +55,11 @@ def _check_table(ops, *args):
         )
 
 
+@pytest.mark.quick(
+    "torch.bool-torch.int64", "torch.uint8-torch.int8", "torch.int8-torch.bool", "torch.int64-torch.uint8",
+)  # fmt: skip
 @pytest.mark.parametrize(
-    ("first", "second"), list(itertools.permutations((torch.bool, torch.uint8, torch.int8, torch.int64), 2))
+    ("first", "second"), list(itertools.permutations((torch.bool, torch.uint8, torch.int8, torch.int64), 2)), ids=str
 )
 def test_two_dtypes(first, second):
     _check_table(OF_TWO, _of(first), _of(second).roll(5))
@@ -87,6 +90,7 @@ OF_A_NUMBER = {
 }  # fmt: skip
 
 
+@pytest.mark.quick("-1-torch.uint8", "300-torch.int8", "300-torch.uint8", "1.5-torch.int16", "1.5-torch.uint8")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64], ids=str)
 @pytest.mark.parametrize("number", [-1, 300, *(pytest.param(n, marks=pytest.mark.slow) for n in (-300, 70)), 1.5])
 def test_numbers_that_a_dtype_does_not_hold(dtype, number):
@@ -104,6 +108,7 @@ def test_a_multiplication_with_a_boolean_keeps_infinities_and_nan():
     check_like_eager(lambda x, m: (x * m, m * x, x * m.float(), x * ~m, (x * m).sum(), x * m.double()), x, mask)
 
 
+@pytest.mark.quick("<lambda>0", "<lambda>2", "<lambda>4")
 @pytest.mark.parametrize(
     "fn",
     [
@@ -126,6 +131,7 @@ OUT_OF_RANGE = torch.tensor(
 )  # fmt: skip
 
 
+@pytest.mark.quick("torch.float32", "torch.bfloat16")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_floats_out_of_the_range_of_an_integer(dtype):
     """As on x86: through int32, uint8 and int64 through int64; what these do not hold becomes their least."""
@@ -151,6 +157,7 @@ def test_unsigned_integers_that_xla_lacks_run_on_the_cpu(dtype):
 GELU_LINE = torch.tensor([-INF, -3e38, -1e30, -100.0, -7.0, -6.0, -5.0, -3.0, -1.0, 0.0, 2.0, 5.5, 9.0, 1e30, INF, NAN])
 
 
+@pytest.mark.quick("torch.float32-none", "torch.float64-tanh", "torch.bfloat16-none")
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_gelu_ends_at_zero(dtype, approximate):

@@ -11,6 +11,7 @@ NUMBERS = torch.tensor([[-1.0, 0.0, 0.0, 2.0, 7.5], [-math.inf, -3.0, 1.0, 1.0, 
 VALUES = torch.tensor([[0.0, -0.0, 2.5, -9.0, math.inf, math.nan], [1.0, 0.5, -math.inf, 8.0, math.nan, -3.0]])
 
 
+@pytest.mark.quick("how1", "how3")
 @pytest.mark.parametrize("how", [{}, {"right": True}, {"side": "right"}, {"out_int32": True, "side": "left"}])
 def test_of_rows_and_of_one_row(how):
     def fn(numbers, values):

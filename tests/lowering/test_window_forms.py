@@ -10,6 +10,7 @@ X = torch.arange(2 * 13 * 3, dtype=torch.float32).reshape(2, 13, 3).cos()
 WINDOWS = [(1, 1), (3, 1), (3, 2), (4, 2), (2, 4), (2, 5), (6, 4), (13, 1), (12, 7)]
 
 
+@pytest.mark.quick("3-2", "2-5", "6-4")
 @pytest.mark.parametrize(("size", "step"), WINDOWS)
 def test_of_a_middle_dimension(size, step):
     check_like_eager(lambda x: x.unfold(1, size, step) * 1, X, strict=True)
@@ -27,6 +28,7 @@ def test_more_slices_than_are_traced():
     check_gradients_like_eager(lambda x: x.unfold(1, 101, 50) * 2, x.requires_grad_(), strict=True)
 
 
+@pytest.mark.quick("dtype1", "dtype2", "dtype4")
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.float64, torch.complex64])
 def test_dtypes_and_numbers_without_dimensions(dtype):
     x = X.to(dtype)
@@ -48,7 +50,10 @@ IMAGES = [
 ]
 
 
-@pytest.mark.quick("{'kernel_size': 3}", "{'kernel_size': (2, 3), 'stride': (2, 3)}")
+@pytest.mark.quick(
+    "{'kernel_size': (2, 2), 'dilation': (1, 2), 'padding': (0, 1), 'stride': (1, 2)}",
+    "{'kernel_size': (2, 3), 'stride': (2, 3)}",
+)  # fmt: skip
 @pytest.mark.parametrize("how", IMAGES, ids=str)
 def test_patches_of_images(how):
     x = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(0))

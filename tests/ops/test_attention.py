@@ -163,6 +163,7 @@ def test_the_gradient_of_a_bias_needs_the_sizes_of_batch_and_heads():
         kp.attention_backward.bias(grad, q, k, v, *forward, *scoring, 0.5, 0.5)
 
 
+@pytest.mark.quick("dtype0-scoring0", "dtype1-scoring1")
 @pytest.mark.parametrize("scoring", [MASKED, CAUSAL])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_xla_agrees_with_the_cpu(scoring, dtype):

@@ -42,6 +42,7 @@ def test_the_rate_is_that_asked_for_in_all_rows_keys_and_heads(rate, seed):
         assert abs(sums.square().mean() - 1) < 5 * math.sqrt((2 + kurtosis) / sums.numel())
 
 
+@pytest.mark.quick("0.5")
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize(
     "shift", [(0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 1, 1), (0, 1, -1), (0, 0, 256), (0, 128, 0), (1, 1, 1)]

@@ -40,6 +40,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> list[Tensor]:
     return [kp.attention(q, k, v, *PLAIN), *saved, *gradients]
 
 
+@pytest.mark.quick("dtype0-cpu", "dtype1-xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_forward_and_gradients_are_those_of_attention(dtype, device):
@@ -112,6 +113,7 @@ def test_shared_heads_are_repeated_for_the_kernels_alone():
         torch.testing.assert_close(mine.cpu(), expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.quick("float32")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_compiled_model_computes_what_it_computes_without_the_pass(precision):
     torch.manual_seed(0)

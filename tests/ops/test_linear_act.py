@@ -86,6 +86,9 @@ def test_bias_and_gate_may_be_wider_than_the_matmul():
     torch.testing.assert_close(result, exact("gelu", x, w, bias, gate).float(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(
+    "False-dtype1-linear_act.default", "True-dtype0-linear_act.default", "True-dtype1-linear_act_train.default",
+)  # fmt: skip
 @pytest.mark.parametrize("op", [linear_act, linear_act_train])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("has_gradient", [False, True])
@@ -95,6 +98,10 @@ def test_opcheck(op, dtype, has_gradient):
     torch.library.opcheck(op, (x, w, None, "gelu"), {"out_dtype": F32})
 
 
+@pytest.mark.quick(
+    "relu-linear_act.default", "gelu-linear_act_train.default", "gelu_tanh-linear_act.default",
+    "silu-linear_act_train.default", "tanh-linear_act.default", "sigmoid-linear_act.default",
+)  # fmt: skip
 @pytest.mark.parametrize("op", [linear_act, linear_act_train])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_derivatives(op, activation):
@@ -174,6 +181,7 @@ def test_error_against_the_eager_chain_is_as_derived(activation):
     assert fused == pytest.approx(relative_error(reference.to(BF16), reference), rel=1e-3)
 
 
+@pytest.mark.quick("gelu", "relu")
 @pytest.mark.parametrize(
     ("activation", "at_most"), [("gelu", 0.55), ("gelu_tanh", 0.55), ("silu", 0.55), ("relu", 0.75)]
 )

@@ -125,6 +125,7 @@ def test_the_second_loss_of_extreme_rows_is_eagers(value):
         torch.testing.assert_close(second, eager, equal_nan=True)
 
 
+@pytest.mark.quick("dtype1")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_loss_is_accumulated_in_float32_on_either_device(dtype):
     x, weight, bias, grad = operands(6, 8, 50, dtype)

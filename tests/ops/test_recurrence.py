@@ -25,6 +25,7 @@ CASES = [
 ]
 
 
+@pytest.mark.quick("lstm-how0-False", "lstm-how1-True", "lstm-how2-False", "gru", "rnn_tanh", "rnn_relu")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("cell", "how"), CASES)
 def test_gradients_are_the_numeric_ones(cell: str, how: dict, reverse: bool) -> None:

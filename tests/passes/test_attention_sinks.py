@@ -67,6 +67,9 @@ def case_of(name: str) -> tuple[Callable, list[Tensor]]:
     return fn, [*qkv(h=H), sinks, mask]
 
 
+@pytest.mark.quick(
+    "gpt-oss, padding", "gpt-oss, rows without keys", "a soft cap", "one for each row", "one for each sequence",
+)  # fmt: skip
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_stay(name):
     fn, operands = case_of(name)

@@ -134,6 +134,7 @@ def multihead(dtype: torch.dtype, **masks: Tensor) -> tuple[Callable, list[Tenso
     return fn, [x, *layer.parameters(), *masks.values()]
 
 
+@pytest.mark.quick("causal", "both", "of heads")
 @pytest.mark.parametrize("mask", MASKS)
 def test_multihead_attention_whose_weights_are_dropped(mask):
     """torch adds the mask in `baddbmm` where it also returns weights."""

@@ -193,6 +193,7 @@ def test_parameters_results_and_gradients_keep_their_dtype():
         assert BF16 in dtypes(gm, aten.addmm.default)
 
 
+@pytest.mark.quick("linear-default_partition", "matmul-min_cut_rematerialization_partition", "all-default_partition")
 @pytest.mark.parametrize("partition", [default_partition, min_cut_rematerialization_partition])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_cast_joint_graph_partitions_and_trains(partition, scope):
@@ -490,6 +491,7 @@ def logits(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return F.log_softmax(F.linear(F.layer_norm(x, (32,)), w), -1)
 
 
+@pytest.mark.quick("attention-all", "attention-linear", "mlp-all", "convolutions-matmul", "logits-linear")
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("fn", [attention, mlp, convolutions, logits])
 def test_the_error_is_no_larger_than_autocasts(fn, scope):

@@ -31,6 +31,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick("xla", "embedding-cpu")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_valid_indices_change_nothing_and_others_raise(name, device):

@@ -107,6 +107,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.quick("trace_inference", "mask-trace_joint")
 @pytest.mark.parametrize("trace", [trace_inference, trace_joint])
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_the_kernel_cannot_compute_stays(case, trace):

@@ -105,6 +105,7 @@ MODELS = {
 }
 
 
+@pytest.mark.quick("mm-linear", "addmm-all", "linear_act-matmul", "gated-all", "contract-linear")
 @pytest.mark.parametrize("scope", ["linear", "matmul", "all"])
 @pytest.mark.parametrize("model", MODELS)
 def test_results_keep_their_dtypes_and_their_values_within_rounding(model, scope):

@@ -459,6 +459,7 @@ def test_a_wider_cast_ends_the_match(x, w):
     assert refusals(lambda x, w: F.gelu(F.linear(x, w).double()), x, w) == []
 
 
+@pytest.mark.quick("<lambda>0-dtype1", "<lambda>1-dtype0", "<lambda>2-dtype1", "<lambda>3-dtype0", "<lambda>4-dtype1")
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 @pytest.mark.parametrize(
     "fn",
@@ -551,6 +552,11 @@ def mlp(key: str) -> Callable[..., Tensor]:
     return lambda x, w, b, w2: F.linear(ACT2FN[key](F.linear(x, w, b)), w2)
 
 
+@pytest.mark.quick(
+    "relu-default_partition", "gelu-min_cut_rematerialization_partition", "gelu_new-default_partition",
+    "silu-min_cut_rematerialization_partition", "tanh-default_partition", "sigmoid-min_cut_rematerialization_partition",
+    "gelu_10-default_partition", "relu2-min_cut_rematerialization_partition",
+)  # fmt: skip
 @pytest.mark.parametrize("partition", [default_partition, min_cut_rematerialization_partition])
 @pytest.mark.parametrize("key", HUGGING_FACE)
 def test_gradients_through_a_joint_graph(partition, key, x, w, b):
@@ -561,6 +567,9 @@ def test_gradients_through_a_joint_graph(partition, key, x, w, b):
         torch.testing.assert_close(result, reference, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.quick(
+    "silu-min_cut_rematerialization_partition", "gelu-default_partition", "relu-min_cut_rematerialization_partition",
+)  # fmt: skip
 @pytest.mark.parametrize("partition", [default_partition, min_cut_rematerialization_partition])
 @pytest.mark.parametrize("activation", [F.silu, F.gelu, torch.relu, torch.sigmoid])
 def test_gradients_of_a_gated_unit(partition, activation, x, w, u):
@@ -602,6 +611,7 @@ def test_error_in_bfloat16(run, derived):
         assert relative_error(gm(*args)[0], reference) <= 1.1 * derived * relative_error(run(*args), reference)
 
 
+@pytest.mark.quick("gelu", "silu")
 @pytest.mark.parametrize("key", ["gelu", "gelu_new", "silu"])
 def test_gradients_in_bfloat16_are_no_worse_than_without_the_pass(key):
     x, w, b, w2 = large()

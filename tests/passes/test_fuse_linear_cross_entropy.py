@@ -113,6 +113,11 @@ CASES = {
 }
 
 
+@pytest.mark.quick(
+    "upcast", "log_softmax and nll_loss", "no reduction", "another ignored class", "class weights, no reduction",
+    "a factor and a soft cap", "label smoothing, class weights", "the sum of the log probabilities", "two heads",
+    "a tied embedding",
+)  # fmt: skip
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_gradients_are_those_of_torch(name):
     fn = CASES[name]

@@ -106,6 +106,7 @@ def test_gates_make_no_cycle_and_cover_every_input(checkpoint):
 SLOW_SHARES = [pytest.param(share, marks=pytest.mark.slow) for share in (0.9, 0.7, 0.2)]
 
 
+@pytest.mark.quick("0.0-0.5")
 @pytest.mark.parametrize("share", [0.5, *SLOW_SHARES])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_whatever_is_computed_again_stays_in_order(share, dropout):

@@ -146,6 +146,7 @@ def test_a_gradient_waits_with_its_cast(small):
     assert any(torch.bfloat16 in found and torch.float32 in found for found in dtypes)
 
 
+@pytest.mark.quick("0.1")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_gates_of_recomputation_and_of_gradients_make_no_circle(small, dropout):
     joint = gpt_joint(num_blocks=3, length=64, dropout=dropout)

@@ -121,6 +121,12 @@ def norm(tensors: list[Tensor]) -> float:
     return float(torch.cat([t.detach().double().flatten() for t in tensors]).norm())
 
 
+@pytest.mark.quick(
+    "gather, a masked mean", "gather, no reduction", "gather of reshaped log probabilities",
+    "gather, ratios of probabilities", "a negative index", "a difference of an index",
+    "a difference without the gradient of its total", "palm, a soft cap", "shifted, a z-loss",
+    "a z-loss, label smoothing", "a z-loss alone has a gradient",
+)  # fmt: skip
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_gradients_are_those_of_torch(name):
     fn = CASES[name]

@@ -48,7 +48,10 @@ def scattered_in_a_view(x, place):
     return torch.as_strided_scatter((x * 2).transpose(0, -1), torch.full(place[0], -1.0), *place) * 1
 
 
-@pytest.mark.quick("contiguous", "transposed")
+@pytest.mark.quick(
+    "read-places0-contiguous", "of_a_result-places2-transposed", "written-places4-transposed",
+    "scattered_in_a_view-places8-transposed",
+)  # fmt: skip
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize(
     ("fn", "places"),
@@ -74,6 +77,7 @@ def test_gradients_of_places():
     check_gradients_like_eager(lambda x: of_a_result(x, ((4, 2), (2, 1), 0)), torch.randn(5, 3, requires_grad=True))
 
 
+@pytest.mark.quick("0-padded", "1-exact")
 @pytest.mark.parametrize("options", [{}, {"buckets": [8]}], ids=["exact", "padded"])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_parts_of_one_tensor_are_written_to(dim, options):
@@ -119,6 +123,7 @@ def test_places_of_an_argument_that_was_written_to(write):
         compiled(fn)(torch.arange(12.0).view(3, 4)[1:])
 
 
+@pytest.mark.quick("written")
 @pytest.mark.parametrize("write", [lambda x: None, lambda x: x.add_(1)], ids=["read", "written"])
 def test_a_named_offset_of_an_xla_tensor_is_refused(write):
     """torch_xla 2.9 gives a view's offset as 0: nobody knows where its memory begins."""
@@ -146,6 +151,7 @@ def test_a_view_of_an_xla_tensor_at_a_named_offset_is_refused():
     assert compiled(lambda x: x.as_strided((3,), (2,)) * 1)(x).tolist() == [1, 3, 5]
 
 
+@pytest.mark.quick("cpu")
 @pytest.mark.parametrize("device", DEVICES)
 def test_strides_that_vary_are_those_of_the_caller(device):
     """On the device an argument is contiguous: its strides are no answer there."""

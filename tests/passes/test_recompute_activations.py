@@ -99,6 +99,7 @@ def test_gated_results_are_left_alone():
     assert recomputed(fused(gated)) == 0
 
 
+@pytest.mark.quick("relu-float32", "gelu-bfloat16", "gelu_tanh-float32", "silu-float32", "tanh-bfloat16")
 @pytest.mark.parametrize("casts", [True, False], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("act", ACTIVATIONS)
 def test_gradients_stay(act, casts):
@@ -144,6 +145,7 @@ def test_an_inference_graph_is_left_alone():
     assert recomputed(gm) == 0
 
 
+@pytest.mark.quick("blocks", "0.5")
 @pytest.mark.parametrize("mode", ["off", "attention", "blocks", 0.5])
 def test_gradients_agree_with_eager_in_every_checkpoint_mode(mode):
     model = two_layers(F.gelu)

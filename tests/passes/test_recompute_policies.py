@@ -121,6 +121,7 @@ def test_what_stays_is_never_given_up():
     assert any(depends_on_rng(n) for n in part.saved)
 
 
+@pytest.mark.quick("1.0", "0.7", "0.0")
 @pytest.mark.parametrize("share", [1.0, 0.7, 0.4, 0.1, 0.0])
 def test_a_share_of_the_bytes_stays(share):
     gm = gpt_joint()

@@ -142,6 +142,11 @@ CASES: dict[str, tuple[Callable, list[Tensor], tuple[Tensor, ...]]] = {
 }
 
 
+@pytest.mark.quick(
+    "causal", "more queries", "decode", "dead", "dead bias", "gqa", "shared, groups", "shared, one head",
+    "shared, with a mask", "three dimensions", "gpt2", "alibi", "gemma 2", "a soft cap, shared heads",
+    "mask before scale",
+)  # fmt: skip
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_stay(case):
     fn, operands, masks = CASES[case]
@@ -164,6 +169,7 @@ def head_counts(gm: fx.GraphModule) -> list[tuple[int, ...]]:
     return [tuple(operand.meta["val"].shape[0] for operand in node.args[:3]) for node in nodes]
 
 
+@pytest.mark.quick("repeat_kv", "enable_gqa", "one head")
 @pytest.mark.parametrize("name", SHARED)
 def test_shared_heads_are_not_repeated(name):
     num_shared = 2 if name == "one head" else 4
@@ -225,6 +231,9 @@ def assert_rewritten_in_blocks(fn: Callable, operands: list[Tensor], num_attenti
         torch.testing.assert_close(gm_of_block(inputs, [tangent]), before, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.quick(
+    "of all heads", "of keys", "masked after", "after a soft cap", "twice", "shared heads", "keys of all sequences",
+)  # fmt: skip
 @pytest.mark.parametrize("name", LEARNED)
 def test_the_gradient_of_a_bias_is_its_sum_over_the_batch(name):
     fn, shape = LEARNED[name]
@@ -274,6 +283,7 @@ ONE_SEQUENCE: dict[str, Callable] = {
 }
 
 
+@pytest.mark.quick("in place", "computed", "layers")
 @pytest.mark.parametrize("name", ONE_SEQUENCE)
 def test_the_gradient_of_a_bias_of_one_sequence_is_that_of_its_scores(name):
     fn = ONE_SEQUENCE[name]
@@ -545,6 +555,7 @@ DROPOUTS: dict[str, Callable] = {
 }
 
 
+@pytest.mark.quick("2-causal", "2-masked", "2-three dimensions", "512-sdpa", "512-cast")
 @pytest.mark.parametrize("case", DROPOUTS)
 @pytest.mark.parametrize("block", [2, 512])
 def test_dropout_draws_a_key(case, block):
@@ -684,6 +695,12 @@ PAIRS = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick(
+    "causal +min then padding +min", "padding +-inf then causal +-inf", "causal min then padding min",
+    "padding -inf then causal -inf", "causal -1e9 then padding -1e4", "padding +min then causal +-inf",
+    "causal +-inf then padding min", "padding min then causal +min", "causal -inf then padding +min",
+    "padding -1e4 then causal -inf", "causal -1e9 then padding +-inf", "padding -inf then causal -1e9",
+)  # fmt: skip
 @pytest.mark.parametrize("pair", PAIRS, ids=" then ".join)
 def test_rows_that_two_masks_together_leave_no_key_are_eager_s(pair):
     """Their NaN too, and where it stops: in what a mask has replaced, no gradient goes to the scores."""

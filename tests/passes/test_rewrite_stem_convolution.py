@@ -58,6 +58,7 @@ STEMS = {
 }
 
 
+@pytest.mark.quick("True", "False-with a rest")
 @pytest.mark.parametrize("name", STEMS)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_values_gradients_and_strides_stay(name, has_bias):
@@ -122,6 +123,7 @@ def test_a_gradient_of_the_image_is_left_alone():
     assert applied(RewriteStemConvolution(), gm).rewritten == 1
 
 
+@pytest.mark.quick("cpu-aggressive", "xla-balanced")
 @pytest.mark.parametrize("level", ["balanced", "aggressive"])
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 def test_a_model_trains_with_it(level, device):

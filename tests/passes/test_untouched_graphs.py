@@ -30,6 +30,7 @@ def elementwise(x: Tensor, w: Tensor) -> Tensor:
     return (x + 1).sin() * w.sum()
 
 
+@pytest.mark.quick("aggressive", "attention-trace_inference-conservative", "mlp-trace_joint-balanced")
 @pytest.mark.parametrize("level", ["conservative", "balanced", "aggressive"])
 @pytest.mark.parametrize("trace", [trace_inference, trace_joint])
 @pytest.mark.parametrize("fn", [mlp, attention, softmax_of_queries, elementwise])

@@ -33,7 +33,10 @@ CASES = {
 }
 
 
-@pytest.mark.quick("training")
+@pytest.mark.quick(
+    "a sum of heads-training", "sort-training", "frexp-training", "max_pool2d-training", "conv2d and relu-training",
+    "conv_transpose2d-training", "attention-training",
+)  # fmt: skip
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("case", CASES)
 def test_strides_are_those_of_eager(case, trains):
@@ -69,7 +72,7 @@ OTHER_FAKES = {
 }
 
 
-@pytest.mark.quick("training")
+@pytest.mark.quick("norms-transposed-training", "pools-transposed-training", "views-transposed-training")
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     "layout", [transposed, *(pytest.param(fn, marks=pytest.mark.slow) for fn in (channels_last, sliced))]
@@ -93,6 +96,7 @@ def windows(x):
     return F.avg_pool1d(x.unfold(1, 2, 1).transpose(1, 2), 2)
 
 
+@pytest.mark.quick("kernel0", "kernel2")
 @pytest.mark.parametrize("kernel", [(1, 3), (7, 1), (7, 4), 1])
 def test_strides_of_patches_that_touch(kernel):
     """Fake tensors have those of a view."""
@@ -110,6 +114,10 @@ FREE_STRIDES = {
 }
 
 
+@pytest.mark.quick(
+    "a row-inference-None", "a row-training-pow2", "a permuted tensor-training-None",
+    "a permuted tensor-inference-pow2", "an empty view-training-pow2", "inverses of nothing-inference-None",
+)  # fmt: skip
 @pytest.mark.parametrize("buckets", [None, "pow2"])
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", FREE_STRIDES)
