@@ -14,10 +14,11 @@ _NUM_LISTED = 3
 
 @dataclass(frozen=True)
 class Block:
-    """A repeated layer; its figures are for all its runs in a step.
+    """A repeated layer, or several; its figures are for all its runs in a step.
 
     Attributes:
         runs: How many times a step runs it.
+        layers: The number of equal layers in a run.
         modules: The modules that it computes, such as "layers.0 to layers.31".
         programs: Names of its programs: a forward and a backward in training.
         cycles: The compiler's cycles.
@@ -28,6 +29,7 @@ class Block:
     """
 
     runs: int
+    layers: int
     modules: str
     programs: tuple[str, ...]
     cycles: int
@@ -49,6 +51,7 @@ def blocks_of(programs: Sequence[ProgramReport]) -> tuple[Block, ...]:
 def _block(programs: Sequence[ProgramReport]) -> Block:
     return Block(
         runs=max(p.runs for p in programs),
+        layers=programs[0].layers,
         modules=modules_text(programs[0]),
         programs=tuple(p.name for p in programs),
         cycles=sum(p.runs * p.cycles for p in programs),
@@ -59,11 +62,17 @@ def _block(programs: Sequence[ProgramReport]) -> Block:
     )
 
 
+def runs_text(found: Block | ProgramReport) -> str:
+    """ "block x 32", or "4 layers x 8" where a run computes several."""
+    return f"{'block' if found.layers == 1 else f'{found.layers} layers'} x {found.runs}"
+
+
 def modules_text(program: ProgramReport) -> str:
     """ "layers.0 to layers.31", "encoder.*.mlp" or "head"; runs without a known module are counted."""
     modules = list(dict.fromkeys(module for module in program.modules if module))
     text = _joined(modules) if modules else "the model"
-    others = program.runs - len(program.modules)  # an equal layer of another graph runs the same program
+    # An equal layer of another graph runs the same program.
+    others = program.runs * program.layers - len(program.modules)
     return f"{text}, and {others} more" if others > 0 else text
 
 

@@ -23,6 +23,7 @@ from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.options import resolve_matmul_precision
 from kp_dynamo.exceptions import XLACompilationError
+from kp_dynamo.explanation.graph_reports import PieceReport
 from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks, uncompiled
 from kp_dynamo.explanation.subject import Subject
 from kp_dynamo.hardware import CHIPS
@@ -156,9 +157,9 @@ class _Run:
     def collected(self) -> tuple[ProgramReport, ...]:
         """Reports of the submitted programs."""
         compiled = ((name, p, self.compiler.result()) for name, p in self._named())
-        modules = self._modules()
+        pieces = self._pieces()
         target = Target(CHIPS[self.request.target], self.request.slice)
-        return tuple(program_report(n, p, made, target, modules.get(n.split(".")[0], ())) for n, p, made in compiled)
+        return tuple(program_report(n, p, made, target, pieces.get(n.split(".")[0])) for n, p, made in compiled)
 
     def _named(self) -> list[tuple[str, Any]]:
         """The submitted programs and their names. A program with other shardings has a number behind its name."""
@@ -171,9 +172,9 @@ class _Run:
             found.append((name if seen[name] == 1 else f"{name}-{seen[name]}", placed))
         return found
 
-    def _modules(self) -> dict[str, tuple[str, ...]]:
-        """The modules that the runs of each capture compute, by its number."""
-        return {str(piece.capture): piece.modules for found in self.recorder.divisions for piece in found.pieces}
+    def _pieces(self) -> dict[str, PieceReport]:
+        """The pieces of divided graphs, by the numbers of their captures."""
+        return {str(piece.capture): piece for found in self.recorder.divisions for piece in found.pieces}
 
     def _live_at_peak(self, programs: tuple[ProgramReport, ...]) -> tuple[LiveValues, ...]:
         """What lives while the program runs whose peak is that of the step."""
@@ -181,9 +182,9 @@ class _Run:
         if not peaks:
             return ()
         names = {id(program): name for name, program in zip(self.names, self.handed_over, strict=True)}
-        modules = self._modules()
+        pieces = self._pieces()
         live = self.runs[peaks.index(max(peaks))].live
-        return live_values(live, lambda program: modules.get(names.get(id(program), "").split(".")[0], ()))
+        return live_values(live, lambda program: pieces.get(names.get(id(program), "").split(".")[0]))
 
     def _calls(self) -> tuple[ProgramCall, ...]:
         """The runs of the programs in a step, by their names."""

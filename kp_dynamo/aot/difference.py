@@ -126,7 +126,7 @@ def _own_ms(report: AotReport) -> dict[str, float]:
     """Modelled milliseconds of a step by module, in its own operators."""
     found: dict[str, float] = {}
     for program in report.programs:
-        for row, count in of_all_layers(program.by_module, program.modules, program.runs):
+        for row, count in of_all_layers(program.by_module, program.modules, program.runs, program.layers):
             path = row.path or "outside of submodules"
             found[path] = found.get(path, 0.0) + count * row.modelled_ms
     return found

@@ -7,10 +7,11 @@ needs beyond that (temporaries, results, its code) is in the compiler's figures 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from kp_dynamo.graph.module_paths import of_any_layer
+from kp_dynamo.explanation.graph_reports import PieceReport
+from kp_dynamo.graph.module_paths import of_any_layer, paths_of_runs
 from kp_dynamo.lowering.step_memory import Live, Owner
 
 
@@ -31,26 +32,27 @@ class LiveValues:
     num_bytes: int
 
 
-def live_values(live: Live, modules_of: Callable[[object], Sequence[str]]) -> tuple[LiveValues, ...]:
+def live_values(live: Live, piece_of: Callable[[object], PieceReport | None]) -> tuple[LiveValues, ...]:
     """The live tensors, the largest first.
 
     Args:
         live: The tensors.
-        modules_of: The module that each run of a program computes, if it is that of a repeated layer; else ().
+        piece_of: The piece of a divided graph that a program computes; None for a whole graph.
     """
     sizes: defaultdict[tuple[str, str], int] = defaultdict(int)
     for owner, size in live:
-        sizes[owner.kind, _path(owner, modules_of(owner.program))] += size
+        sizes[owner.kind, _path(owner, piece_of(owner.program))] += size
     return tuple(sorted(_folded(sizes), key=lambda row: -row.num_bytes))
 
 
-def _path(owner: Owner, modules: Sequence[str]) -> str:
+def _path(owner: Owner, piece: PieceReport | None) -> str:
     """The path of the layer that the run computes: the graph has that of the first one."""
-    if len(modules) < 2 or not all(modules) or not f"{owner.module}.".startswith(f"{modules[0]}."):
+    paths = paths_of_runs(owner.module, piece.modules, piece.layers) if piece else []
+    if not paths:
         return owner.module
     # A backward runs the layers from the last to the first.
-    run = len(modules) - 1 - owner.run if owner.kind == "gradients" else owner.run
-    return modules[run % len(modules)] + owner.module.removeprefix(modules[0])
+    run = len(paths) - 1 - owner.run if owner.kind == "gradients" else owner.run
+    return paths[run % len(paths)]
 
 
 def _folded(sizes: Mapping[tuple[str, str], int]) -> Iterator[LiveValues]:

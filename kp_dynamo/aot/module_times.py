@@ -15,7 +15,7 @@ from torch import fx
 from kp_dynamo.aot.cost import OpCost, ProgramCost
 from kp_dynamo.aot.program_report import ModuleTime
 from kp_dynamo.graph.flops import node_flops
-from kp_dynamo.graph.module_paths import modules_of
+from kp_dynamo.graph.module_paths import modules_of, paths_of_runs
 from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering.export import node_of
 
@@ -58,17 +58,19 @@ def _shares(
 
 
 def of_all_layers(
-    rows: Iterable[ModuleTime], modules: tuple[str, ...], runs: int
+    rows: Iterable[ModuleTime], modules: tuple[str, ...], runs: int, layers: int = 1
 ) -> Iterator[tuple[ModuleTime, float]]:
     """The rows of all runs of a program, each with how often it counts.
 
-    The program of a repeated layer has the paths of the first of its `modules`; the others have the same below theirs.
+    Args:
+        rows: They have the paths of the first run.
+        modules: The modules of all runs, as in the program's report.
+        runs: How often a step runs it.
+        layers: The number of equal layers in a run.
     """
-    rows, layers = list(rows), modules if len(modules) > 1 and all(modules) else ()
     for row in rows:
-        inside = row.path.removeprefix(layers[0]) if layers else ""
-        if not layers or not row.path.startswith(layers[0]) or (inside and not inside.startswith(".")):
+        paths = paths_of_runs(row.path, modules, layers)
+        if not paths:
             yield row, runs
-            continue
-        for layer in layers:
-            yield replace(row, path=f"{layer}{inside}"), runs / len(layers)
+        for path in paths:
+            yield replace(row, path=path), runs / len(paths)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kp_dynamo.aot.blocks import modules_text
+from kp_dynamo.aot.blocks import modules_text, runs_text
 from kp_dynamo.aot.figures import AotFigures
 from kp_dynamo.aot.program_report import FusionReport, Origin, ProgramReport
 from kp_dynamo.explanation.text_layout import first_of, table
@@ -57,7 +57,7 @@ def _costs(report: AotFigures, fusion: FusionReport, program: ProgramReport) -> 
 
 def _runs(program: ProgramReport) -> str:
     if program.is_block:
-        return f", block x {program.runs}: {modules_text(program)}"
+        return f", {runs_text(program)}: {modules_text(program)}"
     return f", {program.runs} times a step" if program.runs > 1 else ""
 
 

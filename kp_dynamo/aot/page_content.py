@@ -62,7 +62,7 @@ def _headline(report: AotFigures) -> str:
     takes = f"{_step(report)} takes {time_text(report.step_ms)} on {where}, {report.mfu:.0%} of its peak"
     memory = part_text(report.step_peak_bytes, report.memory_budget_bytes)
     held = memory if report.fits else f"it does NOT fit: {memory}"
-    layers = layers_sentence([(block.modules, block.runs) for block in report.blocks], train=report.train)
+    layers = layers_sentence([(block.layers, block.runs) for block in report.blocks], train=report.train)
     return f"{takes}; {held}; {_price(report)}. {layers}".strip()
 
 

@@ -42,7 +42,7 @@ def _module_rows(report: AotFigures) -> list[ModuleRow]:
     return [
         ModuleRow(row.path, row.kind, *(n * ms for ms in (row.modelled_ms, row.flops_floor_ms, row.hbm_floor_ms)))
         for p in report.programs
-        for row, n in of_all_layers(p.by_module, p.modules, p.runs)
+        for row, n in of_all_layers(p.by_module, p.modules, p.runs, p.layers)
     ]
 
 

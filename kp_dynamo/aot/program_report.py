@@ -117,7 +117,9 @@ class ProgramReport:
         num_copies: Copies and relayouts in the schedule.
         custom_calls: Custom calls without a cycle estimate, in order.
         held_bytes: The most that the step holds beside the program's arguments while it runs; 0 if unknown.
-        modules: For a piece of a divided graph, the module that each run computes; () for a whole graph.
+        modules: For a piece of a divided graph, the modules that the runs compute, one for each layer; () for a whole
+            graph.
+        layers: The number of equal layers in a run of such a piece.
         collectives: Its communication on several chips, by kind and axis of the mesh.
         by_module: Its time by the module of the model; () in a report of an earlier version.
     """
@@ -147,11 +149,12 @@ class ProgramReport:
     collectives: tuple[CollectiveReport, ...] = ()
     by_module: tuple[ModuleTime, ...] = ()
     recomputed_flops: int = 0
+    layers: int = 1
 
     @property
     def is_block(self) -> bool:
-        """Whether it is the program of a repeated layer."""
-        return len(self.modules) > 1
+        """Whether it is the program of a repeated layer, or of several."""
+        return len(self.modules) > self.layers
 
     @property
     def custom_call_ms(self) -> float:
@@ -184,7 +187,7 @@ def program_from_dict(content: Mapping[str, Any]) -> ProgramReport:
         KeyError, TypeError: The content is not a ProgramReport.
     """
     # Earlier reports lack them.
-    added = ("held_bytes", "modules", "collectives", "by_module", "recomputed_flops")
+    added = ("held_bytes", "modules", "collectives", "by_module", "recomputed_flops", "layers")
     known = {f.name: content[f.name] for f in fields(ProgramReport) if f.name in content or f.name not in added}
     known["modules"] = tuple(content.get("modules", ()))
     known["collectives"] = tuple(CollectiveReport(**row) for row in content.get("collectives", ()))

@@ -15,6 +15,7 @@ from kp_dynamo.aot.program_report import CustomCallReport, ProgramReport
 from kp_dynamo.aot.slice_report import CollectiveReport, collective_reports
 from kp_dynamo.aot.slices import Slice
 from kp_dynamo.aot.timeline import Timeline
+from kp_dynamo.explanation.graph_reports import PieceReport
 from kp_dynamo.graph.flops import model_flops, recomputed_flops
 from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering.fake_run import ExportedProgram
@@ -29,9 +30,9 @@ class Target:
 
 
 def program_report(
-    name: str, program: ExportedProgram, made: Compiled, target: Target, modules: tuple[str, ...] = ()
+    name: str, program: ExportedProgram, made: Compiled, target: Target, piece: PieceReport | None = None
 ) -> ProgramReport:
-    """The figures of a program that the TPU compiler compiled; `modules` as in the report."""
+    """The figures of a program that the TPU compiler compiled; `piece` is that of a divided graph that it computes."""
     module, chip = Module(made.hlo), target.chip
     cost = cost_of(module, chip)
     num_chips = 1 if target.slice is None else target.slice.topology.num_chips
@@ -61,7 +62,8 @@ def program_report(
         num_copies=sum(op.times for op in cost.ops if op.kind == "copy" and op.seconds > 0),
         held_bytes=program.held_bytes,
         custom_calls=tuple(_custom_call(op, origins) for op in cost.ops if op.is_opaque),
-        modules=modules,
+        modules=piece.modules if piece else (),
+        layers=piece.layers if piece else 1,
         collectives=() if target.slice is None else _collectives(module, cost, target.slice),
         by_module=module_times(program.gm.graph, cost, chip, num_chips),
         recomputed_flops=recomputed_flops(program.gm.graph) // num_chips,

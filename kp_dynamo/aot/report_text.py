@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kp_dynamo.aot.blocks import runs_text
 from kp_dynamo.aot.figures import DISCLAIMER, AotFigures
 from kp_dynamo.aot.memory_line import memory_chart
 from kp_dynamo.aot.operation_text import custom_call_lines, dearest_lines
@@ -139,7 +140,7 @@ def _blocks(report: AotFigures) -> Iterator[str]:
         share = block.modelled_ms / report.modelled_ms if report.modelled_ms else 0
         times = (unit.number(block.modelled_ms), f"{share:.0%}", unit.number(block.estimated_ms))
         programs = block.programs[0].split(".")[0] + ".*"
-        rows.append((f"block x {block.runs}", programs, *times, f"{block.step_peak_bytes / _MIB:.1f}"))
+        rows.append((runs_text(block), programs, *times, f"{block.step_peak_bytes / _MIB:.1f}"))
     modules = ["", *(block.modules for block in found)]
     yield from (f"  {row}  {module}".rstrip() for row, module in zip(table(rows, 2), modules, strict=True))
     yield ""

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kp_dynamo.blocks.block_calls import call_block, choose, followed_key, group_of, learn
 from kp_dynamo.blocks.boundaries import Boundaries
-from kp_dynamo.blocks.division import Divider, Division, Undivided
+from kp_dynamo.blocks.divider import Divider
+from kp_dynamo.blocks.division import Division, Undivided
 from kp_dynamo.blocks.node_effects import Effects, EffectsOfNodes, effects_of, operands_of
 from kp_dynamo.blocks.node_ids import node_ids
 from kp_dynamo.blocks.regions import regions

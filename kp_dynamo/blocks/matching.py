@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -25,6 +25,7 @@ class Repeat:
         inputs: For each input of the block, the node that it is in each occurrence.
         outputs: Offsets, within the block, of the calls whose values are used outside their occurrence.
         model: Number of an occurrence whose inputs are different nodes: the first layer often gets one value twice.
+        layers: The number of equal layers in an occurrence.
     """
 
     start: int
@@ -33,6 +34,7 @@ class Repeat:
     inputs: tuple[tuple[fx.Node, ...], ...]
     outputs: tuple[int, ...]
     model: int
+    layers: int = 1
 
     @property
     def stop(self) -> int:
@@ -63,6 +65,16 @@ class Matcher:
             if found is not None:
                 return found
         return None
+
+    def grouped(self, repeat: Repeat, layers: int) -> Repeat | None:
+        """A block of several occurrences of another; None if that does not repeat, or its edges differ.
+
+        Layers that are equal one by one may read values of different earlier layers.
+        """
+        if layers == 1:
+            return repeat
+        found = self._matched(repeat.start, Run(repeat.start, repeat.stop, repeat.period * layers))
+        return None if found is None else replace(found, layers=layers)
 
     def _cost(self, start: int, run: Run) -> tuple[int, float] | None:
         """(occurrences lost, values that cross a boundary on average); None if too few boundaries are open."""

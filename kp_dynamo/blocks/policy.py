@@ -60,6 +60,25 @@ def step_seconds(pieces: Iterable[tuple[Sequence[Effects], int]], speed: Speed, 
     return forward * (3 if trains else 1)
 
 
+def group_sizes(blocks: Sequence[tuple[int, int]], least: int) -> list[int]:
+    """How many layers a program may have, two or more; those that compile the fewest operators first.
+
+    Args:
+        blocks: (number of operators, how many times it occurs) of each layer.
+        least: Least number of times that a program runs.
+    """
+
+    def compiled(layers: int) -> int:
+        return sum(size * (layers + n % layers if n // layers >= least else n) for size, n in blocks)
+
+    return sorted(range(2, max(n for _, n in blocks) // least + 1), key=lambda layers: (compiled(layers), layers))
+
+
+def num_calls(blocks: Sequence[tuple[int, int]], least: int, layers: int) -> int:
+    """The number of calls of programs of `layers` layers; see `group_sizes` for the other arguments."""
+    return sum(n // layers for _, n in blocks if n // layers >= least)
+
+
 def host_seconds(num_steps: int, *, trains: bool) -> float:
     """The host time that dividing a graph adds to a step."""
     return (num_steps - 1) * CALL_SECONDS * (2 if trains else 1)

@@ -30,7 +30,7 @@ def step_shares(
     activations = [sum(effects.num_bytes for effects in piece.effects) for piece in pieces]
     total = sum(piece.runs * num_bytes for piece, num_bytes in zip(pieces, activations, strict=True))
     held = _held_bytes(inputs, optimizer_state_factor)
-    scopes: list[Scope] = ["layer" if piece.runs > 1 else "rest" for piece in pieces]
+    scopes = [_scope(piece) for piece in pieces]
     if held + 2 * total <= budget_bytes / 2:
         return [StepShare(scope) for scope in scopes]
     inside = [_held_bytes(_own_inputs(piece), optimizer_state_factor) for piece in pieces]
@@ -39,6 +39,12 @@ def step_shares(
         StepShare(scope, held - own, own, num_bytes / max(total, 1), piece.runs, sum(least) - saved)
         for piece, scope, own, num_bytes, saved in zip(pieces, scopes, inside, activations, least, strict=True)
     ]
+
+
+def _scope(piece: Piece) -> Scope:
+    if piece.runs == 1:
+        return "rest"
+    return "layer" if piece.layers == 1 else "layers"
 
 
 def _passed_inputs(piece: Piece) -> list[torch.Tensor]:

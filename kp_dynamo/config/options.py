@@ -18,7 +18,7 @@ MatmulPrecision = Literal["default", "high", "highest"]
 CastScope = Literal["linear", "matmul", "all"]
 Target = Literal["auto", "v4", "v5e", "v5p", "v6e", "v7"]
 LoweringName = Literal["openxla", "stock"]
-Blocks = Literal["auto", "on", "off"]
+Blocks = Literal["auto", "on", "off"] | int
 
 _MATMUL_PRECISION_OF_TORCH: dict[str, MatmulPrecision] = {"highest": "highest", "high": "high", "medium": "default"}
 
@@ -95,11 +95,12 @@ class CompileOptions:
 
     blocks: Blocks = _option(
         "auto",
-        rules.one_of(*get_args(Blocks)),
+        rules.one_of("auto", "on", "off") | rules.integer(minimum=2),
         not_in_key="it decides how a graph is divided, not what a program contains; captures are looked up by it",
     )
     """Whether repeated layers are compiled once, as programs of their own. "auto": at least three equal layers, if the
-    host time of the extra calls is small beside the step. "on": wherever it is correct. "off": never."""
+    host time of the extra calls is small beside the step; as many layers a program as that needs. "on": wherever it is
+    correct. A number: as "on", with this many layers in each program. "off": never."""
 
     buckets: Literal["pow2"] | tuple[int, ...] | Mapping[str, int] | None = _option(
         None, rules.one_of("pow2") | rules.buckets() | rules.nothing()
@@ -222,6 +223,11 @@ class CompileOptions:
     def reads_modules(self) -> bool:
         """Whether passes may read which module an operator came from."""
         return bool(self.keep_float32 or self.extra_passes)
+
+    @property
+    def divides_always(self) -> bool:
+        """Whether graphs are divided at repeated layers wherever it is correct, whether or not it pays."""
+        return self.blocks not in ("auto", "off")
 
     @property
     def is_memory_bounded(self) -> bool:

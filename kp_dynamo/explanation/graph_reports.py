@@ -71,7 +71,8 @@ class PieceReport:
         module: The module of its first operator, "" if it belongs to none.
         num_operators: Its operators in Dynamo's graph.
         runs: How many times a call runs it.
-        modules: The path of the module that each run computes, "" for the model itself.
+        modules: The paths of the modules that the runs compute, one for each layer; "" for the model itself.
+        layers: The number of equal layers in a run.
     """
 
     capture: int | None
@@ -79,6 +80,7 @@ class PieceReport:
     num_operators: int
     runs: int
     modules: tuple[str, ...] = ()
+    layers: int = 1
 
 
 @dataclass(frozen=True)

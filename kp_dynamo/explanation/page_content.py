@@ -61,16 +61,18 @@ def versions_parts(versions: dict[str, str]) -> tuple[Table, ...]:
     return (Table(("package", "version"), tuple(versions.items()), num_left=2),) if versions else ()
 
 
-def layers_sentence(layers: list[tuple[str, int]], *, train: bool) -> str:
-    """ "All 8 layers share one program.": for a name and a number of each repeated layer."""
-    if len(layers) == 1:
-        return f"All {layers[0][1]} layers share one {'forward and one backward ' if train else ''}program."
-    kinds = f"{len(layers)} {'forwards and backwards' if train else 'programs'}"
-    return f"{sum(count for _, count in layers)} layers share {kinds}." if layers else ""
+def layers_sentence(blocks: list[tuple[int, int]], *, train: bool) -> str:
+    """ "All 8 layers share one program.": for (layers in a run, runs) of each repeated block."""
+    if len(blocks) == 1:
+        ((layers, runs),) = blocks
+        each = f", {layers} layers a run" if layers > 1 else ""
+        return f"All {layers * runs} layers share one {'forward and one backward ' if train else ''}program{each}."
+    kinds = f"{len(blocks)} {'forwards and backwards' if train else 'programs'}"
+    return f"{sum(layers * runs for layers, runs in blocks)} layers share {kinds}." if blocks else ""
 
 
-def _repeated(found: Explanation) -> list[tuple[str, int]]:
-    return [(p.module or "layer", p.runs) for division in found.divisions for p in division.pieces if p.runs > 1]
+def _repeated(found: Explanation) -> list[tuple[int, int]]:
+    return [(p.layers, p.runs) for division in found.divisions for p in division.pieces if p.runs > 1]
 
 
 def _headline(found: Explanation) -> str:

@@ -11,6 +11,7 @@ from kp_dynamo.explanation.graph_reports import (
     FallbackReport,
     GraphBreak,
     GraphReport,
+    PieceReport,
     UncompiledFrame,
     WholeTensor,
 )
@@ -63,11 +64,16 @@ def capture_lines(captures: Sequence[CaptureReport]) -> Iterator[str]:
 def division_lines(divisions: Sequence[DivisionReport], verbose: bool = False) -> Iterator[str]:
     """The repeated layers of each divided graph; `verbose` also says why the other graphs stay whole."""
     for found in divisions:
-        layers = [f"{piece.module or 'layer'} x {piece.runs}" for piece in found.pieces if piece.runs > 1]
+        layers = [_repeated(piece) for piece in found.pieces if piece.runs > 1]
         if layers:
             yield f"repeated layers, compiled once: {', '.join(layers)}"
         elif verbose and found.reason:
             yield f"repeated layers: none compiled once; {found.reason}"
+
+
+def _repeated(piece: PieceReport) -> str:
+    each = f" ({piece.layers} layers each)" if piece.layers > 1 else ""
+    return f"{piece.module or 'layer'} x {piece.runs}{each}"
 
 
 def graph_lines(graphs: Sequence[GraphReport]) -> Iterator[str]:

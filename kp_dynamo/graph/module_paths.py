@@ -59,6 +59,21 @@ def repeated_modules(runs: Sequence[Sequence[fx.Node]]) -> tuple[str, ...]:
     return tuple(".".join(path[: depths[-1]] if depths else path) for path in paths)
 
 
+def paths_of_runs(path: str, modules: Sequence[str], layers: int = 1) -> list[str]:
+    """A path in the graph of a repeated piece, in each of its runs; [] if it lies in none of its layers.
+
+    Args:
+        path: It has the names of the first run.
+        modules: The paths of the modules that the runs compute, one for each layer.
+        layers: The number of equal layers in a run.
+    """
+    if len(modules) < 2 or not all(modules):
+        return []
+    inside = (n for n, first in enumerate(modules[:layers]) if f"{path}.".startswith(f"{first}."))
+    number = next(inside, None)
+    return [] if number is None else [m + path.removeprefix(modules[number]) for m in modules[number::layers]]
+
+
 def main_module(nodes: Sequence[fx.Node]) -> str:
     """Path of the innermost module in which more than half of these nodes were traced, "" for the model itself.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Scope = Literal["step", "layer", "rest"]
+Scope = Literal["step", "layer", "layers", "rest"]
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class StepShare:
     """What a piece gets of a memory budget. A whole graph gets all of it.
 
     Attributes:
-        scope: The whole step, a repeated layer, or what precedes and follows the layers.
+        scope: The whole step, a repeated layer or several, or what precedes and follows the layers.
         outside_bytes: Parameters, gradients, optimizer state and inputs of the step that the piece does not read.
         inside_bytes: The same of those that it reads.
         fraction: The share of the memory for activations that one run of the piece gets.

@@ -23,8 +23,8 @@ class RecomputeBlocks:
     """`checkpoint="blocks"`: save the sums at the ends of residual blocks, and recompute the rest.
 
     Attributes:
-        scope: What the graph is. A repeated layer saves its inputs only: its result is an input of the next one. Graphs
-            before and after the layers may have no such sum.
+        scope: What the graph is. A repeated layer saves its inputs only: its result is an input of the next one. So do
+            several layers without such a sum. Graphs before and after the layers may have none either.
     """
 
     scope: Scope = "step"
@@ -42,7 +42,7 @@ class RecomputeBlocks:
             reason = "no sum x + f(x) ends a block. Try: a share of 0 to 1 of the activations to keep"
             return PassReport(self.name, 0, reported([Refusal(gm.graph.output_node(), reason)]))
         part.saved = dict.fromkeys([*ends, *(n for n in part.nodes if depends_on_rng(n))])
-        if self.scope == "layer":
+        if self.scope == "layer" or (self.scope == "layers" and not ends):
             return PassReport(self.name, tag_all(part), notes=("saves the inputs of each layer",))
         note = f"saves the sums at the ends of {len(ends)} blocks, {sum(map(node_bytes, ends)) / _MIB:.1f} MiB"
         return PassReport(self.name, tag_all(part), notes=(note,))

@@ -42,7 +42,8 @@ class PieceRuns(NamedTuple):
         module: The module of its first operator, "" if it belongs to none.
         num_operators: The operators in Dynamo's graph.
         runs: How many times it runs in a call.
-        modules: The path of the module that each run computes, "" for the model itself.
+        modules: The paths of the modules that the runs compute, one for each layer; "" for the model itself.
+        layers: The number of equal layers in a run.
     """
 
     capture: int | None
@@ -50,6 +51,7 @@ class PieceRuns(NamedTuple):
     num_operators: int
     runs: int
     modules: tuple[str, ...]
+    layers: int = 1
 
 
 @dataclass(frozen=True)

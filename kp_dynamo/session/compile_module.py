@@ -53,6 +53,8 @@ def _reason_to_follow(module: nn.Module, arguments: dict[str, Any], options: Com
         return "fullgraph=True and dynamic=True are for one graph"
     if options.blocks == "off" or options.lowering == "stock" or earlier_version() is not None:
         return "its graph is never divided"
+    if isinstance(options.blocks, int):
+        return "a program has several layers"
     if options.reads_modules:
         return "passes read the paths of modules"
     if any(map(has_own_forward, module.modules())):

@@ -7,15 +7,18 @@ import logging
 from kp_dynamo.autograd.argument_overlap import overlapping
 from kp_dynamo.blocks.block_calls import group_of, result_key
 from kp_dynamo.blocks.call_division import block_calls, divide_at_calls
-from kp_dynamo.blocks.division import Division, Undivided, divide
+from kp_dynamo.blocks.divider import FoundBlocks, find_blocks
+from kp_dynamo.blocks.division import Division, Undivided
 from kp_dynamo.blocks.policy import (
     CHILD_SECONDS,
     LEAST_REPEATS,
     MAX_HOST_SHARE,
     XLA_CPU,
     Speed,
+    group_sizes,
     host_seconds,
     is_block,
+    num_calls,
     speed_of,
     step_seconds,
     transfer_seconds,
@@ -39,7 +42,7 @@ def division_of(plan: CompilePlan, capture: Capture) -> Division | Undivided | N
         capture: The capture, without the true lengths that buckets add to it.
 
     Raises:
-        TPUOptimizationError: blocks="on" and `strict`, and it stays whole.
+        TPUOptimizationError: blocks="on" or a number, and `strict`, and it stays whole.
     """
     if plan.options.blocks == "off" or capture.passed is not None:
         return None
@@ -50,13 +53,13 @@ def division_of(plan: CompilePlan, capture: Capture) -> Division | Undivided | N
 
 
 def report_whole(found: Undivided, options: CompileOptions) -> None:
-    """Warn that blocks="on" has no effect.
+    """Warn that blocks="on", or a number, has no effect.
 
     Raises:
         TPUOptimizationError: `strict` is set.
     """
-    if options.blocks == "on":
-        message = f"blocks='on' has no effect on a graph: {found.reason}"
+    if options.divides_always:
+        message = f"blocks={options.blocks!r} has no effect on a graph: {found.reason}"
         if options.strict:
             raise TPUOptimizationError(f"strict=True and {message}. Try: blocks='auto', or strict=False.")
         warn_once(logger, "%s. It is compiled as a whole.", message)
@@ -66,42 +69,73 @@ def _divided(plan: CompilePlan, capture: Capture) -> Division | Undivided:
     options = plan.options
     if options.lowering == "stock":
         return Undivided("lowering='stock'")
-    least = LEAST_REPEATS[options.blocks]
-    found = divide(capture, is_block, least=least, with_modules=options.reads_modules)
+    found = find_blocks(capture, is_block, least=_least(options), with_modules=options.reads_modules)
     if isinstance(found, Undivided):
         return found
-    found = _if_right(found, plan)
+    if options.blocks == "auto":
+        return _that_pays(found, plan, capture)
+    return _if_right(found.division(options.blocks if isinstance(options.blocks, int) else 1), plan, capture)
+
+
+def _least(options: CompileOptions) -> int:
+    return LEAST_REPEATS["auto" if options.blocks == "auto" else "on"]
+
+
+def _if_right(found: Division | Undivided, plan: CompilePlan, capture: Capture) -> Division | Undivided:
     if isinstance(found, Undivided):
         return found
-    reason = None if plan.bucketing is None else reason_against_padding(found, capture, strict=options.strict)
-    if reason is not None:
-        return Undivided(f"its lengths are padded to buckets, and {reason}")
-    if options.blocks == "on":
-        return found
-    return _if_it_pays(found, plan)
-
-
-def _if_right(division: Division, plan: CompilePlan) -> Division | Undivided:
-    if division.written and overlapping(plan.capture.inputs, frozenset(division.written)):
+    if found.written and overlapping(plan.capture.inputs, frozenset(found.written)):
         return Undivided("it writes to an input that overlaps another in memory")
-    if plan.options.donate == "mutated" and division.reads_written_inputs_again:
+    if plan.options.donate == "mutated" and found.reads_written_inputs_again:
         return Undivided("donate='mutated', and a later piece reads an input that the graph writes to")
-    return division
+    if plan.bucketing is None:
+        return found
+    reason = reason_against_padding(found, capture, strict=plan.options.strict)
+    return found if reason is None else Undivided(f"its lengths are padded to buckets, and {reason}")
 
 
-def _if_it_pays(division: Division, plan: CompilePlan) -> Division | Undivided:
-    trains = plan.capture.records_gradients
-    pieces = ((piece.effects, piece.runs) for piece in division.pieces)
-    step = step_seconds(pieces, _speed(plan), trains=trains)
-    host = host_seconds(len(division.schedule.steps), trains=trains)
-    if trains and plan.capture.mode == "cpu":
-        host += transfer_seconds(division.passed_bytes)
-    if host <= MAX_HOST_SHARE * step:
-        return division
-    return Undivided(
-        f"{len(division.schedule.steps)} calls in place of one add {host * 1e3:.1f} ms of host time to a step of "
-        f"{step * 1e3:.1f} ms, more than {MAX_HOST_SHARE:.0%}"
-    )
+def _that_pays(found: FoundBlocks, plan: CompilePlan, capture: Capture) -> Division | Undivided:
+    """One layer a program if the calls are cheap beside the step, else as few layers as make them cheap."""
+    one = _if_right(found.division(), plan, capture)
+    if isinstance(one, Undivided):
+        return one
+    cost = _Cost(one, plan)
+    blocks = [(repeat.period, repeat.count) for repeat in found.repeats]
+    least, others = _least(plan.options), len(one.schedule.steps) - sum(n for _, n in blocks)
+    num_steps = {k: others + num_calls(blocks, least, k) for k in (1, *group_sizes(blocks, least))}
+    for layers in (k for k, number in num_steps.items() if cost.is_small(number)):
+        division = one if layers == 1 else _if_right(found.division(layers), plan, capture)
+        if isinstance(division, Division) and cost.is_small(len(division.schedule.steps)):
+            return division
+    return Undivided(cost.text(len(one.schedule.steps)))
+
+
+class _Cost:
+    """The host time of the calls of a divided graph, beside the time of a step.
+
+    Args:
+        one: The division into single layers.
+        plan: How it is compiled.
+    """
+
+    def __init__(self, one: Division, plan: CompilePlan) -> None:
+        self._trains = plan.capture.records_gradients
+        pieces = ((piece.effects, piece.runs) for piece in one.pieces)
+        self._step = step_seconds(pieces, _speed(plan), trains=self._trains)
+        crosses = self._trains and plan.capture.mode == "cpu"
+        self._transfer = transfer_seconds(one.passed_bytes) / len(one.schedule.steps) if crosses else 0.0
+
+    def is_small(self, num_steps: int) -> bool:
+        return self._host(num_steps) <= MAX_HOST_SHARE * self._step
+
+    def text(self, num_steps: int) -> str:
+        return (
+            f"{num_steps} calls in place of one add {self._host(num_steps) * 1e3:.1f} ms of host time to a step of "
+            f"{self._step * 1e3:.1f} ms, more than {MAX_HOST_SHARE:.0%}"
+        )
+
+    def _host(self, num_steps: int) -> float:
+        return host_seconds(num_steps, trains=self._trains) + num_steps * self._transfer
 
 
 def _if_hidden(division: Division, plan: CompilePlan) -> Division | Undivided:
@@ -132,9 +166,9 @@ def divided_at_calls(plan: CompilePlan) -> Division | Undivided:
         found: Division | Undivided = Undivided("its lengths are padded to buckets")
     else:
         found = divide_at_calls(plan.capture, with_modules=plan.options.reads_modules)
-    found = found if isinstance(found, Undivided) else _if_right(found, plan)
+    found = _if_right(found, plan, plan.capture)
     is_asked_for = any(group_of(call).is_asked_for for call in block_calls(plan.capture.gm.graph))
-    if isinstance(found, Division) and not is_asked_for and plan.options.blocks != "on":
+    if isinstance(found, Division) and not is_asked_for and not plan.options.divides_always:
         found = _if_hidden(found, plan)
     if isinstance(found, Undivided):
         message = f"compile_blocks has no effect on a graph: {found.reason}"

@@ -39,9 +39,9 @@ def runs_of(division: Division, numbers: Sequence[int | None]) -> tuple[PieceRun
     for number, piece in zip(numbers, division.pieces, strict=True):
         same = id(piece) if piece.call is None else id(group_of(piece.call))
         earlier = found[same].modules if same in found else ()
-        found[same] = PieceRuns(
-            number, piece.module, piece.num_calls, len(earlier) + piece.runs, (*earlier, *piece.modules)
-        )
+        runs = len(earlier) // piece.layers + piece.runs
+        modules = (*earlier, *piece.modules)
+        found[same] = PieceRuns(number, piece.module, piece.num_calls, runs, modules, piece.layers)
     return tuple(found.values())
 
 

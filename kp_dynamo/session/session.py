@@ -161,7 +161,7 @@ class Session:
         # The key has the sizes. dynamic=False would change the configuration of all threads at every call.
         dynamic = False if group.is_asked_for else None
         # blocks="on" asks for the division around the calls.
-        inside = options if group.is_asked_for or options.blocks != "on" else options.with_values(blocks="auto")
+        inside = options.with_values(blocks="auto") if options.blocks == "on" and not group.is_asked_for else options
 
         def compile_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
             return torch.compile(forward, backend=self.as_backend(inside, group), dynamic=dynamic)

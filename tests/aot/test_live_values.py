@@ -7,6 +7,7 @@ import pytest
 import kp_dynamo
 from bench.workloads import gpt
 from kp_dynamo.aot.live_values import LiveValues, live_values, num_bytes
+from kp_dynamo.explanation.graph_reports import PieceReport
 from kp_dynamo.lowering.step_memory import Owner
 
 LAYERS = tuple(f"layers.{i}" for i in range(4))
@@ -27,11 +28,21 @@ def test_the_runs_of_a_repeated_layer_are_its_modules_and_a_backward_runs_them_f
     forward = tuple((Owner("activations", "layers.0.attn", "one", i), 10) for i in range(3))
     backward = ((Owner("gradients", "layers.0.attn", "two", 0), 5),)
     outside = ((Owner("activations", "layers.01", "one", 0), 1),)  # not below layers.0
-    assert live_values((*forward, *backward, *outside), lambda _: LAYERS) == (
+    piece = PieceReport(0, "layers.0", 9, 4, LAYERS)
+    assert live_values((*forward, *backward, *outside), lambda _: piece) == (
         LiveValues("activations", "layers.*.attn", 3, 30),
         LiveValues("gradients", "layers.3.attn", 1, 5),
         LiveValues("activations", "layers.01", 1, 1),
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "module"), [("activations", 0, 2), ("activations", 1, 3), ("gradients", 1, 1)]
+)
+def test_the_second_run_of_two_layers_is_that_of_their_modules(kind, layer, module):
+    piece = PieceReport(0, "layers.0", 18, 2, LAYERS, layers=2)
+    live = ((Owner(kind, f"layers.{layer}.attn", "one", 1), 10),)
+    assert live_values(live, lambda _: piece) == (LiveValues(kind, f"layers.{module}.attn", 1, 10),)
 
 
 # Divided, this small step has its peak in its last backward, which is that of the first layer.

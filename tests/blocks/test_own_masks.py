@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kp_dynamo.blocks.division import divide
-from kp_dynamo.blocks.policy import is_block
-from kp_dynamo.capture.capture import read_capture
+from tests.blocks.dividing import divide
 
 LENGTH = 6
 
@@ -118,7 +116,7 @@ def divided(model, x, **options):
     found = []
 
     def backend(gm, inputs):
-        division = divide(read_capture(gm, inputs, with_modules=False), is_block, least=2, with_modules=False)
+        division = divide(gm, inputs)
         (layer,) = [piece for piece in division.pieces if piece.runs == 3]
         names = [getattr(node.target, "__name__", "") for node in layer.capture.gm.graph.nodes]
         found.append("tril" in names)

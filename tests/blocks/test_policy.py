@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from kp_dynamo.blocks.division import divide
 from kp_dynamo.blocks.node_effects import Effects
 from kp_dynamo.blocks.policy import Speed, host_seconds, is_block, step_seconds
 from kp_dynamo.blocks.step_memory import step_shares
@@ -14,6 +13,7 @@ from kp_dynamo.capture.capture import read_capture
 from kp_dynamo.graph.step_share import WHOLE, StepShare
 from kp_dynamo.passes.recompute.budget import Budget, fitted
 from tests.blocks import stacks
+from tests.blocks.dividing import divide
 from tests.blocks.test_divided_models import divided
 from tests.graphs import trace_joint
 
@@ -88,8 +88,7 @@ def shares_of_stack(budget_bytes):
     found = []
 
     def backend(gm, inputs):
-        capture = read_capture(gm, inputs, with_modules=False)
-        division = divide(capture, is_block, least=2, with_modules=False)
+        division, capture = divide(gm, inputs), read_capture(gm, inputs, with_modules=False)
         found.extend(step_shares(division, capture.inputs, budget_bytes, optimizer_state_factor=2.0))
         return gm.forward
 
