@@ -69,7 +69,7 @@ def configurations(draw: Any, *, is_sharded: bool) -> Configuration:
         options["checkpoint"] = checkpoint
     if draw(st.sampled_from((False, False, False, True))):
         options["donate"] = "mutated"
-    blocks = draw(st.sampled_from((None, None, "off", "on", "on", "on")))
+    blocks = draw(st.sampled_from((None, None, "off", "on", "on", 2)))
     if blocks is not None:
         options["blocks"] = blocks
     device = draw(st.sampled_from(("cpu", "xla")))
