@@ -48,15 +48,27 @@ def _fresh_start() -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects the slow ones
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as slow the cases of a parametrized test that its marker `quick` does not name."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks as slow the cases of a parametrized test that its marker `quick` does not name.
+
+    Raises:
+        pytest.UsageError: A marker names no case.
+    """
+    unused: dict[str, set[str]] = {}
     for item in items:
         marker = item.get_closest_marker("quick")
-        if marker is not None and not _names_case(marker.args, item):
-            item.add_marker(pytest.mark.slow)
+        if marker is not None:
+            names = _names_of_case(marker.args, item)
+            unused.setdefault(item.nodeid.partition("[")[0], set(marker.args)).difference_update(names)
+            if not names:
+                item.add_marker(pytest.mark.slow)
+    wrong = {test: names for test, names in unused.items() if names}
+    has_all_cases = not config.getoption("lf", False) and not any("::" in arg for arg in config.args)
+    if wrong and has_all_cases:
+        raise pytest.UsageError(f"markers `quick` name cases that do not exist: {wrong}")
 
 
-def _names_case(names: tuple[str, ...], item: pytest.Item) -> bool:
-    """Whether one of the names is the id of the case, or that of one of its parameters."""
+def _names_of_case(names: tuple[str, ...], item: pytest.Item) -> set[str]:
+    """Those of the names that are the id of the case, or that of one of its parameters."""
     case = item.callspec.id  # type: ignore[attr-defined]
-    return case in names or not set(names).isdisjoint(case.split("-"))
+    return set(names) & {case, *case.split("-")}
