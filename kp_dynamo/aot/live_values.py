@@ -64,6 +64,16 @@ def _folded(sizes: Mapping[tuple[str, str], int]) -> Iterator[LiveValues]:
         yield LiveValues(kind, name, len(paths), sum(sizes[kind, path] for path in paths))
 
 
+def by_part(rows: Iterable[LiveValues]) -> dict[str, int]:
+    """The bytes of all kinds by part of equal layers, such as "layers.*.mlp", and by module outside; largest first."""
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for row in rows:
+        names = of_any_layer(row.module).split(".")
+        depth = names.index("*") + 2 if "*" in names else len(names)
+        sizes[".".join(names[:depth])] += row.num_bytes
+    return dict(sorted(sizes.items(), key=lambda part: -part[1]))
+
+
 def num_bytes(rows: Iterable[LiveValues]) -> int:
     """The bytes of all rows."""
     return sum(row.num_bytes for row in rows)

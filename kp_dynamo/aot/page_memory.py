@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kp_dynamo.aot.figures import AotFigures
-from kp_dynamo.aot.live_values import LiveValues, num_bytes
+from kp_dynamo.aot.live_values import LiveValues, by_part, num_bytes
 from kp_dynamo.aot.page_sections import folded
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.hardware import CHIPS
@@ -72,7 +72,15 @@ def _at_the_peak(report: AotFigures, largest: ProgramReport) -> tuple[Table, ...
         "Rows of a program are the compiler's figures, which have no modules. The gradients that a backward begins "
         "with count as inputs."
     )
-    return (Table(("at the peak", "module or program", "bytes", "share"), tuple(rows), 2, caption=caption),)
+    table = Table(("at the peak", "module or program", "bytes", "share"), tuple(rows), 2, caption=caption)
+    return table, _parts_at_the_peak(live, peak)
+
+
+def _parts_at_the_peak(live: tuple[LiveValues, ...], peak: int) -> Table:
+    """The same by module alone: parameters, activations and gradients together."""
+    parts = [(name or "-", *_size(size, peak)) for name, size in by_part(live).items()]
+    title = "At the peak, by module: parameters, activations and gradients together"
+    return Table(("module", "bytes", "share"), tuple(parts[:_NUM_LISTED]), folded=title)
 
 
 def _live_row(row: LiveValues, peak: int) -> tuple[Cell, ...]:

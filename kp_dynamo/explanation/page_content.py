@@ -77,8 +77,7 @@ def _repeated(found: Explanation) -> list[tuple[int, int]]:
 
 def _headline(found: Explanation) -> str:
     seconds = time_text(sum(found.seconds.values()) * 1e3)
-    graphs = counted(len(found.graphs), "graph")
-    done = f"{graphs} became {counted(found.num_programs, 'program')} in {seconds} of compiling."
+    done = f"{_graphs(found)} became {counted(found.num_programs, 'program')} in {seconds} of compiling."
     problems = [
         (len(found.uncompiled), "function is not compiled", "functions are not compiled"),
         (len(found.graph_breaks), "graph break", "graph breaks"),
@@ -87,16 +86,26 @@ def _headline(found: Explanation) -> str:
     ]
     told = [counted(number, noun, plural) for number, noun, plural in problems if number]
     wrong = f"{', '.join(told)}." if told else "No graph breaks, and nothing runs on the CPU."
-    trains = any(graph.name.endswith(".backward") for graph in found.graphs)
-    layers = layers_sentence(_repeated(found), train=trains)
+    layers = layers_sentence(_repeated(found), train=_num_backwards(found) > 0)
     return " ".join(part for part in (done, wrong, layers) if part)
+
+
+def _graphs(found: Explanation) -> str:
+    """ "2 graphs and 2 backwards"."""
+    backwards = _num_backwards(found)
+    graphs = counted(len(found.graphs) - backwards, "graph")
+    return f"{graphs} and {counted(backwards, 'backward')}" if backwards else graphs
+
+
+def _num_backwards(found: Explanation) -> int:
+    return sum(graph.name.endswith(".backward") for graph in found.graphs)
 
 
 def _figures(found: Explanation) -> tuple[Figure, ...]:
     looked_up = f"{counted(found.num_hits, 'hit')}, {counted(found.num_misses, 'miss', 'misses')}"
     return (
         Figure("Compiling", time_text(sum(found.seconds.values()) * 1e3)),
-        Figure("Programs", str(found.num_programs), f"of {counted(len(found.graphs), 'graph')}"),
+        Figure("Programs", str(found.num_programs), f"of {_graphs(found)}"),
         Figure("Graph breaks", str(len(found.graph_breaks))),
         Figure("Operators on the CPU", str(len(found.fallbacks))),
         Figure("Found in the cache", f"{found.num_hits} of {len(found.graphs)}", looked_up),

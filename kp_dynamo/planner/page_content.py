@@ -67,7 +67,9 @@ def _headline(plan: Plan) -> str:
     )
     if row.hours is None:
         return told
-    return f"{told} The whole training takes {least}{_duration(row.hours)} and {least}USD {_usd(row.usd or 0.0)}."
+    tokens = f" of {_count(plan.tokens)} tokens" if plan.tokens else ""
+    took = f"{least}{_duration(row.hours)} and {least}USD {_usd(row.usd or 0.0)}"
+    return f"{told} The whole training{tokens} takes {took}."
 
 
 def _what_takes_longest(row: PlanRow) -> str:
@@ -85,6 +87,13 @@ def _duration(hours: float) -> str:
     if hours < 1:
         return time_text(hours * 3.6e6)
     return f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:.3g} hours"
+
+
+def _count(number: float) -> str:
+    """ "15 trillion", "2.5 million"."""
+    sizes = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
+    size, name = next(((size, name) for size, name in sizes if number >= size), (1, ""))
+    return f"{number / size:,.3g} {name}".rstrip()
 
 
 def _usd(usd: float) -> str:

@@ -190,6 +190,7 @@ def test_what_lives_at_the_peak_is_told_by_module_and_by_whom():
     assert "activations model.layers.*.attn x 32 48.0 MiB 75%" in text
     assert "7 smaller rows" in text
     assert "temporaries 2.forward 256.0 KiB" in text
+    assert "by module: parameters, activations and gradients together module bytes share model.layers.*.attn 48" in text
     assert "counted from the graphs, without padding: 58.3 MiB together. The compiler allocates 63.0 MiB" in text
     assert "at the peak" not in section(REPORT, "memory")  # written by an earlier version
 

@@ -80,6 +80,11 @@ def test_the_headline_says_what_happened():
     assert headline(PLAIN.to_html()).endswith("No graph breaks, and nothing runs on the CPU.")
 
 
+def test_backwards_are_counted_apart():
+    both = tuple(replace(FULL.graphs[0], name=f"{n}.{kind}") for n in (1, 2) for kind in ("forward", "backward"))
+    assert headline(replace(PLAIN, graphs=both).to_html()).startswith("2 graphs and 2 backwards became 4 programs in")
+
+
 def test_each_problem_has_its_line_and_its_cure_and_the_worst_is_first():
     page = FULL.to_html()
     check(page)

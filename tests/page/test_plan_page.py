@@ -84,8 +84,8 @@ def headline(plan: Plan) -> str:
 def test_the_headline_says_what_to_take_and_what_it_costs():
     assert headline(PLAN) == (
         "The cheapest compiled way of training is on 16 chips of v5e (4x4), fsdp on data=16, 128 samples a step: 2.5 s "
-        "a step, 41% of the peak; 8.4 of 13.4 GiB a chip; USD 51.20 a billion tokens. The whole training takes 37.5 "
-        "days and USD 17,280."
+        "a step, 41% of the peak; 8.4 of 13.4 GiB a chip; USD 51.20 a billion tokens. The whole training of 1 "
+        "trillion tokens takes 37.5 days and USD 17,280."
     )
 
 
