@@ -120,8 +120,11 @@ class _Run:
         self.placer: Any = None
         if self.request.slice is not None:
             from kp_dynamo.aot.placing import StepPlacer
+            from kp_dynamo.aot.tensor_plan import needed_plan
 
-            self.placer = StepPlacer(self.request.slice.mesh, self._submit)
+            found = self.request.slice
+            plan = needed_plan(self.request.model, self.request.args, found.mesh, found.sharding)
+            self.placer = StepPlacer(found.mesh, self._submit, plan)
 
     def trace(self) -> None:
         """Trace the model and submit each program to the TPU compiler, which works in parallel."""

@@ -7,7 +7,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -50,11 +50,13 @@ class StepPlacer:
     Attributes:
         mesh: The mesh of all chips.
         on_program: Called with a program and the same with its shardings, at its first call.
+        plan: The plan of "tensor" for a model that brings none.
         whole: One line for each large tensor that is whole on every chip.
     """
 
     mesh: NamedMesh
     on_program: Callable[[ExportedProgram, ExportedProgram], None]
+    plan: Mapping[str, Any] | None = None
     whole: list[str] = field(default_factory=list)
     _known: dict[int, _Known] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
@@ -72,7 +74,7 @@ class StepPlacer:
                     f"sharding={sharding!r} needs a module: a function has no parameters. Allowed: 'data'."
                 )
             return
-        found = placements(model, self.mesh, sharding)
+        found = placements(model, self.mesh, sharding, self.plan)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             self._names[_id(tensor)] = name
             self._set(tensor, found.get(name, ()))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import distributed, nn
 
+from kp_dynamo.aot.tensor_plan import needed_plan
 from kp_dynamo.api.batch_hook import BatchMesh, shard_arguments, sharded
 from kp_dynamo.api.models import checked_model, move, move_data
 from kp_dynamo.api.xla_device_manager import has_group
@@ -27,7 +28,9 @@ from kp_dynamo.sharding.text import listed
 logger = logging.getLogger(__name__)
 
 
-def shard(model: nn.Module, mesh: Any, sharding: str | Mapping[str, Any]) -> nn.Module:
+def shard(
+    model: nn.Module, mesh: Any, sharding: str | Mapping[str, Any], *, example_args: Sequence[Any] | None = None
+) -> nn.Module:
     """Move a model to the devices of this process, in place, and divide it over them.
 
     Programs run on all devices from now on (torch_xla's SPMD): call this before anything uses a device. Create the
@@ -43,17 +46,24 @@ def shard(model: nn.Module, mesh: Any, sharding: str | Mapping[str, Any]) -> nn.
             with axis names. It has all devices.
         sharding: "data", "fsdp", "tensor", "fsdp+tensor", or a dict of module paths with `*` to "colwise", "rowwise",
             "replicate", or to a tuple with a mesh axis or None for each dimension (docs/sharding.md).
+        example_args: Arguments of the model, whose values do not matter. "tensor" needs them for a model that brings no
+            plan: it is called on tensors without memory, and its graph says which matmuls can be divided in pairs.
 
     Returns:
         `model`.
 
     Raises:
         TPUConfigurationError: `mesh` or `sharding` is invalid, or does not fit the model.
+        XLACompilationError: "tensor" needs the graph of the model, and it cannot be traced.
         TPUDistributedError: The mesh does not have all devices, or there are several processes.
         TPUModelPreparationError: `model` is no module, or cannot be moved.
     """
     module, named = checked_model(model), mesh_of(mesh)
-    found = placements(module, named, sharding)
+    plan = None
+    if example_args is not None:
+        _start(named)  # a trace uses the device
+        plan = needed_plan(module, example_args, named, sharding)
+    found = placements(module, named, sharding, plan)
     _start(named)
     move(module, xla.device())
     if named.num_devices > 1:

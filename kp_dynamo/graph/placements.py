@@ -10,7 +10,7 @@ would otherwise replicate: activations that are saved for the backward, and valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import fx
 import kp_dynamo.ops.contract
 import kp_dynamo.ops.linear_act  # noqa: F401  # they define the operators in the table below
 from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.reshapes import groups_of_dims, transposed_order
 from kp_dynamo.sharding.mesh import NamedMesh
 from kp_dynamo.sharding.placement import Placement, axes_of
 
@@ -88,7 +89,7 @@ class _Placements:
         if packet in _RESHAPES and first and (source := _shape(node.args[0])) is not None:
             return _reshaped(source, first, shape, self._count)
         if packet in (aten.t, aten.transpose, aten.permute) and first:
-            return tuple(first[i] for i in _order(node, packet, len(shape)))
+            return tuple(first[i] for i in transposed_order(node))
         if packet in _REDUCTIONS and first and len(first) > len(shape):
             return _without(first, node.args[1] if len(node.args) > 1 else None)
         if packet is aten.embedding:
@@ -155,17 +156,6 @@ def _padded(placement: Placement, rank: int) -> Placement:
     return (*placement, *[None] * (rank - len(placement)))[:rank]
 
 
-def _order(node: fx.Node, packet: Any, rank: int) -> list[int]:
-    """The order of the dimensions that a node transposes."""
-    order = list(range(rank))
-    if packet is aten.permute:
-        dims: Any = node.args[1]
-        return [dim % rank for dim in dims]
-    a, b = (0, rank - 1) if packet is aten.t else (int(node.args[1]), int(node.args[2]))  # type: ignore[arg-type]
-    order[a], order[b] = order[b], order[a]
-    return order
-
-
 def _without(placement: Placement, dims: Any) -> Placement:
     """A placement without the reduced dimensions."""
     given = range(len(placement)) if dims is None else [dims] if isinstance(dims, int) else dims
@@ -178,27 +168,9 @@ def _reshaped(
 ) -> Placement:
     """The placement of a tensor after a reshape: what divides a group of dimensions divides its outermost one."""
     found: list[Any] = [None] * len(shape)
-    for old, new in _groups(source, shape):
+    for old, new in groups_of_dims(source, shape):
         first = next((i for i in old if source[i] != 1), None)
         target = next((i for i in new if shape[i] != 1), None)
         if first is not None and target is not None and shape[target] % count(placement[first]) == 0:
             found[target] = placement[first]
     return tuple(found)
-
-
-def _groups(source: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[tuple[list[int], list[int]]]:
-    """The smallest groups of dimensions before and after a reshape that have the same number of elements."""
-    i = j = 0
-    while i < len(source) or j < len(shape):
-        old, new = [i] if i < len(source) else [], [j] if j < len(shape) else []
-        i, j = i + 1, j + 1
-        while (before := prod(source[d] for d in old)) != (after := prod(shape[d] for d in new)):
-            if before < after and i < len(source):
-                old.append(i)
-                i += 1
-            elif j < len(shape):
-                new.append(j)
-                j += 1
-            else:
-                return  # sizes of 0 or symbols: nothing is known
-        yield old, new

@@ -12,8 +12,8 @@ from typing import Any
 from tqdm import tqdm
 
 from kp_dynamo.aot.compiling import aot_compile
+from kp_dynamo.aot.resized_inputs import resized
 from kp_dynamo.exceptions import TPUOutOfMemoryError, XLACompilationError
-from kp_dynamo.planner.batches import resized
 from kp_dynamo.planner.candidates import Candidate
 from kp_dynamo.planner.request import PlanRequest
 from kp_dynamo.planner.rows import Figures, Outcome, figures_of

@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from kp_dynamo.aot.step_graphs import StepGraphs
 from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError, TPUOutOfMemoryError
 from kp_dynamo.explanation.subject import Subject
 from kp_dynamo.planner.candidates import sold
-from kp_dynamo.planner.capture import Capture, capture_step
+from kp_dynamo.planner.capture import capture_step
 from kp_dynamo.planner.compile_best import BestCompiler, described
 from kp_dynamo.planner.failures import nothing_found
 from kp_dynamo.planner.request import Goal, Objective, PlanRequest, plan_request
@@ -97,9 +98,9 @@ def _check_number(num_compiled: Any) -> None:
         )
 
 
-def _captures(request: PlanRequest) -> tuple[dict[Any, Capture], dict[Any, str]]:
+def _captures(request: PlanRequest) -> tuple[dict[Any, StepGraphs], dict[Any, str]]:
     """The graphs of each checkpoint mode that differs from the ones before it, and their fingerprints."""
-    captures: dict[Any, Capture] = {}
+    captures: dict[Any, StepGraphs] = {}
     prints: dict[Any, str] = {}
     for mode in request.checkpoints:
         options = {**request.options, "checkpoint": mode}

@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kp_dynamo.aot.step_graphs import StepGraphs
+from kp_dynamo.aot.tensor_plan import MatmulPairs
 from kp_dynamo.aot.topologies import Topology
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.planner.bounds import Facts, MemoryBound, TimeBound, memory_bound, time_bound
 from kp_dynamo.planner.candidates import Candidate, Layout, batches, layouts
-from kp_dynamo.planner.capture import Capture
 from kp_dynamo.planner.request import PlanRequest
 from kp_dynamo.planner.step_facts import Activations, activations, flops_per_sample, parameter_reads
 from kp_dynamo.planner.weights import Weights, weights_of
+from kp_dynamo.sharding.rules import own_plan
 
 ROOM = 0.8
 """A bound of up to this share of the memory budget leaves room for temporaries and padding."""
@@ -62,12 +64,13 @@ class FactSource:
     """
 
     request: PlanRequest
-    captures: Mapping[Any, Capture]
+    captures: Mapping[Any, StepGraphs]
     _refused: dict[str, dict[str, str]] = field(default_factory=dict)
     _found: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._flops = {mode: flops_per_sample(capture) for mode, capture in self.captures.items()}
+        self._pairs = MatmulPairs(self.request.model, self.request.args)
         self._reads = {mode: parameter_reads(capture) for mode, capture in self.captures.items()}
 
     @property
@@ -102,13 +105,21 @@ class FactSource:
         word = layout.sharding or "data"
         found: Weights = self._once(
             ("weights", layout.data, layout.model, word, mode),
-            lambda: weights_of(self.request.model, layout.mesh, word, self._reads[mode], self.request.train),
+            lambda: weights_of(
+                self.request.model, layout.mesh, word, self._reads[mode], self.request.train, self._plan(layout.model)
+            ),
         )
         return found
 
+    def _plan(self, model: int) -> Mapping[str, Any] | None:
+        """How "tensor" divides a model that brings no plan; None if it brings one, or nothing divides its matmuls."""
+        if model == 1 or own_plan(self.request.model):
+            return None
+        return self._pairs.plan(model)
+
     def _activations(self, mode: Any, model: int) -> Activations:
         key = ("activations", mode, model)
-        found: Activations = self._once(key, lambda: activations(self.captures[mode], model))
+        found: Activations = self._once(key, lambda: activations(self.captures[mode], model, self._plan(model)))
         return found
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:

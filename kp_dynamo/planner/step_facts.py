@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from kp_dynamo.aot.placing import StepPlacer
+from kp_dynamo.aot.step_graphs import StepGraphs
 from kp_dynamo.graph.flops import model_flops, recomputed_flops
-from kp_dynamo.planner.capture import BATCH, Capture
+from kp_dynamo.planner.capture import BATCH
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
 from kp_dynamo.sharding.placement import axes_of, shard_shape
 
@@ -66,7 +67,7 @@ class Flops:
         return self.total - self.recomputed
 
 
-def flops_per_sample(capture: Capture) -> Flops:
+def flops_per_sample(capture: StepGraphs) -> Flops:
     """The FLOPs of a step for one sample."""
     graphs = {id(call.gm): call.gm.graph for call in capture.calls}
     found = {name: (model_flops(graph), recomputed_flops(graph)) for name, graph in graphs.items()}
@@ -74,7 +75,7 @@ def flops_per_sample(capture: Capture) -> Flops:
     return Flops(total, recomputed)
 
 
-def parameter_reads(capture: Capture) -> Mapping[str, int]:
+def parameter_reads(capture: StepGraphs) -> Mapping[str, int]:
     """How many programs of a step read each parameter: under "fsdp", each gathers it."""
     names = {_id(tensor): name for name, tensor in capture.model.named_parameters()}
     reads: Counter[str] = Counter()
@@ -83,14 +84,14 @@ def parameter_reads(capture: Capture) -> Mapping[str, int]:
     return reads
 
 
-def activations(capture: Capture, model_size: int) -> Activations:
-    """The activations of a step on one of `model_size` chips that divide its matmuls.
+def activations(capture: StepGraphs, model_size: int, plan: Mapping[str, Any] | None = None) -> Activations:
+    """The activations of a step on one of `model_size` chips that divide its matmuls, by its own plan or by `plan`.
 
     Raises:
         TPUConfigurationError: The model cannot be divided so.
     """
     mesh = NamedMesh.of({DATA: BATCH, MODEL: model_size})
-    placer = StepPlacer(mesh, lambda program, placed: None)
+    placer = StepPlacer(mesh, lambda program, placed: None, plan)
     placer.add_model(capture.model, "tensor" if model_size > 1 else "data")
     placer.add_inputs(capture.args)
     for call in capture.calls:

@@ -13,10 +13,10 @@ import torch
 from torch import fx
 
 from kp_dynamo.aot.report import AotReport
+from kp_dynamo.aot.step_graphs import StepGraphs
 from kp_dynamo.compat.versions import check_versions, version_of
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.planner.candidates import Candidate
-from kp_dynamo.planner.capture import Capture
 from kp_dynamo.planner.request import PlanRequest
 from kp_dynamo.planner.rows import Outcome
 
@@ -27,7 +27,7 @@ def default_folder() -> Path:
     return Path(base) / "kp_tpu" / "plan"
 
 
-def fingerprint(capture: Capture) -> str:
+def fingerprint(capture: StepGraphs) -> str:
     """Identifies the graphs of a step, their inputs, and the order in which they run."""
     texts: dict[int, str] = {}
     parts = []

@@ -90,13 +90,20 @@ class Weights:
         return found
 
 
-def weights_of(model: nn.Module, mesh: NamedMesh, sharding: Sharding, reads: Mapping[str, int], train: bool) -> Weights:
-    """The parameters and buffers of a model on a mesh.
+def weights_of(
+    model: nn.Module,
+    mesh: NamedMesh,
+    sharding: Sharding,
+    reads: Mapping[str, int],
+    train: bool,
+    plan: Mapping[str, Any] | None = None,
+) -> Weights:
+    """The parameters and buffers of a model on a mesh; `plan` is that of "tensor", if the model brings none.
 
     Raises:
         TPUConfigurationError: The sharding does not fit the model or the mesh.
     """
-    lies = placements(model, mesh, sharding)
+    lies = placements(model, mesh, sharding, plan)
     found: Counter[Weight] = Counter()
     for name, owner, tensor in _tensors(model):
         found[_weight(tensor, owner, lies[name], mesh, reads.get(name, 0), train)] += 1

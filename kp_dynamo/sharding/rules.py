@@ -2,7 +2,7 @@
 
 1. "data": parameters are whole on every device; only the batch is divided, along the axis "data".
 2. "tensor": matmuls are divided along the axis "model", by the plan that a model of transformers brings
-   (`_tp_plan`). A model without a plan is refused: a dict says what to divide.
+   (`_tp_plan`), or by the pairs of matmuls that its graph has.
 3. "fsdp": each parameter is divided along the axis "data" (`fsdp.py`).
 4. "fsdp+tensor": 2, then 3 in the dimensions that are left.
 5. A dict: patterns to words or to mesh axes (`patterns.py`). What no pattern names is whole.
@@ -41,10 +41,18 @@ class _Tied:
     tensor: torch.Tensor
 
 
-def placements(model: nn.Module, mesh: NamedMesh, sharding: Sharding) -> dict[str, Placement]:
+def placements(
+    model: nn.Module, mesh: NamedMesh, sharding: Sharding, plan: Mapping[str, Any] | None = None
+) -> dict[str, Placement]:
     """The placement of each parameter and buffer, by every name that it has; one entry a dimension.
 
     Tied parameters, one tensor under several names, get one placement. Buffers are whole unless a pattern names them.
+
+    Args:
+        model: The model.
+        mesh: The mesh.
+        sharding: What the user asks for.
+        plan: The plan of "tensor" for a model that brings none; None if its graphs were not searched.
 
     Raises:
         TPUConfigurationError: `sharding` is invalid, does not fit the model or the mesh, or leaves an axis of the mesh
@@ -52,7 +60,7 @@ def placements(model: nn.Module, mesh: NamedMesh, sharding: Sharding) -> dict[st
     """
     _check(model, sharding)
     _require_axes(mesh, sharding)
-    rules, tensors = _rules(model, mesh, sharding), list(_tensors(model))
+    rules, tensors = _rules(model, mesh, sharding, plan), list(_tensors(model))
     found = {id(tied.tensor): _agreed(tied, rules) for tied in tensors}
     _require_division(tensors, found, mesh)
     if isinstance(sharding, str) and "fsdp" in sharding:
@@ -107,17 +115,24 @@ def _tensors(model: nn.Module) -> Iterator[_Tied]:
         yield _Tied(tuple(names[id(tensor)]), tensor)
 
 
-def _rules(model: nn.Module, mesh: NamedMesh, sharding: Sharding) -> dict[str, Ruled]:
+def _rules(model: nn.Module, mesh: NamedMesh, sharding: Sharding, plan: Mapping[str, Any] | None) -> dict[str, Ruled]:
     """The rules for single parameters, by name."""
     if not isinstance(sharding, str):
         return ruled(model, mesh, sharding, is_own_plan=False)
     if "tensor" not in sharding:
         return {}
-    found = ruled(model, mesh, own_plan(model), is_own_plan=True)
+    found = ruled(model, mesh, own_plan(model) or plan or {}, is_own_plan=True)
     if not found:
+        kind, size = type(model).__name__, mesh.size(MODEL)
+        searched = (
+            f"its graph has no column matmul and row matmul, with nothing between them that needs communication, that "
+            f"divide among {size} chips"
+        )
         raise TPUConfigurationError(
-            f"sharding={sharding!r} needs to know which matmuls to divide, and a {type(model).__name__} brings no plan "
-            "for it (`_tp_plan`, which models of transformers have). Allowed: a model with a plan, or a dict. Try: "
+            f"sharding={sharding!r} needs to know which matmuls to divide, and a {kind} brings no plan for it "
+            f"(`_tp_plan`, which models of transformers have){'' if plan is None else f'; {searched}'}. Allowed: a "
+            f"model with a plan, {'arguments to find one in its graph, ' if plan is None else ''}or a dict. Try: "
+            f"{'example_args=(batch,), or ' if plan is None else ''}"
             "sharding={'layers.*.up': 'colwise', 'layers.*.down': 'rowwise'}, with the paths of this model."
         )
     return found

@@ -48,11 +48,18 @@ def test_a_llama_divided_by_data_and_by_matmuls(answers):
     "name",
     [
         "llama_data", "llama_fsdp", "llama_tensor", "llama_blocks", "llama_tied",
-        "gpt2_data", "gpt2_fsdp", "gpt2_tensor", "gpt2_both",
+        "gpt2_data", "gpt2_fsdp", "gpt2_tensor", "gpt2_both", "gpt2_pairs",
     ],
 )  # fmt: skip
 def test_a_divided_model_trains_like_one_device(name):
     _assert_like_one_device(_asked(name)[name], is_divided=not name.endswith("_data"))
+
+
+@pytest.mark.slow
+def test_a_model_without_a_plan_is_divided_by_its_pairs_of_matmuls():
+    answer = _asked("plain_pairs")["plain_pairs"]
+    _assert_like_one_device(answer)
+    assert answer["is_all"]
 
 
 def test_each_device_holds_its_part(answers):

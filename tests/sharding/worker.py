@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch_xla
@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import kp_dynamo
+from kp_dynamo.aot.tensor_plan import needed_plan
 from kp_dynamo.compat import xla
 from kp_dynamo.sharding.mesh import NamedMesh
 from kp_dynamo.sharding.placement import hlo_sharding, shard_shape
@@ -141,13 +142,16 @@ def _spec_of(tensor: torch.Tensor) -> str:
     return spec(tensor) or "{replicated}"
 
 
-def against_one_device(make: Callable[[], nn.Module], mesh: Any, sharding: Any, **options: Any) -> dict[str, Any]:
+def against_one_device(
+    make: Callable[[], nn.Module], mesh: Any, sharding: Any, *, has_plan: bool = True, **options: Any
+) -> dict[str, Any]:
     """Differences to eager on the CPU in float32, which is one device; and what lies where."""
     eager, mine = make(), make()
     expected = trained(eager, eager)
-    kp_dynamo.shard(mine, mesh, sharding)
-    named = NamedMesh.of(mesh)
-    wanted = {name: hlo_sharding(p, named, len(p)) for name, p in placements(mine, named, sharding).items()}
+    named, example = NamedMesh.of(mesh), None if has_plan else (tokens(0),)
+    kp_dynamo.shard(mine, mesh, sharding, example_args=example)
+    plan = needed_plan(mine, example, named, sharding)
+    wanted = {name: hlo_sharding(p, named, len(p)) for name, p in placements(mine, named, sharding, plan).items()}
     before = snapshot()["programs"]
     found = trained(mine, compiled(mine, **options), mesh)
     pairs = [(found["gradients"][name], gradient) for name, gradient in expected["gradients"].items()]
@@ -214,6 +218,41 @@ def gpt2_tensor() -> Any:
 @slow_check
 def gpt2_both() -> Any:
     return against_one_device(gpt2, BOTH, GPT2_BOTH)
+
+
+@slow_check
+def gpt2_pairs() -> Any:
+    return against_one_device(gpt2, BOTH, "fsdp+tensor", has_plan=False)
+
+
+class Logits(NamedTuple):
+    logits: torch.Tensor
+
+
+class Plain(nn.Module):
+    """A model of nobody's library: attention with biases, and a gated MLP whose weights are parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.norms = nn.Embedding(128, 128), nn.ModuleList(nn.LayerNorm(128) for _ in range(2))
+        self.q, self.k, self.v, self.out = (nn.Linear(128, 128) for _ in range(4))
+        self.up, self.gate = (nn.Parameter(torch.randn(128, 256) * 0.05) for _ in range(2))
+        self.down, self.head = nn.Parameter(torch.randn(256, 128) * 0.05), nn.Linear(128, 128)
+
+    def forward(self, batch: torch.Tensor) -> Logits:
+        x = self.embed(batch)
+        h = self.norms[0](x)
+        q, k, v = (lin(h).unflatten(-1, (4, -1)).transpose(1, 2) for lin in (self.q, self.k, self.v))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        h = self.norms[1](x)
+        return Logits(self.head(x + (F.silu(h @ self.gate) * (h @ self.up)) @ self.down))
+
+
+@slow_check
+def plain_pairs() -> Any:
+    found = against_one_device(Plain, {"model": 2, "data": 4}, "tensor", has_plan=False)
+    return found | {"is_all": found["divided"] == 10}  # the weights and biases of q, k and v; out, up, gate, down
 
 
 @check
