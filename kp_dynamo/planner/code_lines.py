@@ -15,7 +15,10 @@ def code_of(row: PlanRow, train: bool, given: dict[str, Any]) -> str:
     options = {**given, **({"checkpoint": row.checkpoint} if train else {})}
     lines = ["import torch", "import kp_dynamo", ""]
     if row.sharding:
-        lines += [f"mesh = {row.mesh!r}", f"kp_dynamo.shard(model, mesh, {row.sharding!r})  # before any other use"]
+        # A model that brings no plan for "tensor" needs them; any other ignores them.
+        example = ", example_args=(batch,)" if "tensor" in row.sharding else ""
+        shard = f"kp_dynamo.shard(model, mesh, {row.sharding!r}{example})  # before any other use"
+        lines += [f"mesh = {row.mesh!r}", shard]
     lines.append(f'compiled = torch.compile(model, backend="kp_tpu"{f", options={options!r}" if options else ""})')
     batch = "kp_dynamo.shard_batch(batch, mesh)" if row.sharding else 'batch.to("xla")'
     if not row.sharding:

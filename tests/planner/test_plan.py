@@ -130,7 +130,7 @@ def test_the_text_marks_bounds_and_says_how_to_run_the_winner():
     assert ">= " in text
     assert "<= " in text
     assert 'torch.compile(model, backend="kp_tpu"' in text
-    assert "tensor on" in text  # this model brings no plan for it
+    assert not any(name.startswith("tensor") for name in found().left_out)  # its graph has pairs of matmuls
     compile(found().code, "code", "exec")
 
 
@@ -143,7 +143,7 @@ def test_a_slice_of_two_hosts_is_planned_but_not_runnable():
     text = fast.text()
     assert f"planned, not runnable by this version ({fast.winner.num_hosts} hosts)" in text
     assert "The best way on one host:" in text
-    assert f"kp_dynamo.shard(model, mesh, {fast.one_host.sharding!r})" in text
+    assert f"kp_dynamo.shard(model, mesh, {fast.one_host.sharding!r}" in text
 
 
 class WithPlan(Model):
