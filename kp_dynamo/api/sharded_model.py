@@ -16,13 +16,13 @@ from kp_dynamo.api.models import checked_model, move, move_data
 from kp_dynamo.api.xla_device_manager import has_group
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import earlier_version
-from kp_dynamo.exceptions import TPUDistributedError
+from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
 from kp_dynamo.lowering.pending import run_pending
 from kp_dynamo.lowering.placed_tensors import mesh_of, place, start_spmd, with_placement
 from kp_dynamo.sharding.large_tensors import large_whole_tensors
 from kp_dynamo.sharding.mesh import DATA, NamedMesh
 from kp_dynamo.sharding.placement import Placement
-from kp_dynamo.sharding.rules import placements
+from kp_dynamo.sharding.rules import check_sharding, placements
 from kp_dynamo.sharding.text import listed
 
 logger = logging.getLogger(__name__)
@@ -59,8 +59,10 @@ def shard(
         TPUModelPreparationError: `model` is no module, or cannot be moved.
     """
     module, named = checked_model(model), mesh_of(mesh)
+    check_sharding(sharding)
     plan = None
     if example_args is not None:
+        _check_example(example_args)
         _start(named)  # a trace uses the device
         plan = needed_plan(module, example_args, named, sharding)
     found = placements(module, named, sharding, plan)
@@ -72,6 +74,14 @@ def shard(
         if sharding != "data":  # where every parameter is whole, as requested
             _warn_of_large_tensors(module, found, named)
     return model
+
+
+def _check_example(example_args: Any) -> None:
+    if not isinstance(example_args, Sequence) or isinstance(example_args, str):
+        raise TPUConfigurationError(
+            f"example_args of type {type(example_args).__name__} is invalid. Allowed: a tuple of arguments, "
+            "such as (batch,)."
+        )
 
 
 def shard_batch(batch: Any, mesh: Any) -> Any:

@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from torch import nn
 
-from kp_dynamo import TPUDistributedError, shard, shard_batch
+from kp_dynamo import TPUConfigurationError, TPUDistributedError, shard, shard_batch
 from tests.spine import run_script
 
 # A gradient is a sum of about a hundred terms of float32, whose rounding is 6e-8, in another order on eight devices.
@@ -248,6 +249,12 @@ for use in (lambda: kp_dynamo.shard(model, mesh, "data"), lambda: kp_dynamo.shar
     except kp_dynamo.TPUDistributedError as error:
         print(error)
 """
+
+
+@pytest.mark.parametrize("example", [torch.zeros(8, 4), {"x": torch.zeros(8, 4)}, "batch"])
+def test_an_example_is_a_tuple_of_arguments(example):
+    with pytest.raises(TPUConfigurationError, match=r"example_args of type .* Allowed: a tuple .* such as \(batch,\)"):
+        shard(nn.Linear(4, 4), {"data": 1, "model": 1}, "tensor", example_args=example)
 
 
 def test_several_processes_are_refused(tmp_path):
