@@ -1,4 +1,4 @@
-"""The figures and thresholds of `blocks="auto"`. The rule that compares them is in `session/divide_capture.py`."""
+"""The figures and thresholds of `blocks="auto"`. The rule that compares them is in `session/division_cost.py`."""
 
 from __future__ import annotations
 

@@ -12,22 +12,16 @@ from kp_dynamo.blocks.division import Division, Undivided
 from kp_dynamo.blocks.policy import (
     CHILD_SECONDS,
     LEAST_REPEATS,
-    MAX_HOST_SHARE,
-    XLA_CPU,
-    Speed,
     group_sizes,
-    host_seconds,
     is_block,
     num_calls,
-    speed_of,
     step_seconds,
-    transfer_seconds,
 )
 from kp_dynamo.capture.capture import Capture
-from kp_dynamo.compat import chips
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUOptimizationError
 from kp_dynamo.session.compile_plan import CompilePlan
+from kp_dynamo.session.division_cost import DivisionCost, speed_for
 from kp_dynamo.session.padded_pieces import reason_against_padding
 from kp_dynamo.telemetry.warn_once import warn_once
 
@@ -99,7 +93,7 @@ def _that_pays(found: FoundBlocks, plan: CompilePlan, capture: Capture) -> Divis
     one = _if_right(found.division(), plan, capture)
     if isinstance(one, Undivided):
         return one
-    cost = _Cost(one, plan)
+    cost = DivisionCost(one, plan)
     blocks = [(repeat.period, repeat.count) for repeat in found.repeats]
     least, others = _least(plan.options), len(one.schedule.steps) - sum(n for _, n in blocks)
     num_steps = {k: others + num_calls(blocks, least, k) for k in (1, *group_sizes(blocks, least))}
@@ -110,50 +104,17 @@ def _that_pays(found: FoundBlocks, plan: CompilePlan, capture: Capture) -> Divis
     return Undivided(cost.text(len(one.schedule.steps)))
 
 
-class _Cost:
-    """The host time of the calls of a divided graph, beside the time of a step.
-
-    Args:
-        one: The division into single layers.
-        plan: How it is compiled.
-    """
-
-    def __init__(self, one: Division, plan: CompilePlan) -> None:
-        self._trains = plan.capture.records_gradients
-        pieces = ((piece.effects, piece.runs) for piece in one.pieces)
-        self._step = step_seconds(pieces, _speed(plan), trains=self._trains)
-        crosses = self._trains and plan.capture.mode == "cpu"
-        self._transfer = transfer_seconds(one.passed_bytes) / len(one.schedule.steps) if crosses else 0.0
-
-    def is_small(self, num_steps: int) -> bool:
-        return self._host(num_steps) <= MAX_HOST_SHARE * self._step
-
-    def text(self, num_steps: int) -> str:
-        return (
-            f"{num_steps} calls in place of one add {self._host(num_steps) * 1e3:.1f} ms of host time to a step of "
-            f"{self._step * 1e3:.1f} ms, more than {MAX_HOST_SHARE:.0%}"
-        )
-
-    def _host(self, num_steps: int) -> float:
-        return host_seconds(num_steps, trains=self._trains) + num_steps * self._transfer
-
-
 def _if_hidden(division: Division, plan: CompilePlan) -> Division | Undivided:
     """A division at calls that nobody asked for, if the device surely works as long as the host calls them."""
     children = [piece.call for piece in division.pieces if piece.call is not None]
     pieces = [(piece.effects, piece.runs) for piece in division.pieces if piece.call is None]
     pieces += [(tuple(group_of(call).work.get(result_key(call), ())), 1) for call in children]
-    step, host = step_seconds(pieces, _speed(plan), trains=False), len(children) * CHILD_SECONDS
+    step, host = step_seconds(pieces, speed_for(plan), trains=False), len(children) * CHILD_SECONDS
     if len(children) >= LEAST_REPEATS["auto"] and host <= step:
         return division
     return Undivided(
         f"{len(children)} calls add {host * 1e3:.1f} ms of host time to a step of {step * 1e3:.1f} ms, or are few"
     )
-
-
-def _speed(plan: CompilePlan) -> Speed:
-    is_on_cpu = plan.capture.mode != "fake" and chips.chip_name() is None
-    return XLA_CPU if is_on_cpu else speed_of(plan.options.chip)
 
 
 def divided_at_calls(plan: CompilePlan) -> Division | Undivided:
