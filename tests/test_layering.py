@@ -85,9 +85,7 @@ MAY_IMPORT = {
     ),
     "kp_dynamo.planner": (
         "torch", "tqdm", "kp_dynamo.aot", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions",
-        "kp_dynamo.explanation", "kp_dynamo.graph", "kp_dynamo.hardware", "kp_dynamo.lowering", "kp_dynamo.page",
-        "kp_dynamo.session",
-        "kp_dynamo.sharding",
+        "kp_dynamo.explanation", "kp_dynamo.graph", "kp_dynamo.hardware", "kp_dynamo.page", "kp_dynamo.sharding",
     ),
     "kp_dynamo.api": (
         "torch", "safetensors", "xxhash", "kp_dynamo.aot", "kp_dynamo.backend", "kp_dynamo.cache", "kp_dynamo.compat",
