@@ -132,13 +132,13 @@ _LAYERS = st.builds(
     st.lists(st.sampled_from(_PARTS), min_size=2, max_size=4).map(tuple),
     st.sampled_from(("add", "add", "in place", "no")),
 )
-_STAGES = st.builds(Stage, _LAYERS, st.integers(3, 4), st.sampled_from((False, False, True)))
 
 
 @st.composite
-def stack_plans(draw: st.DrawFn) -> StackPlan:
-    """Plans of one or two stages."""
-    stages = tuple(draw(st.lists(_STAGES, min_size=1, max_size=2)))
+def stack_plans(draw: st.DrawFn, counts: tuple[int, int] = (3, 4)) -> StackPlan:
+    """Plans of one or two stages; `counts` are the fewest and the most layers of one."""
+    of_stage = st.builds(Stage, _LAYERS, st.integers(*counts), st.sampled_from((False, False, True)))
+    stages = tuple(draw(st.lists(of_stage, min_size=1, max_size=2)))
     num_layers = sum(stage.count for stage in stages)
     pairs = st.tuples(st.integers(0, num_layers - 2), st.integers(1, num_layers - 1)).filter(lambda p: p[0] < p[1])
     skips = tuple(draw(st.lists(pairs, max_size=3)))

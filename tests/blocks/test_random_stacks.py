@@ -44,12 +44,12 @@ def check_some(num_examples, device, *, trains, blocks="on"):
     became = []
 
     @settings(max_examples=num_examples)
-    @given(stack_plans())
+    @given(stack_plans() if blocks == "on" else stack_plans((5, 7)))
     def run(plan):
         became.append(check(plan, device, trains=trains, blocks=blocks))
 
     run()
-    assert sum(became) > len(became) / (2 if blocks == "on" else 8)  # what stays whole proves nothing
+    assert sum(became) > len(became) / 2  # what stays whole proves nothing
 
 
 @pytest.mark.quick("cpu")
@@ -63,4 +63,4 @@ def test_a_few_stacks(device, trains):
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("blocks", ["on", 2])
 def test_many_stacks(device, trains, blocks):
-    check_some(40, device, trains=trains, blocks=blocks)
+    check_some(40 if blocks == "on" else 20, device, trains=trains, blocks=blocks)
