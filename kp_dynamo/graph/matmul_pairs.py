@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import prod
 
 from torch import fx
 
@@ -105,10 +106,7 @@ class _Walk:
             self._use(bias, _WHOLE, ())
 
     def _is_worth_it(self, shape: tuple[int, ...], dim: int) -> bool:
-        size = 1
-        for extent in shape:
-            size *= extent
-        return size >= self.least and shape[dim] % self.count == 0
+        return prod(shape) >= self.least and shape[dim] % self.count == 0
 
     def _visit_other(self, node: fx.Node) -> None:
         operands = node.all_input_nodes

@@ -20,7 +20,7 @@ from torch import fx
 import kp_dynamo.ops.contract
 import kp_dynamo.ops.linear_act  # noqa: F401  # they define the operators in the table below
 from kp_dynamo.graph.nodes import tensor_of
-from kp_dynamo.graph.reshapes import groups_of_dims, transposed_order
+from kp_dynamo.graph.reshapes import reshaped_dim, transposed_order
 from kp_dynamo.sharding.mesh import NamedMesh
 from kp_dynamo.sharding.placement import Placement, axes_of
 
@@ -168,9 +168,8 @@ def _reshaped(
 ) -> Placement:
     """The placement of a tensor after a reshape: what divides a group of dimensions divides its outermost one."""
     found: list[Any] = [None] * len(shape)
-    for old, new in groups_of_dims(source, shape):
-        first = next((i for i in old if source[i] != 1), None)
-        target = next((i for i in new if shape[i] != 1), None)
-        if first is not None and target is not None and shape[target] % count(placement[first]) == 0:
-            found[target] = placement[first]
+    for dim, along in enumerate(placement):
+        target = reshaped_dim(source, dim, shape, count(along)) if along is not None else None
+        if target is not None:
+            found[target] = along
     return tuple(found)

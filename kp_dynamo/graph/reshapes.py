@@ -29,7 +29,8 @@ def transposed_order(node: fx.Node) -> list[int]:
 def reshaped_dim(source: tuple[int, ...], dim: int, shape: tuple[int, ...], count: int) -> int | None:
     """The dimension after a reshape whose `count` equal parts hold the same elements as those of `dim` before it.
 
-    None if there is none: a dimension that is divided must be the outermost of those that are joined or taken apart.
+    None if there is no such dimension. Where a reshape joins dimensions or takes one apart, only the outermost can be
+    divided.
     """
     for old, new in groups_of_dims(source, shape):
         first = next((i for i in old if source[i] != 1), None)

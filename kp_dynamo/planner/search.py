@@ -9,7 +9,7 @@ from typing import Any
 from kp_dynamo.aot.step_graphs import StepGraphs
 from kp_dynamo.aot.tensor_plan import MatmulPairs
 from kp_dynamo.aot.topologies import Topology
-from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.exceptions import TPUConfigurationError, XLACompilationError
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.planner.bounds import Facts, MemoryBound, TimeBound, memory_bound, time_bound
 from kp_dynamo.planner.candidates import Candidate, Layout, batches, layouts
@@ -115,7 +115,10 @@ class FactSource:
         """How "tensor" divides a model that brings no plan; None if it brings one, or nothing divides its matmuls."""
         if model == 1 or own_plan(self.request.model):
             return None
-        return self._pairs.plan(model)
+        try:
+            return self._pairs.plan(model)
+        except XLACompilationError as problem:  # some models need more than the batch of one that shows the pairs
+            raise TPUConfigurationError(str(problem)) from problem
 
     def _activations(self, mode: Any, model: int) -> Activations:
         key = ("activations", mode, model)

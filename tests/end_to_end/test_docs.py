@@ -111,5 +111,7 @@ def test_examples_run(code):
 
 @pytest.mark.parametrize(("name", "count"), [("devices.md", 4), ("sharding.md", 8)])
 def test_the_examples_for_several_devices_run(name, count):
-    for code in re.findall(rf"```python devices={count}\n(.*?)```", page(name), re.S):
+    examples = re.findall(rf"```python devices={count}\n(.*?)```", page(name), re.S)
+    assert examples
+    for code in examples:
         run_script(code, {"CPU_NUM_DEVICES": str(count)}, timeout_s=300)

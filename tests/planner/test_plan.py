@@ -23,9 +23,13 @@ from kp_dynamo.exceptions import (
 )
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.planner import planning
+from kp_dynamo.planner.bounds import Facts
+from kp_dynamo.planner.candidates import layouts, sold
 from kp_dynamo.planner.capture import BATCH, capture_step
 from kp_dynamo.planner.planning import plan
+from kp_dynamo.planner.request import Goal, plan_request
 from kp_dynamo.planner.result import Plan
+from kp_dynamo.planner.search import FactSource
 from kp_dynamo.planner.step_facts import Flops, activations, flops_per_sample, parameter_reads
 
 WIDTH, LENGTH, VOCABULARY = 256, 512, 1024
@@ -130,8 +134,37 @@ def test_the_text_marks_bounds_and_says_how_to_run_the_winner():
     assert ">= " in text
     assert "<= " in text
     assert 'torch.compile(model, backend="kp_tpu"' in text
-    assert not any(name.startswith("tensor") for name in found().left_out)  # its graph has pairs of matmuls
     compile(found().code, "code", "exec")
+
+
+def tensor_facts(model: nn.Module) -> tuple[Facts | None, dict[str, str]]:
+    """The facts of "tensor" on four chips, and what is left out."""
+    request = plan_request(model, TOKENS, True, Goal(("v5e",), 4), {"checkpoint": "off"})
+    source = FactSource(request, {"off": capture_step(model, TOKENS, {"checkpoint": "off"}, train=True)})
+    layout = next(found for found in layouts(sold("v5e", 4)[-1], with_tensor=True) if found.sharding == "tensor")
+    return source.facts(layout, "off"), source.left_out
+
+
+def test_the_pairs_of_a_model_without_a_plan_are_searched():
+    model = on_meta()
+    facts, left_out = tensor_facts(model)
+    assert left_out == {}
+    assert facts is not None
+    assert facts.weights.num_bytes < sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def test_a_model_that_takes_no_batch_of_one_is_planned_without_its_pairs():
+    class NeedsTwo(Model):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            if tokens.shape[0] == 1:
+                raise ValueError("a batch of one")
+            return super().forward(tokens)
+
+    with torch.device("meta"):
+        facts, left_out = tensor_facts(NeedsTwo())
+    assert facts is None
+    (reason,) = left_out.values()
+    assert "a batch of one" in reason
 
 
 def test_a_slice_of_two_hosts_is_planned_but_not_runnable():
