@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from kp_dynamo.explanation.disk_report import disk_lines
+from kp_dynamo.explanation.figures import ExplanationFigures
 from kp_dynamo.explanation.graph_reports import GraphReport
 from kp_dynamo.explanation.page_passes import casts_section, passes_section
 from kp_dynamo.explanation.page_problems import (
@@ -17,12 +17,10 @@ from kp_dynamo.explanation.page_problems import (
     whole_problems,
 )
 from kp_dynamo.explanation.page_stages import stages_section
+from kp_dynamo.explanation.report_text import text_of
 from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.page.content import Cell, Figure, Lines, Page, Problem, Section, Share, Table, Verbatim
 from kp_dynamo.page.units import time_text
-
-if TYPE_CHECKING:
-    from kp_dynamo.explanation.reports import Explanation
 
 _TRUST = (
     "explain ran the model once on this machine's device and recorded what the backend did: graphs, passes, programs "
@@ -34,7 +32,7 @@ _TRUST = (
 )
 
 
-def page_of(found: Explanation, verbose: bool = False, date: str = "") -> Page:
+def page_of(found: ExplanationFigures, verbose: bool = False, date: str = "") -> Page:
     """The page of an explanation."""
     return Page(
         title="kp_tpu: how a model is compiled",
@@ -50,7 +48,7 @@ def page_of(found: Explanation, verbose: bool = False, date: str = "") -> Page:
             _cache(found),
             Section("versions", "Versions", versions_parts(found.versions)),
             Section("trust", "How far to trust it", (Lines(_TRUST, listed=True),)),
-            Section("text", "The same as text", (Verbatim("as the terminal shows it", found.text(verbose)),)),
+            Section("text", "The same as text", (Verbatim("as the terminal shows it", text_of(found, verbose)),)),
         ),
         about=found.subject.facts(date),
     )
@@ -71,11 +69,11 @@ def layers_sentence(blocks: list[tuple[int, int]], *, train: bool) -> str:
     return f"{sum(layers * runs for layers, runs in blocks)} layers share {kinds}." if blocks else ""
 
 
-def _repeated(found: Explanation) -> list[tuple[int, int]]:
+def _repeated(found: ExplanationFigures) -> list[tuple[int, int]]:
     return [(p.layers, p.runs) for division in found.divisions for p in division.pieces if p.runs > 1]
 
 
-def _headline(found: Explanation) -> str:
+def _headline(found: ExplanationFigures) -> str:
     seconds = time_text(sum(found.seconds.values()) * 1e3)
     done = f"{_graphs(found)} became {counted(found.num_programs, 'program')} in {seconds} of compiling."
     problems = [
@@ -90,18 +88,18 @@ def _headline(found: Explanation) -> str:
     return " ".join(part for part in (done, wrong, layers) if part)
 
 
-def _graphs(found: Explanation) -> str:
+def _graphs(found: ExplanationFigures) -> str:
     """ "2 graphs and 2 backwards"."""
     backwards = _num_backwards(found)
     graphs = counted(len(found.graphs) - backwards, "graph")
     return f"{graphs} and {counted(backwards, 'backward')}" if backwards else graphs
 
 
-def _num_backwards(found: Explanation) -> int:
+def _num_backwards(found: ExplanationFigures) -> int:
     return sum(graph.name.endswith(".backward") for graph in found.graphs)
 
 
-def _figures(found: Explanation) -> tuple[Figure, ...]:
+def _figures(found: ExplanationFigures) -> tuple[Figure, ...]:
     looked_up = f"{counted(found.num_hits, 'hit')}, {counted(found.num_misses, 'miss', 'misses')}"
     return (
         Figure("Compiling", time_text(sum(found.seconds.values()) * 1e3)),
@@ -112,7 +110,7 @@ def _figures(found: Explanation) -> tuple[Figure, ...]:
     )
 
 
-def _problems(found: Explanation) -> Iterator[Problem]:
+def _problems(found: ExplanationFigures) -> Iterator[Problem]:
     yield from uncompiled_problems(found.uncompiled)
     yield from break_problems(found.graph_breaks)
     yield from fallback_problems(found.fallbacks, has_run=True)
@@ -121,7 +119,7 @@ def _problems(found: Explanation) -> Iterator[Problem]:
     yield from refusal_problems(found.passes)
 
 
-def _programs(found: Explanation) -> Section:
+def _programs(found: ExplanationFigures) -> Section:
     whole = sum(sum(graph.seconds.values()) for graph in found.graphs)
     rows = tuple(_program_row(graph, whole) for graph in found.graphs)
     head = ("graph", "operators", "programs", "compiling", "share")
@@ -136,7 +134,7 @@ def _program_row(graph: GraphReport, whole: float) -> tuple[Cell, ...]:
     return graph.name, str(graph.num_operators), str(graph.num_programs), time, share
 
 
-def _layers(found: Explanation) -> Section:
+def _layers(found: ExplanationFigures) -> Section:
     rows = tuple(
         (piece.module or "outside of modules", str(piece.num_operators), str(piece.runs), _capture(piece.capture))
         for division in found.divisions
@@ -152,7 +150,7 @@ def _capture(number: int | None) -> str:
     return "from the cache" if number is None else str(number)
 
 
-def _cache(found: Explanation) -> Section:
+def _cache(found: ExplanationFigures) -> Section:
     captures = tuple(
         ("equal to an earlier one" if c.number is None else f"capture {c.number}", *_looked_up(c.is_hit), c.key)
         for c in found.captures

@@ -1,10 +1,13 @@
-"""The sections of an explanation's text."""
+"""An explanation as text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
+from kp_dynamo.explanation.disk_report import disk_lines
+from kp_dynamo.explanation.figures import ExplanationFigures
 from kp_dynamo.explanation.graph_reports import (
     CaptureReport,
     DivisionReport,
@@ -15,21 +18,43 @@ from kp_dynamo.explanation.graph_reports import (
     UncompiledFrame,
     WholeTensor,
 )
-from kp_dynamo.explanation.pass_text import first_places
-from kp_dynamo.explanation.text_layout import rows_with_details
+from kp_dynamo.explanation.ledger_text import ledger_lines
+from kp_dynamo.explanation.pass_text import first_places, pass_lines
+from kp_dynamo.explanation.text_layout import counted, rows_with_details, wrapped
 from kp_dynamo.graph.places import Place, short_line
 
 T = TypeVar("T")
 
 
-def section(title: str, items: Sequence[T], lines: Callable[[Sequence[T]], Iterable[str]]) -> Iterator[str]:
+def text_of(found: ExplanationFigures, verbose: bool = False) -> str:
+    """The report for people; `verbose` as for `Explanation.text`."""
+    return wrapped(
+        [
+            *_uncompiled_lines(found.uncompiled),
+            *_section("graph breaks", found.graph_breaks, _break_lines),
+            *_section("graphs captured by Dynamo", found.captures, _capture_lines),
+            *division_lines(found.divisions, verbose),
+            *pass_lines(found.passes, verbose),
+            *ledger_lines(found.passes),
+            *_section("graphs lowered", found.graphs, _graph_lines),
+            f"XLA programs: {found.num_programs}",
+            f"compile cache: {counted(found.num_hits, 'hit')}, {counted(found.num_misses, 'miss', 'misses')}",
+            *disk_lines(found.disk),
+            *_whole_lines(found.whole),
+            *_section("operators on the CPU", found.fallbacks, partial(_fallback_lines, verbose=verbose)),
+            f"seconds: {', '.join(f'{stage} {value:.2f}' for stage, value in found.seconds.items())}",
+        ]
+    )
+
+
+def _section(title: str, items: Sequence[T], lines: Callable[[Sequence[T]], Iterable[str]]) -> Iterator[str]:
     """The number of items, and their lines if there are any."""
     yield f"{title}: {len(items) or 'none'}"
     if items:
         yield from (f"  {line}" for line in lines(items))
 
 
-def uncompiled_lines(frames: Sequence[UncompiledFrame]) -> Iterator[str]:
+def _uncompiled_lines(frames: Sequence[UncompiledFrame]) -> Iterator[str]:
     """The functions that Dynamo gave up, with their number before them; no line if it gave up no function."""
     if frames:
         yield f"NOT COMPILED, runs eagerly: {len(frames)}"
@@ -37,7 +62,7 @@ def uncompiled_lines(frames: Sequence[UncompiledFrame]) -> Iterator[str]:
         yield f"  {short_line(found.line)}: {found.reason.strip().splitlines()[0]}"
 
 
-def whole_lines(tensors: Sequence[WholeTensor]) -> Iterator[str]:
+def _whole_lines(tensors: Sequence[WholeTensor]) -> Iterator[str]:
     """A line for each large tensor that every device holds whole."""
     if tensors:
         yield f"large tensors, whole on every device: {len(tensors)}"
@@ -45,7 +70,7 @@ def whole_lines(tensors: Sequence[WholeTensor]) -> Iterator[str]:
         yield f"  {found.name}: {found.dtype}{list(found.shape)}, {found.size_bytes / 2**20:.0f} MiB"
 
 
-def break_lines(breaks: Sequence[GraphBreak]) -> Iterator[str]:
+def _break_lines(breaks: Sequence[GraphBreak]) -> Iterator[str]:
     """The line and the reason of each break, and the text of its line."""
     for found in breaks:
         yield f"{short_line(found.line) or 'at an unknown line'}: {found.reason.splitlines()[0]}"
@@ -53,7 +78,7 @@ def break_lines(breaks: Sequence[GraphBreak]) -> Iterator[str]:
             yield f"  {found.source}"
 
 
-def capture_lines(captures: Sequence[CaptureReport]) -> Iterator[str]:
+def _capture_lines(captures: Sequence[CaptureReport]) -> Iterator[str]:
     """Number, seconds and key of each capture."""
     for capture in captures:
         name = "equal to an earlier one" if capture.number is None else str(capture.number)
@@ -76,7 +101,7 @@ def _repeated(piece: PieceReport) -> str:
     return f"{piece.module or 'layer'} x {piece.runs}{each}"
 
 
-def graph_lines(graphs: Sequence[GraphReport]) -> Iterator[str]:
+def _graph_lines(graphs: Sequence[GraphReport]) -> Iterator[str]:
     """A row for each graph, with its key and its casts below."""
     stages = list(dict.fromkeys(stage for graph in graphs for stage in graph.seconds))
     rows = [("graph", "operators", "programs", *(f"{stage} s" for stage in stages))]
@@ -92,7 +117,7 @@ def _details(graph: GraphReport) -> Iterator[str]:
         yield f"casts: {', '.join(f'{count} x {pair}' for pair, count in graph.casts.items())}"
 
 
-def fallback_lines(fallbacks: Sequence[FallbackReport], verbose: bool = False) -> Iterator[str]:
+def _fallback_lines(fallbacks: Sequence[FallbackReport], verbose: bool = False) -> Iterator[str]:
     """A row for each operator, with its place in the model below."""
     rows = [("graph", "operator", "bytes moved"), *((f.graph, f.op, str(f.moved_bytes)) for f in fallbacks)]
     places = [fallback_place(f, verbose) for f in fallbacks]

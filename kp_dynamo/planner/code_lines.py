@@ -1,17 +1,22 @@
-"""The lines of Python that run a row of a plan."""
+"""The lines of Python that run a plan."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kp_dynamo.planner.result import PlanRow
+from kp_dynamo.planner.plan_figures import PlanFigures, PlanRow
 
 
-def code_of(row: PlanRow, train: bool, given: dict[str, Any]) -> str:
-    """A program that trains, or calls the model, as the row says, under the options of the plan.
+def code_of(plan: PlanFigures) -> str:
+    """A program that runs the winner, or on several hosts the best way of one host; "" if there is none.
 
     `model`, `batch` and `batches` are the user's.
     """
+    row = plan.winner if plan.winner.is_runnable else plan.one_host
+    return "" if row is None else _lines_of(row, plan.train, plan.options)
+
+
+def _lines_of(row: PlanRow, train: bool, given: dict[str, Any]) -> str:
     options = {**given, **({"checkpoint": row.checkpoint} if train else {})}
     lines = ["import torch", "import kp_dynamo", ""]
     if row.sharding:

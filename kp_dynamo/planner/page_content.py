@@ -9,10 +9,11 @@ from kp_dynamo.explanation.text_layout import counted, first_of
 from kp_dynamo.hardware import CHIPS
 from kp_dynamo.page.content import Cell, Figure, Lines, Page, Section, Table, Verbatim
 from kp_dynamo.page.units import TimeUnit, part_text, size_text, time_text, unit_of_time
+from kp_dynamo.planner.code_lines import code_of
 from kp_dynamo.planner.page_pictures import memory_section, times_section
 from kp_dynamo.planner.page_problems import chips_text, may_be_better, price_text, problems_of
-from kp_dynamo.planner.result import Plan, PlanRow
-from kp_dynamo.planner.result_text import mesh_text, why_text
+from kp_dynamo.planner.plan_figures import PlanFigures, PlanRow
+from kp_dynamo.planner.result_text import mesh_text, text_of, why_text
 
 _NUM_LISTED = 40
 _TRUST = (
@@ -26,7 +27,7 @@ _TRUST = (
 )
 
 
-def page_of(plan: Plan, date: str = "") -> Page:
+def page_of(plan: PlanFigures, date: str = "") -> Page:
     """The page of a plan."""
     first, kind = plan.winner, "training" if plan.train else "inference"
     return Page(
@@ -42,7 +43,7 @@ def page_of(plan: Plan, date: str = "") -> Page:
             Section("search", "The search", (Lines(tuple(_search(plan)), listed=True), *_left_out(plan))),
             Section("options", "Options", _options(plan)),
             Section("trust", "How far to trust it", (Lines(_TRUST, listed=True),)),
-            Section("text", "The same as text", (Verbatim("as the terminal shows it", plan.text()),)),
+            Section("text", "The same as text", (Verbatim("as the terminal shows it", text_of(plan)),)),
         ),
         note="" if first.kind == "compiled" else "Memory, time and price are lower bounds.",
         lead=_what_takes_longest(first),
@@ -50,7 +51,7 @@ def page_of(plan: Plan, date: str = "") -> Page:
     )
 
 
-def _headline(plan: Plan) -> str:
+def _headline(plan: PlanFigures) -> str:
     row = plan.winner
     least, most = ("", "") if row.kind == "compiled" else ("at least ", "at most ")
     what = "Training" if plan.train else "Inference"
@@ -100,7 +101,7 @@ def _usd(usd: float) -> str:
     return f"{usd:,.0f}" if usd >= 100 else f"{usd:.3g}"
 
 
-def _figures(plan: Plan) -> Iterator[Figure]:
+def _figures(plan: PlanFigures) -> Iterator[Figure]:
     row = plan.winner
     least, most = _marks(row)
     amount, _, per = price_text(row).partition(" a ")
@@ -122,7 +123,7 @@ def _marks(row: PlanRow) -> tuple[str, str]:
     return ("", "") if row.kind == "compiled" else (">= ", "<= ")
 
 
-def _ways(plan: Plan) -> Section:
+def _ways(plan: PlanFigures) -> Section:
     unit = unit_of_time(plan.winner.step_ms)
     per = "a million" if plan.winner.usd_per_million >= 10 else "a billion"  # as `short_price`
     rows = tuple(_cells(number, row, unit, plan.winner.usd_per_million) for number, row in enumerate(plan.rows, 1))
@@ -155,13 +156,14 @@ def _how(row: PlanRow) -> str:
     return f"{row.kind}: {lies}a batch of {batch}, checkpoint {row.checkpoint}{total}"
 
 
-def _code(plan: Plan) -> Section:
+def _code(plan: PlanFigures) -> Section:
     summary = "" if plan.winner.is_runnable else "The best way on one host:"
-    parts = (Verbatim("the lines that run it", plan.code, is_open=True),) if plan.code else ()
+    code = code_of(plan)
+    parts = (Verbatim("the lines that run it", code, is_open=True),) if code else ()
     return Section("code", "To run it", parts, summary)
 
 
-def _search(plan: Plan) -> Iterator[str]:
+def _search(plan: PlanFigures) -> Iterator[str]:
     yield f"{plan.num_searched:,} ways were bounded; {plan.num_without_memory:,} exceed the memory of a chip."
     if plan.deadline_hours is not None:
         yield f"{plan.num_too_late:,} of them miss the deadline of {plan.deadline_hours:,g} hours."
@@ -171,11 +173,11 @@ def _search(plan: Plan) -> Iterator[str]:
     yield f"The search took: {spent}."
 
 
-def _left_out(plan: Plan) -> tuple[Lines, ...]:
+def _left_out(plan: PlanFigures) -> tuple[Lines, ...]:
     reasons = [f"Not searched: {what}, because {reason}" for what, reason in plan.left_out.items()]
     return (Lines(tuple(first_of(reasons, _NUM_LISTED)), listed=True),) if reasons else ()
 
 
-def _options(plan: Plan) -> tuple[Table, ...]:
+def _options(plan: PlanFigures) -> tuple[Table, ...]:
     rows = tuple((str(name), str(value)) for name, value in plan.options.items())
     return (Table(("option", "value"), rows, num_left=2),) if rows else ()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from kp_dynamo.page.content import Picture, Section
 from kp_dynamo.page.pictures import parts_apart
 from kp_dynamo.page.units import unit_of_size, unit_of_time
-from kp_dynamo.planner.result import Plan, PlanRow
+from kp_dynamo.planner.plan_figures import PlanFigures, PlanRow
 
 
-def times_section(plan: Plan) -> Section:
+def times_section(plan: PlanFigures) -> Section:
     """The least time of each way, part by part."""
     unit = unit_of_time(max(max(row.time_parts_ms.values(), default=0.0) for row in plan.rows))
     rows = {_name(n, row): _scaled(row.time_parts_ms, unit.per_ms) for n, row in enumerate(plan.rows, 1)}
@@ -20,7 +20,7 @@ def times_section(plan: Plan) -> Section:
     return Section("times", "Why: time", (Picture(drawn, caption),))
 
 
-def memory_section(plan: Plan) -> Section:
+def memory_section(plan: PlanFigures) -> Section:
     """The least memory of each way, part by part."""
     unit = unit_of_size(max(max(row.memory_parts.values(), default=0) for row in plan.rows))
     rows = {_name(n, row): _scaled(row.memory_parts, 1 / unit.num_bytes) for n, row in enumerate(plan.rows, 1)}

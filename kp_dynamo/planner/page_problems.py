@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.page.content import Problem
 from kp_dynamo.page.units import short_price, time_text
-from kp_dynamo.planner.result import Plan, PlanRow
+from kp_dynamo.planner.plan_figures import PlanFigures, PlanRow
 from kp_dynamo.planner.result_text import NOT_RUNNABLE
 
 
-def problems_of(plan: Plan) -> Iterator[Problem]:
+def problems_of(plan: PlanFigures) -> Iterator[Problem]:
     """All of them, the worst first."""
     row = plan.winner
     if not row.is_runnable:
@@ -32,7 +32,7 @@ def problems_of(plan: Plan) -> Iterator[Problem]:
     yield from _others(plan)
 
 
-def _others(plan: Plan) -> Iterator[Problem]:
+def _others(plan: PlanFigures) -> Iterator[Problem]:
     others = list(enumerate(plan.rows[1:], 2))
     if failed := [f"{number}: {way.why}" for number, way in others if way.kind == "failed"]:
         yield Problem("note", f"{counted(len(failed), 'way')} did not fit once compiled.", details="\n".join(failed))
@@ -41,7 +41,7 @@ def _others(plan: Plan) -> Iterator[Problem]:
         yield Problem("note", what, cure="plan SPEC --compile N compiles more of them.")
 
 
-def may_be_better(plan: Plan) -> list[str]:
+def may_be_better(plan: PlanFigures) -> list[str]:
     """The numbers of the ways whose bound is below what the first one, which is compiled, takes."""
     return [str(n) for n, way in enumerate(plan.rows, 1) if way.kind == "bound" and "may be better" in way.why]
 

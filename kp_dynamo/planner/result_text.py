@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kp_dynamo.explanation.text_layout import counted, first_of, table
-from kp_dynamo.planner.result import Plan, PlanRow
+from kp_dynamo.planner.code_lines import code_of
+from kp_dynamo.planner.plan_figures import PlanFigures, PlanRow
 
 NOT_RUNNABLE = "planned, not runnable by this version"
 _GB = 1e9
 _NUM_LISTED = 6
 
 
-def text_of(plan: Plan) -> str:
+def text_of(plan: PlanFigures) -> str:
     """The plan for people; ">=" and "<=" mark bounds."""
     return "\n".join([*_head(plan), "", *_rows(plan), "", *_one_host(plan), *_left_out(plan), *_code(plan)]).rstrip()
 
 
-def _head(plan: Plan) -> Iterator[str]:
+def _head(plan: PlanFigures) -> Iterator[str]:
     first = plan.winner
     tokens = f", {first.step_tokens} tokens" if first.step_tokens else ""
     kind = "training" if plan.train else "inference"
@@ -31,7 +32,7 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"{counted(compiled, 'row')} compiled by the TPU compiler; >= and <= mark bounds. No chip ran any of them."
 
 
-def _rows(plan: Plan) -> Iterator[str]:
+def _rows(plan: PlanFigures) -> Iterator[str]:
     per = "tokens" if plan.winner.step_tokens else "samples"
     has_total = plan.winner.hours is not None
     total = ("hours", "USD") if has_total else ()
@@ -70,7 +71,7 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _one_host(plan: Plan) -> Iterator[str]:
+def _one_host(plan: PlanFigures) -> Iterator[str]:
     if plan.winner.is_runnable:
         return
     if plan.one_host is None:
@@ -83,7 +84,7 @@ def _one_host(plan: Plan) -> Iterator[str]:
     yield ""
 
 
-def _left_out(plan: Plan) -> Iterator[str]:
+def _left_out(plan: PlanFigures) -> Iterator[str]:
     if plan.left_out:
         yield "not searched, because the model cannot be divided so:"
         reasons = [f"{what}: {reason}" for what, reason in plan.left_out.items()]
@@ -91,7 +92,8 @@ def _left_out(plan: Plan) -> Iterator[str]:
         yield ""
 
 
-def _code(plan: Plan) -> Iterator[str]:
-    if plan.code:
+def _code(plan: PlanFigures) -> Iterator[str]:
+    code = code_of(plan)
+    if code:
         yield "to run it:" if plan.winner.is_runnable else "to run that:"
-        yield from (f"  {line}".rstrip() for line in plan.code.splitlines())
+        yield from (f"  {line}".rstrip() for line in code.splitlines())

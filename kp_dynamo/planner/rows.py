@@ -9,8 +9,8 @@ from typing import Any
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.hardware import CHIPS, GB
 from kp_dynamo.planner.candidates import Candidate
+from kp_dynamo.planner.plan_figures import Kind, PlanRow
 from kp_dynamo.planner.request import PlanRequest
-from kp_dynamo.planner.result import Kind, PlanRow
 from kp_dynamo.planner.search import Bounded, usd_per_second
 
 _PARTS = {

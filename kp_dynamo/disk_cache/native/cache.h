@@ -2,11 +2,13 @@
 #ifndef KP_CACHE_H
 #define KP_CACHE_H
 
-#include <stdatomic.h>
 #include <stdint.h>
 
 #include "pjrt_api.h"
 #include "sha256.h"
+
+/* Python looks for these symbols in the library. */
+#define EXPORTED __attribute__((visibility("default")))
 
 /* Python reads these by name. `absent`, `damaged`, `unreadable`, `not_loaded` and `no_key` are the misses. */
 #define KP_COUNTERS(X)                                                                                        \
