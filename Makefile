@@ -18,6 +18,8 @@ PYTEST_ARGS ?=
 HUNT_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests and benchmarks start hundreds of processes, and each would compile our files again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo aot aot-v7 test test-all test-browser test-compat check format bench bench-v5e bench-units bench-chips bench-checkpoint measurements zoo pages hunt wheel clean
 
