@@ -1,4 +1,4 @@
-"""Let the modules of a model use other parameters and buffers for the time of a `with` block, such as device copies.
+"""Let the modules of a model use other tensors for the time of a `with` block, such as copies on the device.
 
 `torch.func.functional_call` does the same, but torch 2.9 leaves its tensors in a module that has two parents (T5's
 embedding).
@@ -19,7 +19,7 @@ from kp_dynamo.session import SESSION
 
 @dataclass
 class Swap:
-    """A parameter or buffer and its substitute; `own` returns to `holder[name]` at the end."""
+    """A tensor of a module and its substitute; `own` returns to `holder[name]` at the end."""
 
     holder: dict[str, Any]
     name: str
@@ -29,13 +29,16 @@ class Swap:
 
 @contextlib.contextmanager
 def substituted(model: nn.Module, substitute_for: Callable[[Tensor], Tensor]) -> Iterator[list[Swap]]:
-    """Within the block, each parameter and buffer is what `substitute_for` returns for it. Tied tensors stay tied."""
+    """Within the block, each tensor of a module is what `substitute_for` returns for it. Tied tensors stay tied.
+
+    These are the parameters, the buffers, and attributes that are plain tensors, such as GPT-J's table of positions.
+    """
     made: dict[int, Tensor] = {}
     swaps = []
     for module in model.modules():
-        for holder in (module._parameters, module._buffers):
+        for holder in (module._parameters, module._buffers, vars(module)):
             for name, own in holder.items():
-                if own is not None:
+                if isinstance(own, Tensor):
                     if id(own) not in made:
                         made[id(own)] = substitute_for(own)
                     swaps.append(Swap(holder, name, own, made[id(own)]))

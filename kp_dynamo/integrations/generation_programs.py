@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from kp_dynamo.compat import xla
-from kp_dynamo.integrations.generation_cache import RequestCache, layers_of
+from kp_dynamo.integrations.generation_cache import PromptLayer, RequestCache, layers_of
 
 _numbers = itertools.count()
 
@@ -41,9 +41,10 @@ def prefill(
     for tensor in (*tensors, *cross):
         # `zero_` would not read the tensor. The program would then leave its buffer alone and allocate another one.
         tensor.masked_fill_(row >= 0, 0)
+    cache = layers_of(tensors, len(inputs["cache_position"]), PromptLayer)
     if "logits_to_keep" not in inputs:
-        return _logits(model, inputs, tensors, cross, 0).index_select(1, row)
-    return _logits(model, {**inputs, "logits_to_keep": row}, tensors, cross, 0)
+        return _logits(model, inputs, cache, cross, 0).index_select(1, row)
+    return _logits(model, {**inputs, "logits_to_keep": row}, cache, cross, 0)
 
 
 def decode(
@@ -60,18 +61,14 @@ def decode(
     if order is not None:
         for tensor in tensors:
             tensor.copy_(tensor.index_select(0, order))
-    return _logits(model, inputs, tensors, cross, cross[0].shape[2] if cross else 0)
+    cache = layers_of(tensors, inputs["cache_position"][0])
+    return _logits(model, inputs, cache, cross, cross[0].shape[2] if cross else 0)
 
 
 def _logits(
-    model: nn.Module,
-    inputs: dict[str, Any],
-    tensors: Sequence[Tensor],
-    cross: Sequence[Tensor],
-    num_encoded: int,
+    model: nn.Module, inputs: dict[str, Any], cache: Cache, cross: Sequence[Tensor], num_encoded: int
 ) -> Tensor:
     """Logits of a forward; `num_encoded` is 0 if cross-attention must compute its keys and values."""
-    cache = layers_of(tensors, inputs["cache_position"][0])
     if cross:
         cache = EncoderDecoderCache(cache, layers_of(cross, num_encoded))
         inputs = {**inputs, "encoder_outputs": (inputs["encoder_outputs"],)}

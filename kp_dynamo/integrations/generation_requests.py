@@ -96,13 +96,10 @@ class Requests:
         """The logits [B, 1, V] after the tokens of a forward, all on the CPU."""
         dropped = ("past_key_values", "return_dict")
         inputs = {name: value for name, value in given.items() if value is not None and name not in dropped}
-        mask = inputs.get("attention_mask")
-        if not self._has_encoder and isinstance(mask, Tensor) and mask.ndim == 2:
-            inputs["attention_mask"] = pad_columns(mask, self.max_length)
         if "encoder_outputs" in inputs:
             inputs["encoder_outputs"] = inputs["encoder_outputs"].last_hidden_state
         tokens = inputs["decoder_input_ids" if self._has_encoder else "input_ids"]
-        logits = self._prefill(inputs, tokens, cache) if cache.num_seen == 0 else self._programs.decode(inputs, cache)
+        logits = self._decode(inputs, cache) if cache.num_seen else self._prefill(inputs, tokens, cache)
         cache.num_seen += tokens.shape[1]
         return logits
 
@@ -111,7 +108,18 @@ class Requests:
         length = tokens.shape[1]
         rule = _DECODER_START if self._has_encoder else self._buckets
         size = rule.size_for(length, self.max_length)
-        return self._programs.prefill(pad_prompt(inputs, size - length), cache, length - 1)
+        padded = self._with_columns(pad_prompt(inputs, size - length), size)
+        return self._programs.prefill(padded, cache, length - 1)
+
+    def _decode(self, inputs: dict[str, Any], cache: RequestCache) -> Tensor:
+        return self._programs.decode(self._with_columns(inputs, self.max_length), cache)
+
+    def _with_columns(self, inputs: dict[str, Any], length: int) -> dict[str, Any]:
+        """The mask [B, S] of the tokens as [B, length]; that of an encoder has its length."""
+        mask = inputs.get("attention_mask")
+        if self._has_encoder or not isinstance(mask, Tensor) or mask.ndim != 2:
+            return inputs
+        return {**inputs, "attention_mask": pad_columns(mask, length)}
 
 
 @contextlib.contextmanager

@@ -7,7 +7,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -27,6 +31,7 @@ from transformers.generation import CompileConfig
 
 import kp_dynamo
 from kp_dynamo import TPUConfigurationError, TPUModelPreparationError, TPUValidationError
+from kp_dynamo.integrations.generation_programs import prefill
 from kp_dynamo.telemetry import snapshot
 
 EXACT = {"precision": "float32"}
@@ -124,6 +129,64 @@ def test_beam_search_is_that_of_eager(make, mode):
     given = {"input_ids": prompts(2, 9)} if make is t5 else uneven(9, 4)
     wanted = model.generate(**given, max_new_tokens=10, **mode)
     assert torch.equal(compiled.generate(**given, max_new_tokens=10, **mode), wanted)
+
+
+_SIZES = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": None}
+_LLAMA_LIKE = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16,
+}  # fmt: skip
+_GPTJ_LIKE = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "n_ctx": 256, "rotary_dim": 8}
+_BART_LIKE = {
+    "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "decoder_start_token_id": PAD,
+    "forced_eos_token_id": None,
+}  # fmt: skip
+FAMILIES = {
+    "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},  # its biases are made of the mask [B, S]
+    "falcon": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "gemma2": {**_LLAMA_LIKE, "sliding_window": 8},
+    "gemma3_text": {**_LLAMA_LIKE, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gptj": _GPTJ_LIKE,  # its table of positions is a plain attribute
+    "codegen": _GPTJ_LIKE,
+    "gpt_oss": {**_LLAMA_LIKE, "sliding_window": 8, "num_local_experts": 4},  # other code on the CPU
+    "bart": _BART_LIKE,
+    "marian": _BART_LIKE,  # looks for padding in the values of its tokens
+    "mt5": {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": PAD},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", [{}, {"num_beams": 2}])
+def test_tokens_of_many_families_are_those_of_eager(family, mode):
+    config = AutoConfig.for_model(family, **FAMILIES[family], **_SIZES)
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = wide(kind.from_config(config).eval())
+    compiled = kp_dynamo.compile_for_generation(model, max_length=48, options=EXACT)
+    for lengths in ((11, 5), (16, 19), (3, 8)):
+        given = uneven(*lengths)
+        eager = model.generate(**given, max_new_tokens=9, do_sample=False, **mode)
+        assert torch.equal(compiled.generate(**given, max_new_tokens=9, do_sample=False, **mode), eager)
+
+
+def test_a_prompt_attends_to_itself_and_not_to_the_cache():
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph.graph)
+        return graph
+
+    torch._dynamo.reset()
+    given = {"input_ids": prompts(2, 8), "cache_position": torch.arange(8), "attention_mask": torch.ones(2, 8)}
+    tensors = [torch.ones(2, 2, 48, 16) for _ in range(4)]
+    with torch.no_grad():
+        torch.compile(prefill, backend=keep, fullgraph=True)(llama(), given, tensors, [], torch.tensor([7]))
+    [nodes] = [list(graph.nodes) for graph in graphs]
+    keys = [n.args[1].meta["example_value"] for n in nodes if n.target is F.scaled_dot_product_attention]
+    assert [key.shape[2] for key in keys] == [8, 8]
+    assert not [n for n in nodes if n.target == "index_copy_"]
+    assert [bool(t[:, :, :8].any()) and not bool(t[:, :, 8:].any()) for t in tensors] == [True] * 4
 
 
 @pytest.mark.slow
