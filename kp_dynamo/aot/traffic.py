@@ -66,6 +66,8 @@ class Traffic:
                     continue
                 if reader.opcode == "bitcast":
                     yield from self._readings(reader)
+                    if reader.is_root:  # of a fusion inside a fusion, which reads it there
+                        yield value.shape.num_bytes
                 elif reader.opcode == _UPDATE and reader not in self._results:
                     yield value.shape.num_bytes  # it makes a value of its own, of which this is a part
                 else:

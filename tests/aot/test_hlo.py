@@ -172,3 +172,30 @@ def test_slices_and_updates_in_place_count_what_they_move():
     assert moved["slice"] == 2 * part + index
     assert moved["plain"] == 2 * part + 2 * index
     assert moved["whole"] == 2 * whole + index
+
+
+READ_THROUGH_A_BITCAST = """
+HloModule IrToHlo.10, is_scheduled=true
+
+%viewing (r.1: bf16[1,8,2048,64]) -> bf16[8,64,2048] {
+  %r.1 = bf16[1,8,2048,64]{2,3,1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %bitcast.1 = bf16[8,64,2048]{2,1,0:T(8,128)(2,1)} bitcast(%r.1)
+}
+
+%reading (q.1: bf16[1,8,2048,64]) -> f32[8,64] {
+  %q.1 = bf16[1,8,2048,64]{2,3,1,0:T(8,128)(2,1)} parameter(0)
+  %fusion.1 = bf16[8,64,2048]{2,1,0:T(8,128)(2,1)} fusion(%q.1), kind=kLoop, calls=%viewing
+  ROOT %reduce.1 = f32[8,64]{1,0:T(8,128)S(1)} reduce(%fusion.1), dimensions={2}
+}
+
+ENTRY %main.10 (keys: bf16[1,8,2048,64]) -> f32[8,64] {
+  %keys = bf16[1,8,2048,64]{2,3,1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %sums = f32[8,64]{1,0:T(8,128)S(1)} fusion(%keys), kind=kLoop, calls=%reading
+}
+"""
+
+
+def test_an_operand_that_is_read_through_a_fusion_of_a_bitcast_counts():
+    """As the keys of a decoding step, of which the figures had no byte."""
+    [sums] = cost_of(Module(READ_THROUGH_A_BITCAST), V5E).ops
+    assert sums.hbm_bytes == 8 * 2048 * 64 * 2
