@@ -1,4 +1,7 @@
-"""One token of transformers' Llama in bfloat16, with a `StaticCache` whose tensors [B, H, C, D / H] are arguments."""
+"""Prompts and single tokens of transformers' Llama in bfloat16, with a `StaticCache` whose tensors are arguments.
+
+The tensors of the cache are [B, H, C, D / H].
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ WIDTH, INTERMEDIATE, NUM_HEADS, NUM_KEY_HEADS, NUM_TOKENS, NUM_LAYERS = 1024, 28
 
 
 class DecodingStep(nn.Module):
-    """Tokens [B, 1], a position [1] and the caches of keys and of values by layer -> logits [B, 1, V].
+    """Tokens [B, S], positions [S] and the caches of keys and of values by layer -> logits [B, 1, V] of the last token.
 
-    The new row is written to the caches in place.
+    The new rows are written to the caches in place.
     """
 
     def __init__(self) -> None:
@@ -26,18 +29,29 @@ class DecodingStep(nn.Module):
         )  # fmt: skip
         self.model = LlamaForCausalLM(self.config).to(torch.bfloat16)
 
-    def forward(self, tokens: Tensor, position: Tensor, *caches: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, *caches: Tensor) -> Tensor:
         from transformers.cache_utils import StaticCache
 
         cache = StaticCache(config=self.config, max_cache_len=caches[0].shape[2])
         for layer, keys, values in zip(cache.layers, caches[::2], caches[1::2], strict=True):
             layer.keys, layer.values, layer.is_initialized = keys, values, True
-        return self.model(tokens, past_key_values=cache, cache_position=position, use_cache=True).logits
+        how = {"past_key_values": cache, "cache_position": positions, "use_cache": True, "logits_to_keep": 1}
+        return self.model(tokens, **how).logits
 
 
-def decoding_step(batch: int, length: int) -> Workload:
-    """`length` is that of the caches."""
+class PromptStep(DecodingStep):
+    """The same for a prompt [B, S] whose positions start at 0, as `compile_for_generation` runs it."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, *caches: Tensor) -> Tensor:
+        from kp_dynamo.integrations.generation_programs import prefill
+
+        inputs = {"input_ids": tokens, "cache_position": positions, "use_cache": True, "logits_to_keep": 1}
+        return prefill(self.model, inputs, caches, (), positions[-1:])
+
+
+def decoding_step(batch: int, length: int, num_tokens: int = 1, step: type[DecodingStep] = DecodingStep) -> Workload:
+    """`length` is that of the caches; `num_tokens` is 1 for a step of decoding, otherwise that of the prompts."""
     size = batch, NUM_KEY_HEADS, length, WIDTH // NUM_HEADS
     caches = (torch.zeros(size, dtype=torch.bfloat16) for _ in range(2 * NUM_LAYERS))
-    tokens, position = torch.zeros(batch, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    return Workload(DecodingStep(), (tokens, position, *caches))
+    tokens, positions = torch.zeros(batch, num_tokens, dtype=torch.int64), torch.arange(num_tokens)
+    return Workload(step(), (tokens, positions, *caches))

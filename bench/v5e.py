@@ -26,7 +26,8 @@ TITLE = "Models of transformers, timm and diffusers by a v5e's compiler (estimat
 def measure(case: Case, mode: str, variant: str) -> dict[str, Any]:
     """One row: a model through kp_tpu or through openxla."""
     train = mode == "train"
-    found = figures(case.workload(train), train, variant, {"level": LEVEL, **dict(case.options)})
+    made = case.workload(train, is_stock=variant == OPENXLA)
+    found = figures(made, train, variant, {"level": LEVEL, **dict(case.options)})
     return {"model": case.name, "mode": mode, "variant": variant, **found}
 
 

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.decoding_step import decoding_step
+from bench.decoding_step import DecodingStep, PromptStep, decoding_step
 from bench.workloads import Workload
 
 WIDTH, NUM_HEADS, NUM_LAYERS = 1024, 16, 2
 MANY_TOKENS = 128256
 """The vocabulary of Llama 3."""
+IN_PLACE = (("donate", "mutated"),)
 
 Made = tuple[nn.Module, dict[str, Tensor]]
 
@@ -59,16 +61,19 @@ class Case:
         make: Whether it trains -> the model and its inputs.
         modes: "infer" and "train", or one of them.
         options: Options of kp_tpu beside the level.
+        stock: As `make`, for openxla; None if both run the same.
     """
 
     name: str
     make: Callable[[bool], Workload]
     modes: tuple[str, ...] = ("infer", "train")
     options: tuple[tuple[str, Any], ...] = ()
+    stock: Callable[[bool], Workload] | None = None
 
-    def workload(self, train: bool) -> Workload:
+    def workload(self, train: bool, is_stock: bool = False) -> Workload:
+        make = self.stock if is_stock and self.stock else self.make
         with torch.device("meta"):
-            return self.make(train)
+            return make(train)
 
 
 def _integers(*size: int) -> Tensor:
@@ -232,7 +237,18 @@ def _no_dropout(make: Callable[..., Workload], *rates: str) -> Callable[[bool], 
 def _decode(batch: int, length: int) -> Case:
     """One token of a Llama of 8 layers in bfloat16; the caches are updated in place."""
     name = f"Llama, 8 layers, decode, B {batch}, cache {length}"
-    return Case(name, lambda _: decoding_step(batch, length), ("infer",), (("donate", "mutated"),))
+    return Case(name, lambda _: decoding_step(batch, length), ("infer",), IN_PLACE)
+
+
+def _prefill(batch: int) -> Case:
+    """Prompts of 512 tokens for the same model, and a cache of 2048."""
+    name = f"Llama, 8 layers, prefill 512, B {batch}, cache 2048"
+    stock, ours = (partial(_prompts, batch, step) for step in (DecodingStep, PromptStep))
+    return Case(name, ours, ("infer",), IN_PLACE, stock)
+
+
+def _prompts(batch: int, step: type[DecodingStep], _: bool) -> Workload:
+    return decoding_step(batch, 2048, 512, step)
 
 
 CASES = (
@@ -252,8 +268,13 @@ CASES = (
     Case("Whisper's encoder, B 2", _whisper),
     Case("UNet block, B 2, 64 x 64", _unet),
     Case("DiT, B 8", _dit),
+    _prefill(1),
+    _prefill(8),
+    _prefill(64),
+    _decode(1, 2048),
     _decode(1, 8192),
     _decode(8, 2048),
+    _decode(64, 2048),
     _decode(64, 512),
 )
 BY_NAME = {case.name: case for case in CASES}
