@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
 # Before anything imports torch_xla, which reads it once and otherwise asks the network for a TPU.
 os.environ.setdefault("PJRT_DEVICE", "CPU")
+# A program of XLA:CPU takes 25 memory mappings or more, and Linux allows a process 65,530: with torch_xla's default of
+# 2,048 programs, XLA's compiler then ends the process.
+os.environ.setdefault("XLA_COMPILATION_CACHE_SIZE", "512")
 # Models come from configurations with random weights; a test that would download something must fail.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -45,6 +49,12 @@ def _fresh_start() -> Iterator[None]:
         os.environ.pop(_SET_BY_JAX, None)
     # What a test leaves changed fails another one, far away.
     assert before == {name: getattr(torch._dynamo.config, name) for name in _OF_DYNAMO}
+
+
+def pytest_collection_finish() -> None:
+    """Half a million objects of libraries and tests stay to the end: the collector need not look at them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects the slow ones

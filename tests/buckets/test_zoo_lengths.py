@@ -61,6 +61,7 @@ def check(name, *, trains, with_mask=True, lengths=LENGTHS):
         assert counts.programs == len(used) * (2 if trains else 1)
 
 
+@pytest.mark.slow
 def test_a_llama_at_two_lengths():
     model, inputs = BY_NAME["llama"].make()
     run = compiled(model.eval(), buckets=[16])

@@ -109,7 +109,7 @@ def test_examples_run(code):
     exec(code, {"__name__": "example"})
 
 
-@pytest.mark.parametrize(("name", "count"), [("devices.md", 4), ("sharding.md", 8)])
+@pytest.mark.parametrize(("name", "count"), [("devices.md", 4), pytest.param("sharding.md", 8, marks=pytest.mark.slow)])
 def test_the_examples_for_several_devices_run(name, count):
     examples = re.findall(rf"```python devices={count}\n(.*?)```", page(name), re.S)
     assert examples

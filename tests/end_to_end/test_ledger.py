@@ -316,6 +316,7 @@ def test_blocks_are_measured_with_the_values_of_their_first_run():
     assert all(errors.exact.results < errors.bound.results for errors in casts.values())
 
 
+@pytest.mark.slow
 def test_a_pass_of_the_user_sees_no_blocks_and_is_taken_back():
     model, x = nn.Sequential(*(Attention() for _ in range(4))), torch.randn(2, 32, 64)
     options = {"blocks": "auto", "extra_passes": [Scale()]}

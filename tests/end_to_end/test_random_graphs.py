@@ -116,6 +116,7 @@ def _check(graph: RandomGraph) -> None:
         assert all(d <= a for d, a in zip(distances, allowed[unit], strict=True)), (options, distances, allowed[unit])
 
 
+@pytest.mark.slow  # `tests/hunt` has 150 programs of more kinds
 @settings(max_examples=15)
 @given(random_graphs())
 def test_random_graphs_match_eager(graph: RandomGraph) -> None:

@@ -108,8 +108,9 @@ def test_float32_on_xla_tensors(name: str, run: str) -> None:
     assert max(errors.values()) <= FLOAT32_ERROR, errors
 
 
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), "xla"])
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("t5", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_tied_weights_stay_tied_and_train(name: str, device: str) -> None:
     """A copy of a tied weight would get half of its gradient, and each half would go its own way."""
     wanted, _ = steps(BY_NAME[name], EAGER)
