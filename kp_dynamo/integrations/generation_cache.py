@@ -6,17 +6,23 @@ sees a `RequestCache`. A program sees `DeviceLayer`s, whose tensors are its argu
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from transformers.cache_utils import Cache, EncoderDecoderCache, StaticLayer
 
-from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import TPUModelPreparationError
 from kp_dynamo.integrations.device_weights import substituted
+
+# The device of the fake tensors, and whether there is a mask. Eager code reads values that fake tensors do not have:
+# Falcon of a mask, GPT-2 of tokens without a mask, gpt-oss of tokens on the CPU. That one is last, because some
+# operators on `xla` start the device.
+_ATTEMPTS = (("cpu", False), ("cpu", True), ("xla:0", False))
 
 
 class LayerShape(NamedTuple):
@@ -55,7 +61,7 @@ class PromptLayer(DeviceLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, cache_kwargs: dict[str, Any] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Write the first rows of the cache, as a slice: a v5e takes 50 times as long for `index_copy_`."""
+        """Write the first rows of the cache, as a slice: for `index_copy_`, a v5e writes row by row."""
         assert self.keys is not None
         assert self.values is not None
         self.keys.narrow(2, 0, self.num_tokens).copy_(key_states)
@@ -145,10 +151,11 @@ def cache_shapes(model: nn.Module) -> CacheShapes:
         TPUModelPreparationError: The model does not write one static cache entry a layer.
     """
     try:
-        try:
-            return _shapes_of_one_token(model, has_mask=False)
-        except DataDependentOutputException:
-            return _shapes_of_one_token(model, has_mask=True)
+        for device, has_mask in _ATTEMPTS[:-1]:
+            with contextlib.suppress(DataDependentOutputException, DynamicOutputShapeException):
+                return _shapes_of_one_token(model, torch.device(device), has_mask)
+        device, has_mask = _ATTEMPTS[-1]
+        return _shapes_of_one_token(model, torch.device(device), has_mask)
     except Exception as cause:
         raise TPUModelPreparationError(
             f"{type(model).__name__} cannot use a static cache: one token with fake tensors failed with "
@@ -156,28 +163,23 @@ def cache_shapes(model: nn.Module) -> CacheShapes:
         ) from cause
 
 
-def _shapes_of_one_token(model: Any, has_mask: bool) -> CacheShapes:
-    """On the XLA device, because some models take another way on the CPU: gpt-oss selects tokens by their values.
-
-    In eager, some models read the values of their mask (Falcon), and others those of their tokens if there is no mask
-    (GPT-2). What is compiled does neither.
-    """
+def _shapes_of_one_token(model: Any, device: torch.device, has_mask: bool) -> CacheShapes:
     own, cross = _OneToken(), _OneToken()
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), substituted(model, _fake):
-        token = torch.zeros(1, 1, dtype=torch.int64, device=xla.device())
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), substituted(model, partial(_fake, device)):
+        token = torch.zeros(1, 1, dtype=torch.int64, device=device)
         mask = torch.ones_like(token) if has_mask else None
         given: dict[str, Any] = {"input_ids": token, "attention_mask": mask, "past_key_values": own}
         if model.config.is_encoder_decoder:
             # The encoder writes no cache, and it may read both in eager.
-            hidden = torch.zeros(1, 1, model.config.hidden_size, dtype=model.dtype, device=token.device)
+            hidden = torch.zeros(1, 1, model.config.hidden_size, dtype=model.dtype, device=device)
             given = {"decoder_input_ids": token, "encoder_outputs": (hidden,)}
             given["past_key_values"] = EncoderDecoderCache(own, cross)
         model(**given, cache_position=token[0], use_cache=True)
     return CacheShapes(_shapes(own), _shapes(cross))
 
 
-def _fake(tensor: Tensor) -> Tensor:
-    fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=xla.device())
+def _fake(device: torch.device, tensor: Tensor) -> Tensor:
+    fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     return nn.Parameter(fake, requires_grad=False) if isinstance(tensor, nn.Parameter) else fake
 
 

@@ -33,6 +33,7 @@ import kp_dynamo
 from kp_dynamo import TPUConfigurationError, TPUModelPreparationError, TPUValidationError
 from kp_dynamo.integrations.generation_programs import prefill
 from kp_dynamo.telemetry import snapshot
+from tests.spine import run_script
 
 EXACT = {"precision": "float32"}
 VOCABULARY, PAD, EOS = 97, 0, 2
@@ -187,6 +188,18 @@ def test_a_prompt_attends_to_itself_and_not_to_the_cache():
     assert [key.shape[2] for key in keys] == [8, 8]
     assert not [n for n in nodes if n.target == "index_copy_"]
     assert [bool(t[:, :, :8].any()) and not bool(t[:, :, 8:].any()) for t in tensors] == [True] * 4
+
+
+@pytest.mark.slow
+def test_the_device_starts_with_the_first_request():
+    """What must come before its start, such as the disk cache, may follow `compile_for_generation`."""
+    run_script(
+        "import torch_xla, kp_dynamo\n"
+        "from tests.integrations.test_generation import gpt2, llama, t5\n"
+        "for make in (gpt2, llama, t5):\n"
+        "    kp_dynamo.compile_for_generation(make(), max_length=48)\n"
+        "assert not torch_xla._XLAC._xla_runtime_is_initialized()\n"
+    )
 
 
 @pytest.mark.slow
