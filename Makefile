@@ -27,7 +27,7 @@ help:
 	@echo "make demo              train a small GPT through kp_tpu and show what the backend did (STEPS=$(STEPS))"
 	@echo "make aot               compile a GPT with a TPU's compiler, without a TPU (TARGET=$(TARGET))"
 	@echo "make aot-v7            install the compiler for v7 in a separate environment"
-	@echo "make test              the tests, 20 to 25 minutes on two cores"
+	@echo "make test              the tests, about 20 minutes on two cores"
 	@echo "make test-all          also the slow tests, and the wheel in an empty environment"
 	@echo "make test-browser      the tests that look at all pages in a new Chromium; screenshots go to out/pages/"
 	@echo "make test-compat       the tests of an earlier torch_xla, in a separate environment (VERSION=$(VERSION))"
