@@ -8,7 +8,7 @@ from kp_dynamo.planner.plan_figures import PlanFigures, PlanRow
 
 
 def code_of(plan: PlanFigures) -> str:
-    """A program that runs the winner, or on several hosts the best way of one host; "" if there is none.
+    """A program that runs the winner; if that needs several hosts, the best way on one. "" if there is none.
 
     `model`, `batch` and `batches` are the user's.
     """

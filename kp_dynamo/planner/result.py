@@ -27,7 +27,7 @@ class Plan(PlanFigures):
 
     @property
     def code(self) -> str:
-        """Lines of Python that run the winner, or on several hosts the best way of one host."""
+        """Lines of Python that run the winner; if that needs several hosts, the best way on one."""
         return code_of(self)
 
     def to_dict(self) -> dict[str, Any]:

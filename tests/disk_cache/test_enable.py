@@ -23,6 +23,19 @@ import kp_dynamo
 """
 
 
+# XLA's CPU plugin as a device, for the code after it.
+ON_THE_PLUGIN = """
+from torch_xla.experimental import plugins
+class Plugin(plugins.DevicePlugin):
+    def library_path(self):
+        return os.environ["TEST_FRONT"]
+    def client_create_options(self):
+        return {"cpu_device_count": 1}
+plugins.use_dynamic_plugins()
+plugins.register_plugin("CPUP", Plugin())
+"""
+
+
 def run(code: str, library, **environment: str) -> subprocess.CompletedProcess:
     """A fresh process, without a device unless `environment` names one."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KP_TPU", "PJRT", "TPU_", "XLA"))}
@@ -162,14 +175,6 @@ library.library_path()
 # Programs of lazy tensors that read one another's results, and three steps of training through the backend.
 TRAIN = """
 import copy, torch
-from torch_xla.experimental import plugins
-class Plugin(plugins.DevicePlugin):
-    def library_path(self):
-        return os.environ["TEST_FRONT"]
-    def client_create_options(self):
-        return {"cpu_device_count": 1}
-plugins.use_dynamic_plugins()
-plugins.register_plugin("CPUP", Plugin())
 kp_dynamo.enable_disk_cache(os.environ["TEST_FOLDER"])
 import torch_xla
 a = torch.arange(12.0).to("xla")
@@ -212,7 +217,7 @@ def test_training_in_a_second_process_compiles_nothing(machine, library, front):
     }
     results = []
     for _ in range(2):
-        done = run(TRAIN, library, **environment)
+        done = run(ON_THE_PLUGIN + TRAIN, library, **environment)
         assert done.returncode == 0, done.stderr[-3000:]
         assert "has no effect" not in done.stderr
         results.append(json.loads(done.stdout.splitlines()[-1]))
