@@ -69,8 +69,10 @@ class CompiledFunction(torch.autograd.Function):
         results = graph.forward(list(args))
         ctx.graph = graph
         ctx.set_materialize_grads(False)
-        # A saved view would keep alive the graph that its base belongs to.
-        ctx.save_for_backward(*[t.detach() if t._is_view() else t for t in results[graph.num_results :]])
+        saved = results[graph.num_results :]
+        if any(map(_is_view, saved)):  # a saved view would keep alive the graph that its base belongs to
+            saved = [t.detach() if t._is_view() else t for t in saved]
+        ctx.save_for_backward(*saved)
         if graph.without_gradient:
             ctx.mark_non_differentiable(*[results[i] for i in graph.without_gradient])
         if len(graph.with_gradient) > 1:
@@ -87,6 +89,7 @@ set_code_exec_strategy(CompiledFunction.backward.__code__, _FrameExecStrategy(_F
 # Without torch's own wrapper, which takes as long as the programs of a small layer.
 _apply: Callable[..., Any] = super(torch.autograd.Function, CompiledFunction).apply
 _unwrap: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.unwrap_if_dead
+_is_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view
 
 
 def _backward(ctx: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -23,16 +23,14 @@ def reader(outputs: Sequence[Slot]) -> Read:
 
 
 def _of_roots_and_arguments(outputs: Sequence[Slot]) -> Read:
-    # Five times as fast as a list comprehension. The last root is taken once more, because for one position it
+    # Five times as fast as a list comprehension. The first root is taken once more, because for one position it
     # returns no tuple.
-    take = operator.itemgetter(*(slot.value for slot in outputs if slot.kind == "root"), -1)
-    arguments = [(i, slot.value) for i, slot in enumerate(outputs) if slot.kind == "argument"]
+    count = 1 + max(slot.value for slot in outputs if slot.kind == "root")
+    take = operator.itemgetter(0, *(slot.value + count * (slot.kind == "argument") for slot in outputs))
 
     def read(args: Sequence[Any], roots: list[Any]) -> list[Any]:
-        found = [*take(roots)]
-        del found[-1]
-        for position, argument in arguments:
-            found.insert(position, args[argument])
+        found = [*take((*roots[:count], *args))]
+        del found[0]
         return found
 
     return read
