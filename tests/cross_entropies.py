@@ -24,7 +24,9 @@ def fuse_small_heads(monkeypatch) -> list[int]:
         return report
 
     monkeypatch.setattr(
-        FuseLinearCrossEntropy, "__init__", lambda self, **_: create(self, min_bytes=0, block_bytes=BLOCK_BYTES)
+        FuseLinearCrossEntropy,
+        "__init__",
+        lambda self, **given: create(self, min_bytes=0, block_bytes=BLOCK_BYTES, **given),
     )
     monkeypatch.setattr(FuseLinearCrossEntropy, "__call__", noting)
     return counts

@@ -80,9 +80,19 @@ def _logits_bytes(node: fx.Node) -> int:
     if not held:
         return 0
     arguments: Any = node.args
-    x, weight, *_, block = arguments if held == 2 else arguments[1:8]
-    num_rows, num_columns = hint_int(fake_of(x).shape[0], fallback=1), min(block, int(fake_of(weight).shape[0]))
-    return int(held * 4 * num_rows * num_columns)
+    x, weight, *_, block = arguments[:7] if held == 2 else arguments[1:8]
+    num_rows, num_classes = hint_int(fake_of(x).shape[0], fallback=1), int(fake_of(weight).shape[0])
+    if _is_kept(node):  # the logits are one block, and the backward does not compute them
+        return 4 * num_rows * num_classes if held == 2 else 0
+    return int(held * 4 * num_rows * min(block, num_classes))
+
+
+def _is_kept(head: fx.Node) -> bool:
+    """Whether the backward of a head reads the exponentials of its logits."""
+    if head.kwargs.get("keep"):
+        return bool(head.meta["val"][3].numel())
+    kept = head.args[12:13]
+    return bool(kept and kept[0] is not None and fake_of(kept[0]).numel())  # type: ignore[arg-type]
 
 
 def code_bytes(graph: fx.Graph) -> int:

@@ -1,9 +1,10 @@
 """`kp::linear_cross_entropy` and its backward: a Linear layer and the cross entropy of its logits, never whole.
 
-    linear_cross_entropy(x, weight, bias, target, scale, soft_cap, block, smooth_weights=None)
-        -> (loss, statistics, smooth_loss)
+    linear_cross_entropy(x, weight, bias, target, scale, soft_cap, block, smooth_weights=None, *, keep=False)
+        -> (loss, statistics, smooth_loss, exponentials)
     linear_cross_entropy_backward(grad, x, weight, bias, target, scale, soft_cap, block, statistics,
-                                  smooth_weights=None, smooth_grad=None, lse_grad=None, *, out_dtype=None)
+                                  smooth_weights=None, smooth_grad=None, lse_grad=None,
+                                  exponentials=None, loss=None, *, out_dtype=None)
         -> (d_x, d_weight, d_bias)
 
     x [N, K], weight [V, K], bias [V] or None, target [N] of 0 to V - 1, smooth_weights [V] or None; loss, smooth_loss,
@@ -17,6 +18,11 @@ smoothing (Szegedy et al., arXiv:1512.00567); without weights it has the size 0.
 exist at a time, in float32 (float64 for float64 operands); the backward computes them again. The running maximum and
 sum are those of Milakov and Gimelshein, arXiv:1805.02867; the gradient of a row is grad * (softmax - one_hot(target)) +
 smooth_grad * (sum(smooth_weights) * softmax - smooth_weights) + lse_grad * softmax.
+
+With `keep` and bfloat16 operands, the logits are one block, and the forward also returns `exponentials` [N, V] in
+bfloat16, those of the logits less their maximum. The backward then reads them and `loss` instead of computing the
+logits again. An exponential is rounded relative to its size, as any bfloat16 number; a rounded logit would change it by
+up to 3%. Otherwise `exponentials` has the size 0. A soft cap allows no `keep`: its derivative needs the logits.
 
 The sum of the two statistics is the log-sum-exp of a row, which a z-loss squares (Chowdhery et al., arXiv:2204.02311).
 `lse_grad` is its gradient.
@@ -33,28 +39,35 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kp_dynamo.ops.logit_blocks import NUM_OPERANDS, Head, gradients, losses
+from kp_dynamo.ops.logit_blocks import NUM_OPERANDS, Head, keeps, losses
+from kp_dynamo.ops.logit_gradients import gradients
 
 _library = torch.library.Library("kp", "FRAGMENT")
 _HEAD = "Tensor x, Tensor weight, Tensor? bias, Tensor target, float scale, float soft_cap, int block"
 _library.define(
-    f"linear_cross_entropy({_HEAD}, Tensor? smooth_weights=None) -> (Tensor, Tensor, Tensor)",
+    f"linear_cross_entropy({_HEAD}, Tensor? smooth_weights=None, *, bool keep=False) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _library.define(
     f"linear_cross_entropy_backward(Tensor grad, {_HEAD}, Tensor statistics, Tensor? smooth_weights=None, "
-    "Tensor? smooth_grad=None, Tensor? lse_grad=None, *, ScalarType? out_dtype=None) -> (Tensor, Tensor, Tensor)",
+    "Tensor? smooth_grad=None, Tensor? lse_grad=None, Tensor? exponentials=None, Tensor? loss=None, *, "
+    "ScalarType? out_dtype=None) -> (Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
 
-def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_fake(*arguments: Any, keep: bool = False) -> tuple[Tensor, ...]:
     smooth = arguments[NUM_OPERANDS:]
     head = _checked(arguments[:NUM_OPERANDS], *smooth)
+    if keep and head.soft_cap:
+        raise ValueError(f"kp::linear_cross_entropy: keep=True with soft_cap={head.soft_cap}, must be 0")
     rows = head.target.shape
     is_smooth = bool(smooth) and smooth[0] is not None
     shapes = rows, (2, *rows), rows if is_smooth else (0,)
-    return tuple(head.x.new_empty(shape, dtype=head.dtype) for shape in shapes)  # type: ignore[return-value]
+    kept = (*rows, head.weight.shape[0]) if keeps(head.x, keep) else (0,)
+    results = [head.x.new_empty(shape, dtype=head.dtype) for shape in shapes]
+    return (*results, head.x.new_empty(kept, dtype=torch.bfloat16))
 
 
 def _backward_fake(_: Tensor, *arguments: Any, out_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:

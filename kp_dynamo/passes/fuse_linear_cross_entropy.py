@@ -35,7 +35,8 @@ class FuseLinearCrossEntropy:
 
     The logits of a language model are its largest values: 2 GiB for 4096 tokens and a vocabulary of 128256. A training
     step holds up to three values of that size. The operator computes `block_bytes` of them at a time, and the backward
-    computes them again from x and the weight.
+    computes them again from x and the weight. If their exponentials are at most `kept_bytes` in bfloat16, the forward
+    computes the logits in one block and saves the exponentials, and the backward reads these.
 
     Fires on a matmul, any reshapes, slices of rows, upcasts, factors and one soft cap (tanh) of its result,
     `_log_softmax` over the last dimension and `nll_loss_forward`, as F.cross_entropy decomposes, with or without a
@@ -58,10 +59,12 @@ class FuseLinearCrossEntropy:
     Attributes:
         min_bytes: The smallest logits, in float32, that are not computed whole.
         block_bytes: The size of a block of logits, in float32.
+        kept_bytes: The largest exponentials, in bfloat16, that are saved for the backward.
     """
 
     min_bytes: int = 32 << 20
     block_bytes: int = 256 << 20
+    kept_bytes: int = 0
 
     name: ClassVar[str] = "fuse_linear_cross_entropy"
 
@@ -72,7 +75,7 @@ class FuseLinearCrossEntropy:
             return head_at(reader, forward) if self._is_large(reader) else None
 
         def rewrite(head: Head) -> None:
-            Rewriting(gm.graph, head, self._block(head), runs).run()
+            Rewriting(gm.graph, head, self._block(head), runs, self._is_kept(head)).run()
 
         readers = (node for node in calls(gm.graph, *_READERS) if node in forward and not node._erased)
         return rewrite_each(self.name, readers, match, rewrite)
@@ -80,6 +83,12 @@ class FuseLinearCrossEntropy:
     def _is_large(self, reader: fx.Node) -> bool:
         rows = fake_of(reader.args[0]).shape  # type: ignore[arg-type]
         return 4 * math.prod(hint_int(size, fallback=1) for size in rows) >= self.min_bytes
+
+    def _is_kept(self, head: Head) -> bool:
+        rows = fake_of(head.chain[-1]).shape[:-1]
+        if head.gradients is None or head.is_read or head.scaling.soft_cap or not all(type(n) is int for n in rows):
+            return False
+        return 2 * math.prod(rows) * head.num_classes <= self.kept_bytes
 
     def _block(self, head: Head) -> int:
         """Columns of a block: a multiple of the lanes, and about as many in each block."""

@@ -42,6 +42,7 @@ OUR_PASSES: tuple[str, ...] = tuple(str(p.name) for p in PASSES)
 # matmuls that produce heads, and 0.456 ms with the weight first; a v4 1.868 and 1.774. On v5e and v6e it makes no
 # difference, and a T5 is 10% slower.
 _WEIGHT_FIRST = ("v4", "v5p")
+_SHARE_OF_EXPONENTIALS = 64  # a 64th of the memory, 230 MiB on a v5e
 
 
 def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), share: StepShare = WHOLE) -> Pipeline:
@@ -65,7 +66,7 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), share
         # Before the passes that introduce other operators: it has rules for ATen and kp::attention.
         *([MaskPadding(lengths)] if lengths else []),
         # After the masks, which have no rule for its operator; before the casts, which have one.
-        *([FuseLinearCrossEntropy()] if options.fuse else []),
+        *([FuseLinearCrossEntropy(kept_bytes=_kept_exponentials(options))] if options.fuse else []),
         # Before the casts: it matches a matmul followed by its activation.
         *([FuseLinearActivation()] if options.fuse else []),
         # Before the casts, which treat it as a matmul; after the masks, which know convolutions.
@@ -130,6 +131,14 @@ def _budget(options: CompileOptions, share: StepShare) -> Budget:
         is_hard_limit=options.is_memory_bounded,
         share=share,
     )
+
+
+def _kept_exponentials(options: CompileOptions) -> int:
+    """The bytes that the loss of a head may save: few of the chip's, and none if the user wants less to be saved."""
+    if options.precision != "bfloat16" or options.keep_float32 or options.checkpoint not in ("off", "auto"):
+        return 0
+    budget = memory_budget_bytes(options.chip, options.memory_fraction, options.memory_budget_gb)
+    return int(budget) // _SHARE_OF_EXPONENTIALS
 
 
 def _has_one_pass(options: CompileOptions) -> bool:

@@ -9,8 +9,11 @@ import torch.nn.functional as F
 from kp_dynamo.graph.peak_memory import peak_memory
 from kp_dynamo.graph.saved_values import num_forward_results, partitioned
 from kp_dynamo.graph.sizes import node_bytes
+from kp_dynamo.passes.cast_bf16 import CastBf16
+from kp_dynamo.passes.fuse_linear_cross_entropy import FuseLinearCrossEntropy
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.recompute_blocks import RecomputeBlocks
+from tests.cross_entropies import BLOCK_BYTES, CLASSES, ROWS, joint, operands
 from tests.graphs import trace_inference
 from tests.passes.test_recompute_policies import gpt_joint
 
@@ -96,6 +99,19 @@ def test_a_matmul_that_is_reduced_stays_wide():
     a, b = square().bfloat16(), square().bfloat16()
     assert estimate(lambda a, b: layer(a, b, True), a, b).temporaries == SIZE
     assert estimate(lambda a, b: layer(a, b, False), a, b).temporaries == SIZE // 2
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_head_holds_two_blocks_of_logits_or_all(smoothing, is_kept):
+    def loss(x, weight, bias, target):
+        return F.cross_entropy(F.linear(x, weight), target, label_smoothing=smoothing)
+
+    gm = joint(loss, *operands())
+    kept_bytes = 2 * ROWS * CLASSES if is_kept else 0
+    FuseLinearCrossEntropy(min_bytes=0, block_bytes=BLOCK_BYTES, kept_bytes=kept_bytes)(gm)
+    CastBf16()(gm)
+    assert peak_memory(gm.graph, 0).temporaries == 4 * ROWS * (CLASSES if is_kept else 2 * 128)
 
 
 def test_a_joint_graph_returns_the_loss_and_then_gradients():

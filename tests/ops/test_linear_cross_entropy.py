@@ -36,7 +36,7 @@ def test_logits_are_scaled_and_capped(scale, cap):
     leaves = [t.requires_grad_() for t in (x, weight, bias)]
     logits = F.linear(*leaves) * scale
     loss = F.cross_entropy(cap * torch.tanh(logits / cap) if cap else logits, target, reduction="none")
-    result, statistics, _ = forward(*(t.detach() for t in leaves), target, scale, cap, 16)
+    result, statistics, *_ = forward(*(t.detach() for t in leaves), target, scale, cap, 16)
     torch.testing.assert_close(result, loss.detach())
     found = backward(grad, *(t.detach() for t in leaves), target, scale, cap, 16, statistics)
     for one, other in zip(found, torch.autograd.grad(loss, leaves, grad), strict=True):
@@ -54,7 +54,7 @@ def test_every_block_size_gives_torchs_loss_and_gradients(rows, width, classes, 
     target = torch.arange(rows) * 5 % classes
     loss, gradients = exact(x, weight, bias, grad, target)
     given_bias = bias if has_bias else None
-    result, statistics, _ = forward(x, weight, given_bias, target, 1.0, 0.0, block)
+    result, statistics, *_ = forward(x, weight, given_bias, target, 1.0, 0.0, block)
     torch.testing.assert_close(result, loss)
     found = backward(grad, x, weight, given_bias, target, 1.0, 0.0, block, statistics)
     for one, other in zip(found, gradients, strict=True):
@@ -84,7 +84,7 @@ def test_the_second_loss_of_label_smoothing_and_its_gradients(rows, classes, blo
     plain = F.cross_entropy(F.linear(*leaves), target, reduction="none")
     expected = torch.autograd.grad([plain, smooth], leaves, [grad, smooth_grad])
     detached = [t.detach() for t in leaves]
-    loss, statistics, second = forward(*detached, target, 1.0, 0.0, block, weights)
+    loss, statistics, second, _ = forward(*detached, target, 1.0, 0.0, block, weights)
     torch.testing.assert_close(loss, plain.detach())
     torch.testing.assert_close(second, smooth.detach(), rtol=1e-9, atol=1e-9)
     found = backward(grad, *detached, target, 1.0, 0.0, block, statistics, weights, smooth_grad)
@@ -106,7 +106,7 @@ def test_the_log_sum_exp_and_its_gradient_beside_the_loss(block, scale, cap, smo
     expected = torch.autograd.grad(losses + sums, leaves, [grad, lse_grad, grad + 1][: 2 + smooth])
     detached = [t.detach() for t in leaves]
     weights = torch.ones(50, dtype=torch.float64) if smooth else None
-    _, statistics, _ = forward(*detached, target, scale, cap, block, weights)
+    _, statistics, *_ = forward(*detached, target, scale, cap, block, weights)
     torch.testing.assert_close(statistics.sum(0), losses[1].detach())
     second = (weights, grad + 1 if smooth else None)
     found = backward(grad, *detached, target, scale, cap, block, statistics, *second, lse_grad)
@@ -121,7 +121,7 @@ def test_the_second_loss_of_extreme_rows_is_eagers(value):
         bias[:] = value if everywhere else bias
         bias[3] = value
         eager = -F.log_softmax(F.linear(x, weight, bias), -1).sum(-1)
-        *_, second = forward(x, weight, bias, torch.arange(6), 1.0, 0.0, 4, torch.ones(12, dtype=torch.float64))
+        _, _, second, _ = forward(x, weight, bias, torch.arange(6), 1.0, 0.0, 4, torch.ones(12, dtype=torch.float64))
         torch.testing.assert_close(second, eager, equal_nan=True)
 
 
@@ -133,7 +133,7 @@ def test_the_loss_is_accumulated_in_float32_on_either_device(dtype):
     loss, gradients = exact(x, weight, bias, grad, target)
 
     def run(x, weight, bias, grad, target):
-        result, statistics, _ = forward(x, weight, bias, target, 1.0, 0.0, 16)
+        result, statistics, *_ = forward(x, weight, bias, target, 1.0, 0.0, 16)
         return result, *backward(grad, x, weight, bias, target, 1.0, 0.0, 16, statistics)
 
     for fn in (run, torch.compile(run, backend=kp_tpu, options={"precision": "float32"})):
@@ -149,9 +149,62 @@ def test_the_loss_is_accumulated_in_float32_on_either_device(dtype):
 def test_a_gradient_may_be_wider_than_the_operands():
     x, weight, bias, grad = operands(6, 8, 50, torch.bfloat16)
     target = torch.arange(6)
-    _, statistics, _ = forward(x, weight, bias, target, 1.0, 0.0, 16)
+    _, statistics, *_ = forward(x, weight, bias, target, 1.0, 0.0, 16)
     found = backward(grad, x, weight, bias, target, 1.0, 0.0, 16, statistics, out_dtype=torch.float32)
     assert {t.dtype for t in found} == {torch.float32}
+
+
+def kept_gradients(x, weight, bias, grad, target, *others):
+    """The gradients from exponentials that the forward has kept, and those from logits that are computed again."""
+    given = x, weight, bias, target, 1.0, 0.0, 16
+    loss, statistics, _, exponentials = forward(*given, keep=True)
+    kept = backward(grad, *given, statistics, *others, *[None] * (3 - len(others)), exponentials, loss)
+    return exponentials, kept, backward(grad, *given, statistics, *others)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 7), width=st.integers(1, 6), classes=st.integers(1, 50), sure=st.booleans())
+def test_kept_exponentials_give_the_gradients_with_one_more_rounding(rows, width, classes, sure):
+    x, weight, bias, grad = operands(rows, width, classes, torch.bfloat16)
+    target = torch.arange(rows) * 5 % classes
+    if sure:  # the probability of the target is nearly 1, so its gradient is a small difference
+        bias[target] += 9
+    _, gradients = exact(x, weight, bias, grad, target)
+    exponentials, found, again = kept_gradients(x, weight, bias, grad, target)
+    assert (exponentials.shape, exponentials.dtype) == ((rows, classes), torch.bfloat16)
+    d_logits = (F.linear(x.double(), weight.double(), bias.double()).softmax(1) - F.one_hot(target, classes)).abs()
+    d_logits = d_logits * grad.double().abs()[:, None]
+    # An exponential, the gradient of its logit and the result are rounded by 2 ** -9 of their size, each.
+    sizes = d_logits @ weight.double().abs(), d_logits.t() @ x.double().abs(), d_logits.sum(0)
+    for one, other, true, size in zip(found, again, gradients, sizes, strict=True):
+        assert ((one.double() - true).abs() <= 4 * 2.0**-9 * size + 1e-6).all()
+        assert one.shape == other.shape
+
+
+def test_nothing_is_kept_in_float32():
+    x, weight, bias, grad = operands(6, 8, 50, torch.float32)
+    exponentials, found, again = kept_gradients(x, weight, bias, grad, torch.arange(6))
+    assert exponentials.shape == (0,)
+    assert all(map(torch.equal, found, again))
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("is_all", [False, True])
+def test_kept_exponentials_of_extreme_logits(value, is_all):
+    x, weight, bias, grad = operands(6, 8, 50, torch.bfloat16)
+    bias[slice(None) if is_all else slice(3, 9)] = value
+    _, found, again = kept_gradients(x, weight, bias, grad, torch.arange(20, 26))
+    for one, other in zip(found, again, strict=True):
+        assert torch.equal(one.isnan(), other.isnan())
+        torch.testing.assert_close(one, other, equal_nan=True, rtol=2.0**-6, atol=2.0**-6)
+
+
+def test_kept_exponentials_beside_smoothed_labels_and_a_z_loss():
+    x, weight, bias, grad = operands(6, 8, 50, torch.bfloat16)
+    rows = torch.linspace(-1, 1, 6)
+    _, found, again = kept_gradients(x, weight, bias, grad, torch.arange(6), torch.rand(50), rows, rows.flip(0))
+    for one, other in zip(found, again, strict=True):
+        torch.testing.assert_close(one, other, rtol=2.0**-6, atol=2.0**-6 * float(other.abs().max()))
 
 
 def test_classes_that_are_ruled_out_have_no_probability():
@@ -159,7 +212,7 @@ def test_classes_that_are_ruled_out_have_no_probability():
     bias[:5] = -math.inf  # a whole block, and one class of the next
     target = torch.arange(5, 11)
     loss, gradients = exact(x, weight, bias, grad, target)
-    result, statistics, _ = forward(x, weight, bias, target, 1.0, 0.0, 4)
+    result, statistics, *_ = forward(x, weight, bias, target, 1.0, 0.0, 4)
     torch.testing.assert_close(result, loss)
     for one, other in zip(backward(grad, x, weight, bias, target, 1.0, 0.0, 4, statistics), gradients, strict=True):
         torch.testing.assert_close(one, other)
@@ -203,9 +256,15 @@ def test_what_it_refuses(change, error, text):
         forward(*arguments)
 
 
+def test_it_keeps_nothing_under_a_soft_cap():
+    x, weight, *_ = (t.to("meta") for t in operands(6, 8, 12, torch.bfloat16))
+    with pytest.raises(ValueError, match=r"keep=True with soft_cap=3\.0, must be 0"):
+        forward(x, weight, None, torch.arange(6, device="meta"), 1.0, 3.0, 4, keep=True)
+
+
 def test_flops_are_those_of_its_matmuls_without_the_recomputed_one():
     x, weight, bias, grad = operands(6, 8, 12)
     with FlopCounterMode(display=False) as counter:
-        _, statistics, _ = forward(x, weight, bias, torch.arange(6), 1.0, 0.0, 4)
+        _, statistics, *_ = forward(x, weight, bias, torch.arange(6), 1.0, 0.0, 4)
         backward(grad, x, weight, bias, torch.arange(6), 1.0, 0.0, 4, statistics)
     assert counter.get_total_flops() == 3 * 2 * 6 * 8 * 12

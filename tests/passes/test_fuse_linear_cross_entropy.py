@@ -1,6 +1,7 @@
 """FuseLinearCrossEntropy: what it fires on, what it refuses and why, and what it does to losses and gradients."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -279,7 +280,56 @@ def test_casts_give_it_bfloat16_operands_and_float32_gradients():
     forward, backward = calls(gm.graph, *FUSED)
     for node, positions in ((forward, (0, 1)), (backward, (1, 2))):
         assert {node.args[p].meta["val"].dtype for p in positions} == {torch.bfloat16}
-    assert {value.dtype for value in (*forward.meta["val"], *backward.meta["val"])} == {torch.float32}
+    assert {value.dtype for value in (*forward.meta["val"][:3], *backward.meta["val"])} == {torch.float32}
+
+
+KEEPING = FuseLinearCrossEntropy(min_bytes=0, block_bytes=BLOCK_BYTES, kept_bytes=2 * ROWS * CLASSES)
+
+
+def test_small_exponentials_are_saved_for_the_backward():
+    gm = joint(plain, *operands())
+    applied(KEEPING, gm)
+    applied(CastBf16(), gm)
+    forward, backward = calls(gm.graph, *FUSED)
+    assert forward.kwargs == {"keep": True}
+    exponentials, loss = backward.args[12:]
+    assert (exponentials.args, loss.args) == ((forward, 3), (forward, 0))
+    assert (exponentials.meta["val"].shape, exponentials.meta["val"].dtype) == ((ROWS, CLASSES), torch.bfloat16)
+
+
+def _capped(x, weight, bias, target):
+    return F.cross_entropy(3 * torch.tanh(F.linear(x, weight) / 3), target)
+
+
+def _returned(x, weight, bias, target):
+    logits = F.linear(x, weight)
+    return F.cross_entropy(logits, target), logits.argmax(-1)
+
+
+@pytest.mark.parametrize("case", ["larger", "a soft cap", "read elsewhere"])
+def test_exponentials_that_are_not_saved(case):
+    fuse = dataclasses.replace(KEEPING, kept_bytes=KEEPING.kept_bytes - (case == "larger"))
+    loss = {"larger": plain, "a soft cap": _capped, "read elsewhere": _returned}[case]
+    gm = joint(loss, *operands())
+    assert applied(fuse, gm).rewritten == 1
+    assert not any(n.kwargs.get("keep") for n in calls(gm.graph, FUSED[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "is_kept"),
+    [
+        ({}, True),
+        ({"checkpoint": "off"}, True),
+        ({"checkpoint": "blocks"}, False),
+        ({"checkpoint": "attention"}, False),
+        ({"precision": "float32"}, False),
+        ({"keep_float32": ("mm",)}, False),
+        ({"memory_budget_gb": 1e-9}, False),
+    ],
+)
+def test_options_that_save_exponentials(options, is_kept):
+    fuse = next(p for p in build_pipeline(CompileOptions(**options)) if p.name == PASS.name)
+    assert (fuse.kept_bytes > 0) == is_kept
 
 
 def test_keep_float32_keeps_the_head():
@@ -323,3 +373,29 @@ def test_a_step_through_the_backend_and_a_longer_second_call(monkeypatch):
 
     assert rewritten == [1] * len(rewritten)
     assert rewritten
+
+
+def test_gradients_from_saved_exponentials(monkeypatch):
+    """Of rows that are sure of their target, whose gradient a rounded softmax would drown."""
+    rewritten = fuse_small_heads(monkeypatch)
+    x, weight, _, target = (t.detach() for t in operands())
+    target = target.clamp(min=0)
+    x = 4 * weight[target] + 0.1 * x
+    exact = [t.double().requires_grad_() for t in (x, weight)]
+    loss = F.cross_entropy(F.linear(*exact), target, reduction="sum")
+    loss.backward()
+
+    def gradients(options):
+        leaves = [t.clone().requires_grad_() for t in (x, weight)]
+        step = torch.compile(
+            lambda x, w: F.cross_entropy(F.linear(x, w), target, reduction="sum"), backend="kp_tpu", options=options
+        )
+        step(*leaves).backward()
+        return [t.grad for t in leaves]
+
+    found = gradients({}), gradients({"checkpoint": "attention"})  # saved, and computed again
+    for saved, computed, true in zip(*found, (t.grad for t in exact), strict=True):
+        error, usual = ((t.double() - true).norm() for t in (saved, computed))
+        assert error <= 1.5 * usual + 2.0**-9 * true.norm()
+    assert len(rewritten) >= 2
+    assert any(not torch.equal(*pair) for pair in zip(*found, strict=True))

@@ -26,8 +26,10 @@ _MEAN = 1  # the argument `reduction` of aten.nll_loss_forward: 0 is "none", 1 i
 class Rewriting:
     """Replaces one head by the operators."""
 
-    def __init__(self, graph: fx.Graph, head: Head, block: int, runs: FakeRuns) -> None:
+    def __init__(self, graph: fx.Graph, head: Head, block: int, runs: FakeRuns, is_kept: bool = False) -> None:
         self.graph, self.head, self.block, self.runs = graph, head, block, runs
+        self.keep = {"keep": True} if is_kept else {}
+        self.kept: tuple[fx.Node, ...] = ()
         self.width = fake_of(head.x).shape[1]
         self.targets = head.targets
         self.is_kept: fx.Node | None = None
@@ -48,7 +50,8 @@ class Rewriting:
         if head.gradients is not None:
             with self.graph.inserting_before(head.gradients.chain[-1]):
                 grads = self._row_gradients(head.gradients, smooth)
-                self._put_gradients(head.gradients, (grads[0], *operands, *settings, statistics, *grads[1:]))
+                others = _with_kept(grads[1:], self.kept)
+                self._put_gradients(head.gradients, (grads[0], *operands, *settings, statistics, *others))
         unused = (statistics, self.total, *head.replaced, *(smooth if self.targets.class_weights is None else ()))
         for node in unused:
             if node is not None:
@@ -120,8 +123,10 @@ class Rewriting:
 
     def _put_results(self, args: tuple[Any, ...]) -> fx.Node:
         """Replace the results of the head; returns the statistics of its rows."""
-        found = self.insert(kp.linear_cross_entropy.default, *args)
+        found = self.insert(kp.linear_cross_entropy.default, *args, **self.keep)
         loss, statistics, smooth_loss = (self.insert(operator.getitem, found, i) for i in range(3))
+        if self.keep:
+            self.kept = self.insert(operator.getitem, found, 3), loss
         if self.targets.is_pick:
             self._put_picked(loss, statistics)
         else:
@@ -129,7 +134,8 @@ class Rewriting:
         for node in self.head.log_totals:
             self._put(node, self._log_total(statistics))
         self._put_smooth_loss(smooth_loss)
-        erase_unused(loss)
+        if not self.kept:
+            erase_unused(loss)
         return statistics
 
     def _put_loss(self, losses: fx.Node) -> None:
@@ -257,3 +263,8 @@ class Rewriting:
 
     def _dtype(self) -> torch.dtype:
         return compute_dtype(fake_of(self.head.x).dtype)
+
+
+def _with_kept(given: tuple[Any, ...], kept: tuple[fx.Node, ...]) -> tuple[Any, ...]:
+    """The last arguments of the backward: `smooth_weights`, `smooth_grad`, `lse_grad`, and what the forward keeps."""
+    return (*given, *([None] * (3 - len(given))), *kept) if kept else given
