@@ -10,9 +10,10 @@ from importlib import metadata
 from typing import Any
 
 from kp_dynamo.cli.check_disk_cache import check_disk_cache
-from kp_dynamo.cli.checks import Check, run_self_test
+from kp_dynamo.cli.checks import Check
 from kp_dynamo.compat.known_limits import EARLIER_LIMITS, KNOWN_LIMITS, KnownLimit
 from kp_dynamo.compat.versions import CURE, check_versions, earlier_version, version_of
+from kp_dynamo.disk_cache.trial import run_self_test
 from kp_dynamo.exceptions import TPUBackendError
 
 _DISTRIBUTIONS = ("kp_dynamo", "torch", "torch_xla", "libtpu", "jax", "jaxlib")

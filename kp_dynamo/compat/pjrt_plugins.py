@@ -35,8 +35,13 @@ def is_in_front(library: str) -> bool:
     return os.path.realpath(current) == os.path.realpath(library)
 
 
-def put_in_front(library: str, behind: str | None = None) -> str:
-    """Make torch_xla load `library`, and return the path of the plugin that it would have loaded.
+def is_tpu() -> bool:
+    """Whether torch_xla would load libtpu for this process."""
+    return os.environ.get("PJRT_DEVICE", "TPU") == "TPU"
+
+
+def plugin_behind(library: str, behind: str | None = None) -> str:
+    """The path of the plugin that torch_xla would load without `library`.
 
     Args:
         library: A PJRT plugin that forwards to another one.
@@ -57,12 +62,17 @@ def put_in_front(library: str, behind: str | None = None) -> str:
         current = behind or ""
     if not os.path.isfile(current):
         raise TPUCacheError(f"the PJRT plugin of PJRT_DEVICE={name} was not found (looked for {current!r}).")
+    return current
+
+
+def put_in_front(library: str) -> None:
+    """Make torch_xla load `library`, for a device whose plugin `plugin_behind` has found."""
+    registered = _registered(os.environ.get("PJRT_DEVICE", "TPU"))
     if registered is None:
         os.environ[_TPU_LIBRARY] = library
     else:
         # torch_xla's C++ code asks the object, whose class belongs to its package.
         registered.library_path = lambda: library
-    return current
 
 
 def _registered(name: str) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 from typing import Any
 
 from kp_dynamo.compat import fast_extremes, pjrt_plugins
-from kp_dynamo.disk_cache import library
+from kp_dynamo.disk_cache import library, trial
 from kp_dynamo.disk_cache.folder import private_folder
 from kp_dynamo.exceptions import TPUCacheError, TPUConfigurationError
 
@@ -17,8 +18,9 @@ DEFAULT_MAX_GB = 10.0
 # Child processes inherit them, and so use the cache too.
 _FOLDER, _MAX_BYTES, _PLUGIN = "KP_TPU_CACHE_DIR", "KP_TPU_CACHE_MAX_BYTES", "KP_TPU_CACHE_PLUGIN"
 
-# The library that this process put in front of its device's plugin.
+# The library that this process put in front of its device's plugin, and why it put none there.
 _in_front: str | None = None
+_problem = ""
 
 
 def enable_disk_cache(folder: str | os.PathLike[str], max_gb: float = DEFAULT_MAX_GB) -> None:
@@ -27,6 +29,9 @@ def enable_disk_cache(folder: str | os.PathLike[str], max_gb: float = DEFAULT_MA
     Call it before the XLA device is used. It holds for every program of the process, also for those of torch_xla's
     lazy tensors. Whatever goes wrong later (a full disk, a damaged entry) costs a compilation and is counted:
     `cache_stats()["disk"]`.
+
+    The first use of a folder on a TPU tries the cache there: two processes compile, save and load a small model. If
+    that fails, a warning gives the reason, and the cache stays off.
 
     Args:
         folder: Created with mode 0700. A folder that others can write to is refused.
@@ -45,17 +50,28 @@ def enable_disk_cache(folder: str | os.PathLike[str], max_gb: float = DEFAULT_MA
             f"`import kp_dynamo`, or set {_FOLDER} in the environment of the process."
         )
     pjrt_plugins.require_plugin()
-    global _in_front
+    global _problem
     path = library.library_path()
     chosen = private_folder(folder)
-    plugin = pjrt_plugins.put_in_front(path, behind=os.environ.get(_PLUGIN))
+    plugin = pjrt_plugins.plugin_behind(path, os.environ.get(_PLUGIN))
+    _problem = trial.problem_at_first_use(chosen, plugin) if pjrt_plugins.is_tpu() else ""
+    if _problem:
+        logger.warning("the disk cache is off, because it does not work on this machine: %s", _problem)
+        return
+    pjrt_plugins.put_in_front(path)
     os.environ.update({_FOLDER: str(chosen), _MAX_BYTES: str(int(max_gb * 1e9)), _PLUGIN: plugin})
+    _use(path)
+
+
+def _use(path: str) -> None:
+    global _in_front
     _in_front = path
+    atexit.unregister(_log_stats)  # of an earlier call
+    atexit.register(_log_stats)
 
 
 def enable_from_environment() -> None:
     """Enable the cache if KP_TPU_CACHE_DIR names a folder. A problem is a warning: the program runs without it."""
-    global _in_front
     folder, given = os.environ.get(_FOLDER), os.environ.get(_MAX_BYTES)
     if not folder:
         return
@@ -63,7 +79,7 @@ def enable_from_environment() -> None:
         pjrt_plugins.require_plugin()
         if os.environ.get(_PLUGIN) and pjrt_plugins.is_in_front(path := library.library_path()):
             # A parent process has enabled it, so it also works for a device that has started.
-            _in_front = path
+            _use(path)
             return
         enable_disk_cache(folder, float(given) / 1e9 if given else DEFAULT_MAX_GB)
     except (TPUCacheError, TPUConfigurationError, ValueError) as problem:
@@ -77,7 +93,7 @@ def disk_stats() -> dict[str, Any]:
     "damaged" (deleted), "unreadable", "not_loaded" (the compiler refused what it had written) and "no_key".
     """
     if _in_front is None:
-        return {"state": "not enabled"}
+        return {"state": f"it does not work on this machine: {_problem}" if _problem else "not enabled"}
     counts = library.counters(_in_front)
     return {
         "state": library.state(_in_front),
@@ -96,3 +112,15 @@ def disk_stats() -> dict[str, Any]:
         # What the loaded programs took to compile, in the processes that saved them.
         "avoided_compile_s": counts["avoided_ns"] / 1e9,
     }
+
+
+def _log_stats() -> None:
+    stats = disk_stats()
+    missed = ", ".join(f"{reason} {number}" for reason, number in stats.get("misses", {}).items() if number)
+    logger.info(
+        "disk cache: %s; %d programs loaded, %.2f MB in %.2f s instead of %.2f s; compiled: %s; saved: %d",
+        stats["state"],
+        *(stats["hits"], stats["loaded_bytes"] / 1e6, stats["load_s"], stats["avoided_compile_s"]),
+        *(missed or "none", stats["saved"]),
+        extra={"event": "disk cache", **stats},
+    )

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kp_dynamo.cli import checks
 from kp_dynamo.cli.check_disk_cache import check_disk_cache
+from kp_dynamo.disk_cache import trial
 from tests.disk_cache.process import HERE, ROOT, build, plugin_folder
 
 # Prints the first argument in the first process, and the second one in the second.
@@ -34,7 +34,7 @@ def processes(monkeypatch):
 
     def put(first: dict, second: dict) -> None:
         command = (sys.executable, "-c", TELL, json.dumps(first), json.dumps(second))
-        monkeypatch.setattr(checks, "SELF_TEST", command)
+        monkeypatch.setattr(trial, "SELF_TEST", command)
 
     return put
 
@@ -78,14 +78,14 @@ def test_what_is_wrong_is_named(processes, first, second, message):
 
 def test_a_process_that_raises_is_quoted(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
-    monkeypatch.setattr(checks, "SELF_TEST", (sys.executable, "-c", "raise ValueError('the library was not built')"))
+    monkeypatch.setattr(trial, "SELF_TEST", (sys.executable, "-c", "raise ValueError('the library was not built')"))
     check = check_disk_cache(60)
     assert check.message == "the first process stopped: ValueError: the library was not built"
 
 
 def test_on_the_cpu_nothing_is_started(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    monkeypatch.setattr(checks, "SELF_TEST", ("/nowhere",))
+    monkeypatch.setattr(trial, "SELF_TEST", ("/nowhere",))
     check = check_disk_cache(60)
     assert check.status == "ok"
     assert check.message.startswith("there are no programs to keep on this device: XLA:CPU is a part of torch_xla")
@@ -103,7 +103,7 @@ class Plugin(plugins.DevicePlugin):
 """
 
 
-def _install(folder: Path) -> None:
+def install_plugin(folder: Path) -> None:
     """A distribution whose entry point registers the plugin with torch_xla, as vendors of plugins do."""
     (folder / "vendor.py").write_text(PLUGIN)
     about = folder / "vendor-1.dist-info"
@@ -116,7 +116,7 @@ def _install(folder: Path) -> None:
 def test_doctor_on_a_device_with_a_plugin(tmp_path):
     folder = plugin_folder()
     assert folder is not None, "Try: make setup, which installs xla-cpu-pjrt"
-    _install(tmp_path)
+    install_plugin(tmp_path)
     environment = {
         **os.environ,
         "PJRT_DEVICE": "CPUP",

@@ -39,7 +39,8 @@ plugins.register_plugin("CPUP", Plugin())
 def run(code: str, library, **environment: str) -> subprocess.CompletedProcess:
     """A fresh process, without a device unless `environment` names one."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KP_TPU", "PJRT", "TPU_", "XLA"))}
-    full = {**kept, "PYTHONPATH": str(ROOT), "TEST_LIBRARY": str(library), **environment}
+    # There is no TPU here that could be tried.
+    full = {**kept, "PYTHONPATH": str(ROOT), "TEST_LIBRARY": str(library), "KP_TPU_CACHE_TRIAL": "1", **environment}
     command = [sys.executable, "-c", PRELUDE + code]
     return subprocess.run(command, env=full, capture_output=True, text=True, timeout=300)
 
@@ -131,6 +132,28 @@ print(json.dumps([before, disk_stats()["state"]]))
     ]
 
 
+# What a trial on this machine finds.
+UNFIT = """
+from kp_dynamo.disk_cache import trial
+trial.try_in_two_processes = lambda timeout_s: (False, "other bits.")
+"""
+
+
+def test_a_tpu_on_which_it_does_not_work(library, tmp_path):
+    libtpu = pytest.importorskip("libtpu").get_library_path()
+    code = f"""{ON_A_TPU}{UNFIT}
+kp_dynamo.enable_disk_cache({str(tmp_path / "programs")!r})
+show()
+print(json.dumps(disk_stats()["state"]))
+"""
+    done = run(code, library, PJRT_DEVICE="TPU", TPU_LIBRARY_PATH=libtpu, KP_TPU_CACHE_TRIAL="")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "the disk cache is off, because it does not work on this machine: other bits. Try: `python -m" in done.stderr
+    variables, state = map(json.loads, done.stdout.splitlines())
+    assert variables == [libtpu, None, None, None]
+    assert state.startswith("it does not work on this machine: other bits.")
+
+
 def test_the_example_of_the_page(library, tmp_path):
     page = (ROOT / "docs" / "disk-cache.md").read_text()
     (code,) = re.findall(r"```python device=TPU\n(.*?)```", page, re.S)
@@ -214,11 +237,14 @@ def test_training_in_a_second_process_compiles_nothing(machine, library, front):
         "TEST_FRONT": str(front),
         "TEST_FOLDER": str(machine.folder),
         "KP_TEST_PLUGIN": machine.environment["KP_TEST_PLUGIN"],
+        "KP_TPU_LOG": "json",
     }
-    results = []
+    results, logged = [], []
     for _ in range(2):
         done = run(ON_THE_PLUGIN + TRAIN, library, **environment)
         assert done.returncode == 0, done.stderr[-3000:]
+        lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+        logged += [line for line in lines if line.get("event") == "disk cache"]
         assert "has no effect" not in done.stderr
         results.append(json.loads(done.stdout.splitlines()[-1]))
     first, second = (result["stats"] for result in results)
@@ -228,6 +254,8 @@ def test_training_in_a_second_process_compiles_nothing(machine, library, front):
     assert (second["hits"], second["saved"]) == (first["hits"] + first["saved"], 0)
     assert second["compile_s"] == 0 < second["load_s"] < second["avoided_compile_s"]
     assert results[0]["weights"] == results[1]["weights"]
+    assert [line["hits"] for line in logged] == [first["hits"], second["hits"]]
+    assert "compiled: none; saved: 0" in logged[1]["message"]
     # `explain` counts what happened during its own run.
     lines = [
         next(line for line in result["explained"].splitlines() if line.startswith("disk cache: ")) for result in results

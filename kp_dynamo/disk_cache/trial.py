@@ -1,0 +1,142 @@
+"""Whether programs that one process saved run in another one, on this machine's device.
+
+The cache could be tried on XLA's CPU plugin only, never on a TPU. So the first use of a folder on a TPU tries it there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kp_dynamo.compat.versions import version_of
+
+logger = logging.getLogger(__name__)
+
+SELF_TEST = (sys.executable, "-m", "kp_dynamo.cli.self_test")
+_RUNNING = "KP_TPU_CACHE_TRIAL"  # set in the processes of a trial, which must not begin another one
+_TIMEOUT_S = 600.0
+_SILENCE = "Another process may hold the device, or PJRT_DEVICE may name one that is not there: CPU always is."
+
+
+def problem_at_first_use(folder: Path, plugin: str) -> str:
+    """What a trial on this machine finds wrong; "" if nothing. A trial is run once for a folder and a plugin.
+
+    Args:
+        folder: The cache's folder, which keeps the result.
+        plugin: The path of the device's plugin.
+    """
+    if os.environ.get(_RUNNING):
+        return ""
+    kept = folder / f"trial-{_digest(plugin)}"
+    # Processes that start together, such as those of torchrun, would hold the device against each other's trials.
+    with (folder / "trial-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return kept.read_text() if kept.is_file() else _tried(folder, plugin, kept)
+
+
+def _tried(folder: Path, plugin: str, kept: Path) -> str:
+    """What a trial finds wrong, also written to the file `kept`."""
+    logger.info(
+        "the disk cache is tried on this TPU, in two processes. This is done once for %s and %s.", folder, plugin
+    )
+    is_right, message = try_in_two_processes(_TIMEOUT_S)
+    found = "" if is_right else f"{message} Try: `python -m kp_dynamo doctor --cache`, or delete {kept} to try again."
+    temporary = kept.with_suffix(".new")
+    temporary.write_text(found)
+    temporary.replace(kept)
+    return found
+
+
+def _digest(plugin: str) -> str:
+    """Of what a trial depends on."""
+    about = os.stat(plugin)
+    parts = os.path.realpath(plugin), about.st_size, about.st_mtime_ns, version_of("kp_dynamo"), version_of("torch_xla")
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def try_in_two_processes(timeout_s: float) -> tuple[bool, str]:
+    """Run the self-test in two processes that share an empty folder; the second must load what the first saved.
+
+    Returns:
+        Whether it did, and the figures or what is wrong.
+    """
+    with tempfile.TemporaryDirectory(prefix="kp_dynamo-") as folder:
+        processes = []
+        for which in ("first", "second"):
+            told, problem = run_self_test(timeout_s, folder)
+            if "disk" not in told:
+                return False, f"the {which} process stopped: {problem}"
+            processes.append(told)
+    wrong = _problem(*processes)
+    return not wrong, wrong or _success(*processes)
+
+
+def _problem(first: dict[str, Any], second: dict[str, Any]) -> str:
+    """What is wrong with the two runs; "" if nothing."""
+    for which, told in (("first", first), ("second", second)):
+        if told["disk"]["state"] != "on":
+            return f"off in the {which} process: {told['disk']['state']}"
+        if not told["difference"] <= told["allowed"]:  # also if it is no number
+            return f"the {which} process differs from eager by {told['difference']:.1e}, allowed {told['allowed']:.0e}"
+    if not first["disk"]["saved"]:
+        return f"the first process saved no program: {_counted(first['disk']['unsaved'])}"
+    if any(second["disk"]["misses"].values()):
+        return (
+            f"the second process loaded {second['disk']['hits']} programs and compiled others again: "
+            f"{_counted(second['disk']['misses'])}"
+        )
+    if first["digest"] != second["digest"]:
+        return "the programs that the second process loaded compute other results than in the first"
+    return ""
+
+
+def _success(first: dict[str, Any], second: dict[str, Any]) -> str:
+    saved, loaded = first["disk"], second["disk"]
+    return (
+        f"the first process compiled and saved {saved['saved']} programs in {saved['compile_s']:.2f} s "
+        f"({saved['saved_bytes'] / 1e6:.2f} MB); the second loaded them in {loaded['load_s']:.2f} s, and its results "
+        "are equal to the last bit"
+    )
+
+
+def _counted(reasons: dict[str, int]) -> str:
+    return ", ".join(f"{reason} {number}" for reason, number in reasons.items() if number) or "no reason was counted"
+
+
+def run_self_test(timeout_s: float, *arguments: str) -> tuple[dict[str, Any], str]:
+    """The output of `kp_dynamo.cli.self_test`, and why it stopped early.
+
+    The user's disk cache stays out of it: a self-test with a folder enables the cache in that one.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "KP_TPU_CACHE_DIR" or not arguments}
+    environment[_RUNNING] = "1"
+    command = [*SELF_TEST, *arguments]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        output = late.stdout.decode() if isinstance(late.stdout, bytes) else ""
+        return _told(output), f"nothing{' more' if output else ''} within {timeout_s:g} s. {_SILENCE}"
+    return _told(done.stdout), _end_of(done)
+
+
+def _told(output: str) -> dict[str, Any]:
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
+    return {name: value for line in lines for name, value in line.items()}
+
+
+def _end_of(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode < 0:
+        return f"its process was ended by {signal.Signals(-done.returncode).name}"
+    last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+    return last[0] if last else f"its process ended with {done.returncode}"

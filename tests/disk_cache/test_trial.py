@@ -1,0 +1,117 @@
+"""The trial at the first use of a folder on a TPU: when it runs, and that its result is kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kp_dynamo.disk_cache import trial
+from tests.cli.test_check_disk_cache import install_plugin
+from tests.disk_cache.process import HERE, ROOT, build, plugin_folder
+
+
+@pytest.fixture
+def results(monkeypatch):
+    """What the next trials find; each one takes one."""
+    found: list[tuple[bool, str]] = []
+    monkeypatch.setattr(trial, "try_in_two_processes", lambda timeout_s: found.pop())
+    monkeypatch.delenv("KP_TPU_CACHE_TRIAL", raising=False)
+    return found
+
+
+@pytest.fixture
+def libtpu(tmp_path):
+    path = tmp_path / "libtpu.so"
+    path.write_text("version 1")
+    return path
+
+
+def test_it_runs_once_for_a_folder_and_a_plugin(results, libtpu, tmp_path):
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        results.append((True, "equal to the last bit"))
+        for _ in range(2):
+            assert trial.problem_at_first_use(folder, str(libtpu)) == ""
+    libtpu.write_text("version 2, which is longer")
+    with pytest.raises(IndexError):  # another trial begins
+        trial.problem_at_first_use(folders[0], str(libtpu))
+
+
+def test_a_failure_is_kept_until_its_file_is_deleted(results, libtpu, tmp_path):
+    results.append((False, "the second process stopped."))
+    problem = trial.problem_at_first_use(tmp_path, str(libtpu))
+    assert problem.startswith("the second process stopped. Try: `python -m kp_dynamo doctor --cache`, or delete ")
+    assert trial.problem_at_first_use(tmp_path, str(libtpu)) == problem
+    (kept,) = tmp_path.glob(f"trial-{'[0-9a-f]' * 16}")
+    assert str(kept) in problem
+    kept.unlink()
+    results.append((True, ""))
+    assert trial.problem_at_first_use(tmp_path, str(libtpu)) == ""
+
+
+def test_processes_that_start_together_run_one_trial(libtpu, tmp_path):
+    ran = tmp_path / "ran"
+    code = f"""
+import time
+from pathlib import Path
+from kp_dynamo.disk_cache import trial
+def run(timeout_s):
+    with Path({str(ran)!r}).open("a") as file:
+        file.write("once ")
+    time.sleep(1)
+    return True, ""
+trial.try_in_two_processes = run
+print(trial.problem_at_first_use(Path({str(tmp_path)!r}), {str(libtpu)!r}))
+"""
+    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate()[0] for process in processes] == ["\n"] * 3
+    assert ran.read_text() == "once "
+
+
+def test_the_processes_of_a_trial_begin_no_other(libtpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        trial, "SELF_TEST", (sys.executable, "-c", "import os; print(os.environ['KP_TPU_CACHE_TRIAL'])")
+    )
+    assert trial.run_self_test(60) == ({}, "its process ended with 0")
+    monkeypatch.setenv("KP_TPU_CACHE_TRIAL", "1")
+    assert trial.problem_at_first_use(tmp_path, str(libtpu)) == ""
+    assert not list(tmp_path.glob("trial-*"))
+
+
+# The device of this process is taken for a TPU.
+ENABLE = """
+import os, sys
+from kp_dynamo.compat import importing, pjrt_plugins
+import kp_dynamo
+importing.load()
+pjrt_plugins.is_tpu = lambda: True
+kp_dynamo.enable_disk_cache(sys.argv[1])
+import torch
+assert (torch.ones(3, device="xla") + 1).sum().item() == 6
+print(kp_dynamo.cache_stats()["disk"]["state"])
+"""
+
+
+@pytest.mark.slow
+def test_a_device_on_which_it_works(tmp_path):
+    folder = plugin_folder()
+    assert folder is not None, "Try: make setup, which installs xla-cpu-pjrt"
+    install_plugin(tmp_path)
+    environment = {
+        **os.environ,
+        "PJRT_DEVICE": "CPUP",
+        "PYTHONPATH": f"{ROOT}:{tmp_path}",
+        "TEST_FRONT": str(build(tmp_path / "front.so", HERE / "front_plugin.c")),
+        "KP_TEST_PLUGIN": str(folder / "xla_cpu_pjrt.so"),
+    }
+    programs = tmp_path / "programs"
+    for _ in range(2):
+        command = [sys.executable, "-c", ENABLE, str(programs)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "on\n"), done.stderr[-3000:]
+        (kept,) = programs.glob(f"trial-{'[0-9a-f]' * 16}")
+        assert kept.read_text() == ""
