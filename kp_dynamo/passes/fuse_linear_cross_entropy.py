@@ -35,7 +35,7 @@ class FuseLinearCrossEntropy:
 
     The logits of a language model are its largest values: 2 GiB for 4096 tokens and a vocabulary of 128256. A training
     step holds up to three values of that size. The operator computes `block_bytes` of them at a time, and the backward
-    computes them again from x and the weight. If their exponentials are at most `kept_bytes` in bfloat16, the forward
+    computes them again from x and the weight. As long as their exponentials take at most `kept_bytes`, the forward
     computes the logits in one block and saves the exponentials, and the backward reads these.
 
     Fires on a matmul, any reshapes, slices of rows, upcasts, factors and one soft cap (tanh) of its result,
@@ -59,7 +59,7 @@ class FuseLinearCrossEntropy:
     Attributes:
         min_bytes: The smallest logits, in float32, that are not computed whole.
         block_bytes: The size of a block of logits, in float32.
-        kept_bytes: The largest exponentials, in bfloat16, that are saved for the backward.
+        kept_bytes: The most bytes of exponentials, in bfloat16, that the losses of a graph save for their backward.
     """
 
     min_bytes: int = 32 << 20
@@ -69,13 +69,17 @@ class FuseLinearCrossEntropy:
     name: ClassVar[str] = "fuse_linear_cross_entropy"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
-        forward, runs = forward_nodes(gm.graph), FakeRuns()
+        forward, runs, left = forward_nodes(gm.graph), FakeRuns(), self.kept_bytes
 
         def match(reader: fx.Node) -> Head | Refusal | None:
             return head_at(reader, forward) if self._is_large(reader) else None
 
         def rewrite(head: Head) -> None:
-            Rewriting(gm.graph, head, self._block(head), runs, self._is_kept(head)).run()
+            nonlocal left
+            size = _kept_bytes(head)
+            is_kept = size is not None and size <= left
+            left -= size if is_kept and size else 0
+            Rewriting(gm.graph, head, self._block(head), runs, is_kept).run()
 
         readers = (node for node in calls(gm.graph, *_READERS) if node in forward and not node._erased)
         return rewrite_each(self.name, readers, match, rewrite)
@@ -84,12 +88,6 @@ class FuseLinearCrossEntropy:
         rows = fake_of(reader.args[0]).shape  # type: ignore[arg-type]
         return 4 * math.prod(hint_int(size, fallback=1) for size in rows) >= self.min_bytes
 
-    def _is_kept(self, head: Head) -> bool:
-        rows = fake_of(head.chain[-1]).shape[:-1]
-        if head.gradients is None or head.is_read or head.scaling.soft_cap or not all(type(n) is int for n in rows):
-            return False
-        return 2 * math.prod(rows) * head.num_classes <= self.kept_bytes
-
     def _block(self, head: Head) -> int:
         """Columns of a block: a multiple of the lanes, and about as many in each block."""
         rows, num_classes = fake_of(head.chain[-1]).shape[:-1], head.num_classes
@@ -97,3 +95,11 @@ class FuseLinearCrossEntropy:
         most = max(self.block_bytes // (4 * max(num_rows, 1)), _LANES)
         num_blocks = math.ceil(num_classes / most)
         return math.ceil(num_classes / num_blocks / _LANES) * _LANES
+
+
+def _kept_bytes(head: Head) -> int | None:
+    """The bytes of the exponentials, in bfloat16; None if the backward cannot read them, or their number is open."""
+    rows = fake_of(head.chain[-1]).shape[:-1]
+    if head.gradients is None or head.is_read or head.scaling.soft_cap or not all(type(n) is int for n in rows):
+        return None
+    return 2 * math.prod(rows) * head.num_classes

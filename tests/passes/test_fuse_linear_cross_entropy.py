@@ -297,6 +297,18 @@ def test_small_exponentials_are_saved_for_the_backward():
     assert (exponentials.meta["val"].shape, exponentials.meta["val"].dtype) == ((ROWS, CLASSES), torch.bfloat16)
 
 
+def test_the_losses_of_a_graph_share_the_bytes():
+    """Such as those of chunks, which users compute one by one to save memory."""
+
+    def chunked(x, weight, bias, target):
+        logits = (F.linear(part, weight) for part in x.chunk(3))
+        return sum(F.cross_entropy(*pair, reduction="sum") for pair in zip(logits, target.chunk(3), strict=True))
+
+    gm = joint(chunked, *operands())
+    assert applied(dataclasses.replace(KEEPING, kept_bytes=2 * ROWS * CLASSES - 1), gm).rewritten == 3
+    assert sum(bool(n.kwargs.get("keep")) for n in calls(gm.graph, FUSED[0])) == 2
+
+
 def _capped(x, weight, bias, target):
     return F.cross_entropy(3 * torch.tanh(F.linear(x, weight) / 3), target)
 
