@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from bench.tables import cpu, tpu
-from bench.tables.models import models
+from bench.tables.models import kernels, models
 from bench.tables.summary import summary
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -14,6 +14,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{name: partial(cpu.as_written, name) for name in cpu.FORMATS},
     "step_time": cpu.step_time,
     "models": models,
+    "kernels": kernels,
     "levels": tpu.levels,
     "goals": tpu.goals,
     "pallas": tpu.pallas,

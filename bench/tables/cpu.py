@@ -20,6 +20,7 @@ FORMATS = {
     "depth": {
         "layers": "", "backend s": ".2f", "AOTAutograd and passes s": ".2f", "trace and XLA s": ".2f",
         "finding layers s": ".2f", "Dynamo and running s": ".2f", "host ms of a step": ".1f",
+        "with 4 layers a program": ".1f",
     },
     "buckets": {"model": "", "variant": "", "total_s": ".1f", "programs": ""},
     "components": {"component": "", "what": "", "ms": ".2f", "programs": ""},

@@ -1,4 +1,4 @@
-"""The table of `bench.v5e`: models as users have them, by a v5e's compiler."""
+"""The tables of `bench.v5e` and `bench.kernels`: models as users have them, by a v5e's compiler."""
 
 from __future__ import annotations
 
@@ -22,6 +22,23 @@ def models() -> str:
 
     bases = (row for row in results.rows if row["variant"] == "openxla")
     return with_caption(results, markdown(HEADER, map(line, bases)))
+
+
+def kernels() -> str:
+    """A line a case: both times without the kernel, and with it, where its calls have a roofline and no cycles."""
+    results = load("kernels")
+
+    def line(row: Row) -> list[str]:
+        without = slashed((row[f"{name} without"] for name in TIMES), ".2f")
+        times = (text(row[name], ".2f") for name in ("cycles ms", "roofline of calls ms", "modelled ms"))
+        peaks = slashed((row["peak MiB without"], row["peak MiB"]), ".0f")
+        return [", ".join(_case(row)), without, *times, peaks]
+
+    header = (
+        "", "balanced, ms", "with the kernel: cycles ms without the calls", "roofline of the calls", "modelled ms",
+        "peak without / with",
+    )  # fmt: skip
+    return with_caption(results, markdown(header, map(line, results.rows)))
 
 
 def _case(row: Row) -> tuple[str, str]:
