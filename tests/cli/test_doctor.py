@@ -8,10 +8,11 @@ from importlib import metadata
 
 import pytest
 
-from kp_dynamo.cli import checks, doctor
+from kp_dynamo.cli import doctor
 from kp_dynamo.cli.checks import Check
 from kp_dynamo.cli.doctor import Diagnosis, diagnose
 from kp_dynamo.compat.known_limits import KNOWN_LIMITS
+from kp_dynamo.disk_cache import trial
 from kp_dynamo.exceptions import TPUConfigurationError
 
 WELL = """import json
@@ -24,7 +25,7 @@ print(json.dumps({"difference": 1e-7, "allowed": 1e-5}), flush=True)
 def self_test(monkeypatch):
     """Puts another program in the place of the self-test."""
     monkeypatch.setattr(doctor, "check_versions", lambda: {"torch": "2.9.1", "torch_xla": "2.9.0"})
-    return lambda program: monkeypatch.setattr(checks, "SELF_TEST", (sys.executable, "-c", program))
+    return lambda program: monkeypatch.setattr(trial, "SELF_TEST", (sys.executable, "-c", program))
 
 
 def failed(diagnosis):
