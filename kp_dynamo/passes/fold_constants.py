@@ -9,9 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import fx
 
-from kp_dynamo.graph.editing import insert_attribute, insert_call, replace_node
+from kp_dynamo.graph.editing import erase_unused, insert_attribute, insert_call, replace_node, set_value
 from kp_dynamo.graph.nodes import calls
-from kp_dynamo.graph.op_tables import FILLS
+from kp_dynamo.graph.op_tables import FILLS, is_one_of
 from kp_dynamo.graph.pure_operators import is_pure
 from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
 from kp_dynamo.passes.constants.generators import generator_of, is_uniform
@@ -20,6 +20,12 @@ from kp_dynamo.passes.constants.scalar_forms import use_scalars
 from kp_dynamo.passes.constants.shape_sources import drop_shape_sources
 
 aten = torch.ops.aten
+
+# IEEE 754 leaves these no choice.
+_ROUNDED_ALIKE = (
+    aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.neg, aten.abs, aten.sqrt, aten.reciprocal, aten.minimum,
+    aten.maximum, aten.clamp, aten.floor, aten.ceil, aten.trunc, aten.round, aten.where, aten.clone,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,10 @@ class FoldConstants:
     3. Any other constant stays an attribute, and the ops that copy or rename it (lift_fresh_copy, lift_fresh, alias,
        detach) are removed: the lowering moves attributes onto the device as known constants.
     4. A cast of a constant of at most `max_cast_elements` elements is evaluated now; its result is a constant again.
-    5. An elementwise function of one-element constants, such as log(3.5), is evaluated now: XLA's compiler evaluates it
-       differently from its programs, and `ceil(log(x) / log(3.5))` is one too large where x is 3.5.
+    5. Arithmetic of one-element constants, which is rounded alike everywhere, is evaluated now. The operands of other
+       elementwise functions of them become inputs of the program, which then computes log(3.5) as it does log(x). XLA's
+       compiler and torch's CPU kernels have other logarithms, and `ceil(log(x) / log(3.5))` would be one too large
+       where x is 3.5.
     6. A 0-dim full or scalar_tensor becomes a Python number in the ops that accept one (`scalar_forms.py`), if dtypes
        stay the same and the number is exact in the dtype of the result.
     7. full_like, zeros_like and ones_like of a static shape no longer read the tensor (`shape_sources.py`).
@@ -69,10 +77,13 @@ class FoldConstants:
 
 
 class _Match(NamedTuple):
-    """A node that computes a constant, and the op and arguments that generate the constant, if any do."""
+    """A node that computes a constant, and the op and arguments that generate the constant, if any do.
+
+    The value is None if only a program can compute it.
+    """
 
     node: fx.Node
-    value: torch.Tensor
+    value: torch.Tensor | None
     generator: tuple[Any, tuple[Any, ...]] | None
 
 
@@ -89,6 +100,8 @@ class _Folding:
         if node.target in FILLS and _has_one_element(node):
             self.known[node] = node.target(*node.args, **node.kwargs)
             return None
+        if self._is_function_of_numbers(node) and not is_one_of(node, _ROUNDED_ALIKE):
+            return _Match(node, None, None)
         value = self._constant(node)
         if value is None or isinstance(value, Refusal):
             return value
@@ -129,16 +142,26 @@ class _Folding:
         cast: torch.Tensor = aten._to_copy.default(value, **node.kwargs)
         return cast
 
-    def _computed(self, node: fx.Node) -> torch.Tensor | None:
+    def _is_function_of_numbers(self, node: fx.Node) -> bool:
+        """Whether a node is an elementwise function of one-element constants alone, with floating-point values."""
+        if node.op != "call_function" or not node.all_input_nodes or not _is_function(node) or sharing_problem(node):
+            return False
         values = [self.known.get(source) for source in node.all_input_nodes]
-        if any(v is None or v.numel() > 1 or not v.dtype.is_floating_point for v in values) or sharing_problem(node):
+        operands = [value for value in values if value is not None and value.numel() == 1]
+        return len(operands) == len(values) and all(v.dtype.is_floating_point for v in (*operands, node.meta["val"]))
+
+    def _computed(self, node: fx.Node) -> torch.Tensor | None:
+        if not self._is_function_of_numbers(node):
             return None
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.known.__getitem__)
-        result = node.target(*args, **kwargs)  # type: ignore[operator]
-        return result if result.dtype.is_floating_point else None
+        result: torch.Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+        return result
 
     def fold(self, found: _Match) -> None:
         node = found.node
+        if found.value is None:
+            self._hold_operands(node)
+            return
         with self.gm.graph.inserting_before(node):
             if found.generator:
                 target, args = found.generator
@@ -150,6 +173,19 @@ class _Folding:
                 made = insert_attribute(self.gm, f"{node.name}_constant", found.value, like=node)
         self.known[made] = found.value
         replace_node(node, made)
+
+    def _hold_operands(self, node: fx.Node) -> None:
+        """Make the constants that a node reads inputs of the program. They get a dimension: numbers are parts of it."""
+        for source in node.all_input_nodes:
+            value, fake = self.known[source], source.meta["val"]
+            with self.gm.graph.inserting_before(node):
+                held = insert_attribute(self.gm, f"{source.name}_input", value.reshape(1), like=source)
+                set_value(held, fake.reshape(1))
+                shaped = insert_call(
+                    self.gm.graph, aten.reshape.default, (held, list(value.shape)), {}, like=source, value=fake
+                )
+            node.replace_input_with(source, shaped)
+            erase_unused(source)
 
 
 def _has_one_element(node: fx.Node) -> bool:
