@@ -270,3 +270,22 @@ def test_a_function_of_a_number_is_that_of_a_tensor(number):
     assert run(x).tolist() == [0.0]
     places = compiled(lambda x: torch.ceil(torch.log(x) / torch.log(number())), precision="float32")
     assert places(torch.arange(1.0, 12.0)).tolist() == [0, 1, 1, *[2] * 8]
+
+
+def test_a_program_computes_functions_of_numbers_and_no_arithmetic():
+    def scaled(x):
+        half = torch.full((), 7.0) / 2
+        return x * half - torch.log(half)
+
+    gm = trace_inference(scaled, torch.ones(2))
+    assert_expected_inline(
+        folded(gm),
+        """\
+arg0_1: f32[2] = input
+mul_tensor: f32[2] = aten.mul.Tensor(arg0_1, 3.5)
+full_default_input: f32[1] = attribute full_default_input
+reshape_default: f32[] = aten.reshape.default(full_default_input, [])
+log: f32[] = aten.log.default(reshape_default)
+sub: f32[2] = aten.sub.Tensor(mul_tensor, log)
+return (sub,)""",
+    )
