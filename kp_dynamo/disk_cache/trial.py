@@ -37,10 +37,13 @@ def problem_at_first_use(folder: Path, plugin: str) -> str:
     if os.environ.get(_RUNNING):
         return ""
     kept = folder / f"trial-{_digest(plugin)}"
-    # Processes that start together, such as those of torchrun, would hold the device against each other's trials.
-    with (folder / "trial-lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return kept.read_text() if kept.is_file() else _tried(folder, plugin, kept)
+    try:
+        # Processes that start together, such as those of torchrun, would hold the device against each other's trials.
+        with (folder / "trial-lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return kept.read_text() if kept.is_file() else _tried(folder, plugin, kept)
+    except OSError as cause:  # a full disk, for example
+        return f"{folder} cannot keep the result of a trial ({cause.strerror})."
 
 
 def _tried(folder: Path, plugin: str, kept: Path) -> str:

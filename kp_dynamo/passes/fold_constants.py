@@ -100,9 +100,12 @@ class _Folding:
         if node.target in FILLS and _has_one_element(node):
             self.known[node] = node.target(*node.args, **node.kwargs)
             return None
-        if self._is_function_of_numbers(node) and not is_one_of(node, _ROUNDED_ALIKE):
-            return _Match(node, None, None)
-        value = self._constant(node)
+        if self._is_function_of_numbers(node):
+            if not is_one_of(node, _ROUNDED_ALIKE):
+                return _Match(node, None, None)
+            value: torch.Tensor | Refusal | None = self._computed(node)
+        else:
+            value = self._constant(node)
         if value is None or isinstance(value, Refusal):
             return value
         generator = generator_of(value)
@@ -121,15 +124,13 @@ class _Folding:
         return Refusal(node, problem) if problem and is_copied else None
 
     def _constant(self, node: fx.Node) -> torch.Tensor | Refusal | None:
-        """The constant value of a copy, an alias, a cast or a function of constants."""
+        """The constant value of a copy, an alias or a cast."""
         source = node.args[0] if node.op == "call_function" and node.args else None
         value = self.known.get(source) if isinstance(source, fx.Node) else None
         if value is None:
             return None
         if node.target is aten._to_copy.default:
             return self._cast(node, value)
-        if _is_function(node):
-            return self._computed(node)
         is_attribute = isinstance(source, fx.Node) and source.op == "get_attr"
         return value if is_attribute and node.target in COPIES + IDENTITIES else None
 
@@ -150,9 +151,7 @@ class _Folding:
         operands = [value for value in values if value is not None and value.numel() == 1]
         return len(operands) == len(values) and all(v.dtype.is_floating_point for v in (*operands, node.meta["val"]))
 
-    def _computed(self, node: fx.Node) -> torch.Tensor | None:
-        if not self._is_function_of_numbers(node):
-            return None
+    def _computed(self, node: fx.Node) -> torch.Tensor:
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.known.__getitem__)
         result: torch.Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
         return result

@@ -103,27 +103,30 @@ class Plugin(plugins.DevicePlugin):
 """
 
 
-def install_plugin(folder: Path) -> None:
-    """A distribution whose entry point registers the plugin with torch_xla, as vendors of plugins do."""
+def install_plugin(folder: Path) -> dict[str, str]:
+    """A distribution whose entry point registers the plugin with torch_xla, as vendors of plugins do.
+
+    Returns the environment of a process that uses it.
+    """
+    plugin = plugin_folder()
+    assert plugin is not None, "Try: make setup, which installs xla-cpu-pjrt"
     (folder / "vendor.py").write_text(PLUGIN)
     about = folder / "vendor-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1\n")
     (about / "entry_points.txt").write_text("[torch_xla.plugins]\nCPUP = vendor:Plugin\n")
+    return {
+        **os.environ,
+        "PJRT_DEVICE": "CPUP",
+        "PYTHONPATH": f"{ROOT}:{folder}",
+        "TEST_FRONT": str(build(folder / "front.so", HERE / "front_plugin.c")),
+        "KP_TEST_PLUGIN": str(plugin / "xla_cpu_pjrt.so"),
+    }
 
 
 @pytest.mark.slow
 def test_doctor_on_a_device_with_a_plugin(tmp_path):
-    folder = plugin_folder()
-    assert folder is not None, "Try: make setup, which installs xla-cpu-pjrt"
-    install_plugin(tmp_path)
-    environment = {
-        **os.environ,
-        "PJRT_DEVICE": "CPUP",
-        "PYTHONPATH": f"{ROOT}:{tmp_path}",
-        "TEST_FRONT": str(build(tmp_path / "front.so", HERE / "front_plugin.c")),
-        "KP_TEST_PLUGIN": str(folder / "xla_cpu_pjrt.so"),
-    }
+    environment = install_plugin(tmp_path)
     command = [sys.executable, "-m", "kp_dynamo", "doctor", "--cache", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     check = json.loads(done.stdout)["checks"][-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -10,7 +9,6 @@ import pytest
 
 from kp_dynamo.disk_cache import trial
 from tests.cli.test_check_disk_cache import install_plugin
-from tests.disk_cache.process import HERE, ROOT, build, plugin_folder
 
 
 @pytest.fixture
@@ -51,6 +49,12 @@ def test_a_failure_is_kept_until_its_file_is_deleted(results, libtpu, tmp_path):
     kept.unlink()
     results.append((True, ""))
     assert trial.problem_at_first_use(tmp_path, str(libtpu)) == ""
+
+
+def test_a_folder_that_cannot_keep_the_result(results, libtpu, tmp_path):
+    (tmp_path / "trial-lock").mkdir()
+    problem = trial.problem_at_first_use(tmp_path, str(libtpu))
+    assert problem == f"{tmp_path} cannot keep the result of a trial (Is a directory)."
 
 
 def test_processes_that_start_together_run_one_trial(libtpu, tmp_path):
@@ -98,16 +102,7 @@ print(kp_dynamo.cache_stats()["disk"]["state"])
 
 @pytest.mark.slow
 def test_a_device_on_which_it_works(tmp_path):
-    folder = plugin_folder()
-    assert folder is not None, "Try: make setup, which installs xla-cpu-pjrt"
-    install_plugin(tmp_path)
-    environment = {
-        **os.environ,
-        "PJRT_DEVICE": "CPUP",
-        "PYTHONPATH": f"{ROOT}:{tmp_path}",
-        "TEST_FRONT": str(build(tmp_path / "front.so", HERE / "front_plugin.c")),
-        "KP_TEST_PLUGIN": str(folder / "xla_cpu_pjrt.so"),
-    }
+    environment = install_plugin(tmp_path)
     programs = tmp_path / "programs"
     for _ in range(2):
         command = [sys.executable, "-c", ENABLE, str(programs)]

@@ -26,9 +26,11 @@ _MEAN = 1  # the argument `reduction` of aten.nll_loss_forward: 0 is "none", 1 i
 class Rewriting:
     """Replaces one head by the operators."""
 
-    def __init__(self, graph: fx.Graph, head: Head, block: int, runs: FakeRuns, is_kept: bool = False) -> None:
+    def __init__(
+        self, graph: fx.Graph, head: Head, block: int, runs: FakeRuns, keeps_exponentials: bool = False
+    ) -> None:
         self.graph, self.head, self.block, self.runs = graph, head, block, runs
-        self.keep = {"keep": True} if is_kept else {}
+        self.keep = {"keep": True} if keeps_exponentials else {}
         self.kept: tuple[fx.Node, ...] = ()
         self.width = fake_of(head.x).shape[1]
         self.targets = head.targets
