@@ -42,7 +42,7 @@ def compile_for_generation(
             The cache holds so many.
         buckets: The lengths that prompts are padded to, as in the option of this name. None: powers of two.
         options: As for `torch.compile(model, backend="kp_tpu", options=options)`, without `buckets` and `over_bucket`.
-            `donate` is "mutated" and `blocks` "off" unless given.
+            `donate` is "mutated" unless given.
 
     Returns:
         An object with the attributes and the modules of `model`, whose `generate` uses the compiled forwards.
@@ -55,7 +55,7 @@ def compile_for_generation(
     if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 2:
         raise TPUConfigurationError(f"max_length={max_length!r} is invalid. Allowed: an int >= 2, such as 1024.")
     refusals.require_model(model, max_length)
-    chosen = {"donate": "mutated", "blocks": "off", **CompileOptions.from_dict(options).given_values()}
+    chosen = {"donate": "mutated", **CompileOptions.from_dict(options).given_values()}
     if found := sorted({"buckets", "over_bucket"} & set(chosen)):
         raise TPUConfigurationError(
             f"compile_for_generation got the option {found[0]}. Allowed: all other options. "

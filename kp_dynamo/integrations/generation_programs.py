@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from kp_dynamo.compat import xla
-from kp_dynamo.integrations.generation_cache import PromptLayer, RequestCache, layers_of
+from kp_dynamo.integrations.generation_cache import PromptLayer, RequestCache, clear, layers_of
 
 _numbers = itertools.count()
 
@@ -34,14 +34,10 @@ def encode(encoder: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Ten
 def prefill(
     model: nn.Module, inputs: dict[str, Any], tensors: Sequence[Tensor], cross: Sequence[Tensor], row: Tensor
 ) -> Tensor:
-    """The logits [B, 1, V] of token `row` of a prompt.
-
-    The cache is cleared first: NaN of an earlier request would pass through the masks, because 0 x NaN is NaN.
-    """
-    for tensor in (*tensors, *cross):
-        # `zero_` would not read the tensor. The program would then leave its buffer alone and allocate another one.
-        tensor.masked_fill_(row >= 0, 0)
-    cache = layers_of(tensors, len(inputs["cache_position"]), PromptLayer)
+    """The logits [B, 1, V] of token `row` of a prompt."""
+    for tensor in cross:
+        clear(tensor, row)
+    cache = layers_of(tensors, len(inputs["cache_position"]), row, layer=PromptLayer)
     if "logits_to_keep" not in inputs:
         return _logits(model, inputs, cache, cross, 0).index_select(1, row)
     return _logits(model, {**inputs, "logits_to_keep": row}, cache, cross, 0)
@@ -58,10 +54,7 @@ def decode(
 
     Cross-attention keeps its order: the beams of one prompt have equal rows there.
     """
-    if order is not None:
-        for tensor in tensors:
-            tensor.copy_(tensor.index_select(0, order))
-    cache = layers_of(tensors, inputs["cache_position"][0])
+    cache = layers_of(tensors, inputs["cache_position"][0], order)
     return _logits(model, inputs, cache, cross, cross[0].shape[2] if cross else 0)
 
 

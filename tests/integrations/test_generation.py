@@ -40,11 +40,11 @@ VOCABULARY, PAD, EOS = 97, 0, 2
 READ = "aten::_local_scalar_dense"
 
 
-def llama(**changes) -> LlamaForCausalLM:
+def llama(num_layers: int = 2, **changes) -> LlamaForCausalLM:
     config = LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=VOCABULARY, max_position_embeddings=256, pad_token_id=PAD, bos_token_id=1, eos_token_id=None,
-        **changes,
+        hidden_size=64, intermediate_size=96, num_hidden_layers=num_layers, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=VOCABULARY, max_position_embeddings=256, pad_token_id=PAD, bos_token_id=1,
+        eos_token_id=None, **changes,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 
@@ -130,6 +130,21 @@ def test_beam_search_is_that_of_eager(make, mode):
     given = {"input_ids": prompts(2, 9)} if make is t5 else uneven(9, 4)
     wanted = model.generate(**given, max_new_tokens=10, **mode)
     assert torch.equal(compiled.generate(**given, max_new_tokens=10, **mode), wanted)
+
+
+@pytest.mark.parametrize("mode", [{}, slow({"num_beams": 3})])
+def test_programs_are_divided_at_their_layers(mode):
+    """Each piece gets the cache of its own layers, or it could not be donated; `strict` raises then."""
+    model = wide(llama(num_layers=4))
+    options = {**EXACT, "blocks": "on", "strict": True}
+    compiled = kp_dynamo.compile_for_generation(model, max_length=64, options=options)
+    copied = []
+    for lengths in ((9, 4), (5, 8)):
+        given = uneven(*lengths)
+        wanted = model.generate(**given, max_new_tokens=10, **mode)
+        assert torch.equal(compiled.generate(**given, max_new_tokens=10, **mode), wanted)
+        copied.append(snapshot()["copied_before_donation"])
+    assert copied[1] == copied[0], "only the new buffers of the first request are copied"
 
 
 _SIZES = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": None}
