@@ -34,10 +34,11 @@ def compile_for_generation(
     """Compile the forwards of `model.generate`, for requests of up to `max_length` tokens.
 
     For each batch size (prompts x beams) there is one program that decodes, a second one if beam search is used, and
-    one for each bucket of prompt lengths.
+    one for each bucket of prompt lengths. Whisper has one for its encoder, and one that finds the language.
 
     Args:
-        model: A transformers model that generates from `input_ids`, on the CPU or on the XLA device. It stays as it is.
+        model: A transformers model that generates from `input_ids`, or Whisper, on the CPU or on the XLA device. It
+            stays as it is.
         max_length: The most tokens of a request, prompt and new ones; for an encoder-decoder model, of either side.
             The cache holds so many.
         buckets: The lengths that prompts are padded to, as in the option of this name. None: powers of two.
@@ -88,24 +89,34 @@ class GenerationHooks(_Model):  # type: ignore[misc]
         """The CPU, where `generate` takes prompts and returns tokens, whatever device the weights are on."""
         return torch.device("cpu")
 
-    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's own `generate`. Tensors on the XLA device are taken too; the result goes back there."""
         if kwargs.get("custom_generate") is not None:
             refusals.refuse("custom_generate", "only the forwards of transformers' own loops are compiled")
-        given = [value for value in (inputs, *args, *kwargs.values()) if isinstance(value, Tensor)]
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         device = given[0].device if given else self.device
-        inputs, args, kwargs = tree_map_only(Tensor, Tensor.cpu, (inputs, args, kwargs))
+        args, kwargs = tree_map_only(Tensor, Tensor.cpu, (args, kwargs))
         with self._requests.request():
-            result = _without_cache(super().generate(inputs, *args, **kwargs))
+            result = super().generate(*args, **kwargs)
         return result if device.type == "cpu" else tree_map_only(Tensor, lambda t: t.to(device), result)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A compiled step of `generate`. Otherwise the model's own forward, eager."""
         cache = kwargs.get("past_key_values")
-        if not isinstance(cache, RequestCache):
+        if isinstance(cache, RequestCache):
+            logits = self._requests.step(kwargs, cache)
+        elif self._requests.is_running and refusals.is_audio(self):
+            logits = self._requests.score(kwargs)
+        else:
             return super().__call__(*args, **kwargs)
         assert not args
-        return CausalLMOutputWithPast(logits=self._requests.step(kwargs, cache), past_key_values=cache)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        return _without_cache(super()._sample(*args, **kwargs))
+
+    def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
+        return _without_cache(super()._beam_search(*args, **kwargs))
 
     def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         config, model_kwargs = super()._prepare_generation_config(*args, **kwargs)
@@ -130,6 +141,9 @@ class GenerationHooks(_Model):  # type: ignore[misc]
     def _prepare_encoder_decoder_kwargs_for_generation(
         self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *_: Any
     ) -> dict[str, Any]:
+        if refusals.is_audio(self):
+            hidden = self._requests.encode_features(self.get_encoder(), inputs_tensor)
+            return {**model_kwargs, "encoder_outputs": BaseModelOutput(last_hidden_state=hidden)}
         mask = model_kwargs.get("attention_mask")
         mask = torch.ones_like(inputs_tensor) if mask is None else mask
         hidden, mask = self._requests.encode(self.get_encoder(), inputs_tensor, mask)

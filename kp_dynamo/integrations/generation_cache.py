@@ -150,14 +150,14 @@ class CacheShapes(NamedTuple):
     own: tuple[LayerShape, ...]
     cross: tuple[LayerShape, ...]
 
-    def allocate(self, batch: int, length: int, device: torch.device) -> RequestCache:
+    def allocate(self, batch: int, length: int, encoded_length: int, device: torch.device) -> RequestCache:
         """Zeros on the device, copied from the CPU: `torch.zeros` there would compile a program for each shape."""
 
-        def zeros(shape: LayerShape) -> Tensor:
-            return torch.zeros(batch, shape.num_heads, length, shape.head_dim, dtype=shape.dtype).to(device)
+        def zeros(part: tuple[LayerShape, ...], rows: int) -> list[Tensor]:
+            shapes = [(shape, (batch, shape.num_heads, rows, shape.head_dim)) for shape in part for _ in range(2)]
+            return [torch.zeros(size, dtype=shape.dtype).to(device) for shape, size in shapes]
 
-        own, cross = ([zeros(shape) for shape in part for _ in range(2)] for part in self)
-        return RequestCache(own, cross)
+        return RequestCache(zeros(self.own, length), zeros(self.cross, encoded_length))
 
 
 class _OneTokenLayer(StaticLayer):

@@ -31,6 +31,18 @@ def encode(encoder: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Ten
     return found
 
 
+def encode_features(encoder: nn.Module, input_features: Tensor) -> Tensor:
+    """The hidden states [B, L, E] of audio features [B, F, T]."""
+    found: Tensor = encoder(input_features, return_dict=True).last_hidden_state
+    return found
+
+
+def score(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    """The logits [B, S, V] of a forward without a cache."""
+    found: Tensor = model(**inputs, use_cache=False, return_dict=True).logits
+    return found
+
+
 def prefill(
     model: nn.Module, inputs: dict[str, Any], tensors: Sequence[Tensor], cross: Sequence[Tensor], row: Tensor
 ) -> Tensor:
@@ -85,6 +97,14 @@ class Programs:
     def encode(self, encoder: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """As the function `encode`, with arguments and result on the CPU."""
         return self._run(encode, (encoder,), _to_device({"input_ids": input_ids, "attention_mask": attention_mask}))
+
+    def encode_features(self, encoder: nn.Module, features: Tensor) -> Tensor:
+        """As the function `encode_features`, with argument and result on the CPU."""
+        return self._run(encode_features, (encoder, _to_device(features)), {})
+
+    def score(self, inputs: dict[str, Any]) -> Tensor:
+        """As the function `score`, with inputs and result on the CPU."""
+        return self._run(score, (self._model, _to_device(inputs)), {})
 
     def prefill(self, inputs: dict[str, Any], cache: RequestCache, row: int) -> Tensor:
         """As the function `prefill`, with inputs and result on the CPU."""

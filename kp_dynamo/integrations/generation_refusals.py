@@ -50,19 +50,25 @@ def require_model(model: Any, max_length: int) -> None:
             f"{given} cannot be compiled for generation: {problem}. Try: torch.compile(model.forward, "
             "backend='kp_tpu'), with `generate` of the model itself."
         )
-    positions = getattr(model.config, "max_position_embeddings", None)
+    name = "max_target_positions" if is_audio(model) else "max_position_embeddings"
+    positions = getattr(model.config, name, None)
     if positions is not None and max_length > positions:
         raise TPUConfigurationError(
             f"max_length={max_length} is invalid: {given} has {positions} positions "
-            f"(config.max_position_embeddings). Allowed: at most {positions}."
+            f"(config.{name}). Allowed: at most {positions}."
         )
+
+
+def is_audio(model: Any) -> bool:
+    """Whether it is Whisper: the prompt is features of audio, and its encoder takes one length only."""
+    return bool(model.config.model_type == "whisper" and model.config.is_encoder_decoder)
 
 
 def _why_no_static_cache(model: Any) -> str:
     if not getattr(model, "_can_compile_fullgraph", False) or not model._supports_default_dynamic_cache():
         return "transformers has no static cache for it that compiles (`_can_compile_fullgraph` is False)"
-    if model.main_input_name != "input_ids":
-        return f"its prompt is {model.main_input_name}, not input_ids"
+    if model.main_input_name != "input_ids" and not is_audio(model):
+        return f"its prompt is {model.main_input_name}; allowed are input_ids, and the input_features of Whisper"
     if (attention := model.config._attn_implementation) not in ("sdpa", "eager", None):
         return f"its attention is {attention!r}; allowed are 'sdpa' and 'eager' (model.set_attn_implementation)"
     return ""

@@ -48,20 +48,22 @@ class Requests:
 
     def __init__(self, model: nn.Module, max_length: int, buckets: Buckets, options: dict[str, Any]) -> None:
         self.max_length, self._buckets = max_length, buckets
-        self._has_encoder = bool(model.config.is_encoder_decoder)  # type: ignore[union-attr]
+        config: Any = model.config
+        self._has_encoder = bool(config.is_encoder_decoder)
+        self._encoded_length = config.max_source_positions if refusals.is_audio(model) else max_length
         self._shapes, self._dtype = cache_shapes(model), model.dtype
         self._weights, self._programs = DeviceWeights(model), Programs(model, options)
         self._model = model
         self._last: RequestCache | None = None
-        self._is_running = False
+        self.is_running = False
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
         """The time of one `generate`."""
         with _ONE_AT_A_TIME, _plain_tensors():
-            if self._is_running:
+            if self.is_running:
                 refusals.refuse("a call within generate of the same object", "its cache is in use")
-            self._is_running = True
+            self.is_running = True
             try:
                 with self._weights.in_place():
                     yield
@@ -69,7 +71,7 @@ class Requests:
                 self._last = None  # a program that failed may have lost the buffers that it was given
                 raise
             finally:
-                self._is_running = False
+                self.is_running = False
                 self._programs.forget_request()
 
     def new_cache(self, batch: int) -> RequestCache:
@@ -81,7 +83,7 @@ class Requests:
             self._last = RequestCache(last.tensors, last.cross)
         else:
             del last  # frees the device memory before more is allocated
-            self._last = self._shapes.allocate(batch, self.max_length, xla.device())
+            self._last = self._shapes.allocate(batch, self.max_length, self._encoded_length, xla.device())
         return self._last
 
     def encode(self, encoder: nn.Module, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,16 +94,21 @@ class Requests:
         hidden = self._programs.encode(encoder, pad_columns(input_ids, size), pad_columns(mask, size))
         return pad_encoded(hidden, self.max_length), pad_columns(mask, self.max_length)
 
+    def encode_features(self, encoder: nn.Module, features: Tensor) -> Tensor:
+        """The hidden states [B, L, E] of audio [B, F, T], whose lengths are the model's own."""
+        return self._programs.encode_features(encoder, features)
+
     def step(self, given: dict[str, Any], cache: RequestCache) -> Tensor:
         """The logits [B, 1, V] after the tokens of a forward, all on the CPU."""
-        dropped = ("past_key_values", "return_dict")
-        inputs = {name: value for name, value in given.items() if value is not None and name not in dropped}
-        if "encoder_outputs" in inputs:
-            inputs["encoder_outputs"] = inputs["encoder_outputs"].last_hidden_state
+        inputs = _tensors_of(given)
         tokens = inputs["decoder_input_ids" if self._has_encoder else "input_ids"]
         logits = self._decode(inputs, cache) if cache.num_seen else self._prefill(inputs, tokens, cache)
         cache.num_seen += tokens.shape[1]
         return logits
+
+    def score(self, given: dict[str, Any]) -> Tensor:
+        """The logits [B, S, V] of a forward without a cache, on the CPU. Whisper finds the language by one."""
+        return self._programs.score(_tensors_of(given))
 
     def _prefill(self, inputs: dict[str, Any], tokens: Tensor, cache: RequestCache) -> Tensor:
         refusals.require_tokens(self._model, tokens)
@@ -120,6 +127,15 @@ class Requests:
         if self._has_encoder or not isinstance(mask, Tensor) or mask.ndim != 2:
             return inputs
         return {**inputs, "attention_mask": pad_columns(mask, length)}
+
+
+def _tensors_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward, without those that a program sets by itself."""
+    own = ("past_key_values", "return_dict", "use_cache")
+    inputs = {name: value for name, value in given.items() if value is not None and name not in own}
+    if "encoder_outputs" in inputs:
+        inputs["encoder_outputs"] = inputs["encoder_outputs"].last_hidden_state
+    return inputs
 
 
 @contextlib.contextmanager

@@ -26,6 +26,8 @@ from transformers import (
     StaticCache,
     T5Config,
     T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 from transformers.generation import CompileConfig
 
@@ -82,6 +84,28 @@ def t5() -> T5ForConditionalGeneration:
     return T5ForConditionalGeneration(config).eval()
 
 
+def whisper() -> WhisperForConditionalGeneration:
+    """Takes 16 features of 100 frames. Wide positions of the decoder spread its tokens."""
+    config = WhisperConfig(
+        d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=96, decoder_ffn_dim=96, num_mel_bins=16, max_source_positions=50, max_target_positions=48,
+        vocab_size=160, pad_token_id=PAD, bos_token_id=1, eos_token_id=EOS, decoder_start_token_id=3,
+        suppress_tokens=None, begin_suppress_tokens=None,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        model.model.decoder.embed_positions.weight.mul_(20)
+    settings = {
+        "is_multilingual": True,
+        "lang_to_id": {"<|en|>": 4, "<|de|>": 5, "<|fr|>": 6},
+        "task_to_id": {"transcribe": 7, "translate": 8},
+        "no_timestamps_token_id": 9,
+        "max_initial_timestamp_index": 10,
+    }
+    vars(model.generation_config).update(settings)
+    return model
+
+
 def wide(model: nn.Module) -> nn.Module:
     """Random models repeat one token, with logits that rounding could swap. Larger weights spread both."""
     with torch.no_grad():
@@ -130,6 +154,52 @@ def test_beam_search_is_that_of_eager(make, mode):
     given = {"input_ids": prompts(2, 9)} if make is t5 else uneven(9, 4)
     wanted = model.generate(**given, max_new_tokens=10, **mode)
     assert torch.equal(compiled.generate(**given, max_new_tokens=10, **mode), wanted)
+
+
+_SHORT, _LONG = (2, 16, 100), (2, 16, 330)
+_FALLBACK = {
+    "temperature": (0.0, 0.4, 0.8), "compression_ratio_threshold": 1.0, "logprob_threshold": -0.1,
+    "no_speech_threshold": 0.6, "condition_on_prev_tokens": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "mode"),
+    [
+        (_SHORT, {}),  # finds the language
+        slow(_SHORT, {"language": "de", "task": "translate", "num_beams": 3}),
+        slow(_SHORT, {"language": "en", "do_sample": True, "temperature": 0.9}),
+        slow(_SHORT, {"language": "en", "num_beams": 2, "num_return_sequences": 2}),
+        slow(_SHORT, {"language": "en", "prompt_ids": torch.tensor([3, 20, 21])}),
+        slow(_SHORT, {"language": "en", "return_dict_in_generate": True}),
+        slow(_LONG, {"return_timestamps": True}),
+        slow(_LONG, {"return_timestamps": True, "return_segments": True, "language": "fr"}),
+        slow(_LONG, {"return_timestamps": True, **_FALLBACK}),
+    ],
+)
+def test_whisper_writes_what_eager_writes(shape, mode):
+    model = wide(whisper())
+    compiled = kp_dynamo.compile_for_generation(model, max_length=48, options=EXACT)
+    given = {"input_features": torch.randn(shape), "max_new_tokens": 12, **mode}
+    if shape is _LONG:
+        given["attention_mask"] = (torch.arange(330) < torch.tensor([[330], [250]])).long()
+    found = []
+    for generates in (model, compiled):
+        torch.manual_seed(0)
+        found.append(generates.generate(**copy.deepcopy(given)))
+    eager, mine = found if isinstance(found[0], torch.Tensor) else [each["sequences"] for each in found]
+    assert len(set(eager.flatten().tolist())) > 5, "a text that repeats one token tests little"
+    assert torch.equal(mine, eager)
+
+
+@pytest.mark.slow
+def test_whisper_runs_few_programs():
+    compiled = kp_dynamo.compile_for_generation(whisper(), max_length=48, options=EXACT)
+    kp_dynamo.clear_cache()
+    before = programs()
+    for _ in range(3):
+        compiled.generate(torch.randn(_SHORT), max_new_tokens=9)
+    assert programs() - before == 4, "the encoder, the language, the start of the text, one more token"
 
 
 @pytest.mark.parametrize("mode", [{}, slow({"num_beams": 3})])
