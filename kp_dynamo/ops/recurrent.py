@@ -86,7 +86,7 @@ def _direction(
     gates, *states = (t.to(wide) for t in (gates, *states))
     weights = [w.to(narrow) for w in weights]
     train = torch.is_grad_enabled() and any(t.requires_grad for t in (gates, *states, *weights))
-    made: list[Tensor] = torch.ops.kp.recurrence(cell, gates, states, weights, reverse, train)
+    made: list[Tensor] = torch.ops.kp.recurrence(cell, gates, states, weights, reverse, train, None)
     dtypes = _autocast_dtypes(cell, narrow, wide, is_projected=bool(projection))
     return [t.to(dtype) for t, dtype in zip(made, dtypes, strict=False)]
 

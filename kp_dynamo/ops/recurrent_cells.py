@@ -2,7 +2,7 @@
 
 B batch, H hidden size, P size of the result (H, or `proj_size` of an LSTM), G number of gates.
 
-    forward   gates [B, G * H], states, weights               -> new states, values saved for the backward
+    forward   gates [B, G * H], states, weights               -> new states, other values saved for the backward
     backward  gradients of the new states, saved, weights     -> gradients of the states, gradients of the gates, ...
 
 All values are float32 or float64, but weights may be narrower: states are rounded to their dtype for the matmul.
@@ -35,10 +35,10 @@ class Cell:
 
     Attributes:
         num_gates: Number of gates, G.
-        forward: (gates, states, weights) -> (new states, saved values).
+        forward: (gates, states, weights) -> (new states, other saved values).
         backward: (gradients of the new states, steps, weights) -> (gradients of the states, [gradient of `gates`, and
             what `hidden_gradient` or the gradient of a projection reads]).
-        saved: The widths of the saved values, in multiples of H.
+        saved: The widths of the saved values, in multiples of H; new states but the result are among them.
         steps: (saved values of all steps, results of all steps, states before each step) -> the steps of `backward`.
         hidden_gradient: What `backward` returned beside the states -> gradient of `linear(h, w_hh, b_hh)`.
     """
@@ -79,7 +79,7 @@ def _lstm(gates: Tensor, states: Tensors, weights: Tensors) -> tuple[Tensors, Te
     i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), tanh(g), torch.sigmoid(o)
     c = f * c + i * g
     h = o * tanh(c)
-    return [h if w_hr is None else _matmul(h, w_hr.t()), c], [torch.cat([i, f, g, o], -1), c]
+    return [h if w_hr is None else _matmul(h, w_hr.t()), c], [torch.cat([i, f, g, o], -1)]
 
 
 def _lstm_backward(gradients: Tensors, steps: Tensors, weights: Tensors) -> tuple[Tensors, Tensors]:

@@ -36,11 +36,27 @@ def test_gradients_are_the_numeric_ones(cell: str, how: dict, reverse: bool) -> 
         states.append(torch.randn(2, 5, dtype=torch.float64, requires_grad=True))
     count = len(states)
 
-    def run(gates: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        made = kp.recurrence(cell, gates, list(rest[:count]), list(rest[count:]), reverse, True)
-        return tuple(made[: 1 + count])
+    def run(mask: torch.Tensor | None, gates: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = kp.recurrence(cell, gates, list(rest[:count]), list(rest[count:]), reverse, True, mask)
+        results = made[0] if mask is None else made[0][mask]  # gradients of masked results are ignored
+        return results, *made[1 : 1 + count]
 
-    assert torch.autograd.gradcheck(run, (gates, *states, *weights), fast_mode=True)
+    for mask in (None, torch.tensor([True, False, True])):
+        assert torch.autograd.gradcheck(run, (mask, gates, *states, *weights), fast_mode=True)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])
+def test_a_masked_step_is_left_out(cell: str, reverse: bool) -> None:
+    """Its gates, even NaN, change nothing: the other steps are those of a sequence without it."""
+    weights, keep = weights_of(cell), torch.tensor([True, False, True, True, False])
+    gates = torch.randn(5, 2, weights[0].shape[0], dtype=torch.float64)
+    gates[~keep] = torch.nan
+    states = [torch.randn(2, 5, dtype=torch.float64) for _ in range(2 if cell == "lstm" else 1)]
+    results, *finals = kp.recurrence(cell, gates, states, weights, reverse, False, keep)
+    short, *wanted = kp.recurrence(cell, gates[keep], states, weights, reverse, False, None)
+    torch.testing.assert_close([results[keep], *finals], [short, *wanted], rtol=0, atol=0)
+    assert not results.isnan().any()
 
 
 @pytest.mark.slow
@@ -49,7 +65,8 @@ def test_the_operator_is_registered_as_torch_expects() -> None:
     gates, states = torch.randn(3, 2, 20).double(), [torch.randn(2, 2).double(), torch.randn(2, 5).double()]
     for is_train in (False, True):
         given = ("lstm", gates, states, [w.detach() for w in weights], False, is_train)
-        torch.library.opcheck(kp.recurrence.default, given)
+        for mask in (None, torch.tensor([True, True, False])):
+            torch.library.opcheck(kp.recurrence.default, (*given, mask))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -76,6 +93,6 @@ def test_operands_of_several_dtypes_raise() -> None:
 
 def test_a_backward_needs_what_train_saves() -> None:
     gates = torch.randn(3, 2, 5, requires_grad=True)
-    made = kp.recurrence("rnn_tanh", gates, [torch.zeros(2, 5)], [torch.randn(5, 5)], False, False)
+    made = kp.recurrence("rnn_tanh", gates, [torch.zeros(2, 5)], [torch.randn(5, 5)], False, False, None)
     with pytest.raises(RuntimeError, match="train=False"):
         made[0].sum().backward()

@@ -9,6 +9,7 @@ Legend: L true length, P padded length; the *tail* of a dimension is the padding
 * `rules.py`: the registry of rules, and the rule of elementwise operators.
 * `layout.py`: moves true elements to other positions. `operands.py`: which layouts a rule takes.
 * `numbers.py`, `creation.py`, `views.py`, `cutting.py`, `reductions.py`, `norms.py`, `products.py`, `indexing.py`,
-  `losses.py`, `windows.py`, `averages.py`, `ordering.py`, `searching.py`, `attention.py`, `on_cpu.py`: the rules.
+  `losses.py`, `windows.py`, `averages.py`, `ordering.py`, `searching.py`, `attention.py`, `recurrences.py`,
+  `on_cpu.py`: the rules.
 * `lists.py`: decomposes operators on lists of tensors. `interpreter.py`: retraces a graph with the rules.
 """

@@ -23,6 +23,7 @@ import kp_dynamo.passes.padding.numbers
 import kp_dynamo.passes.padding.on_cpu
 import kp_dynamo.passes.padding.ordering
 import kp_dynamo.passes.padding.products
+import kp_dynamo.passes.padding.recurrences
 import kp_dynamo.passes.padding.reductions
 import kp_dynamo.passes.padding.searching
 import kp_dynamo.passes.padding.views
