@@ -10,6 +10,7 @@ from typing import Literal
 from kp_dynamo.aot.calibration import GATHER_S_PER_ROW, VMEM_BYTES_PER_S
 from kp_dynamo.aot.collectives import is_communication, is_end
 from kp_dynamo.aot.hlo import Instruction, Module
+from kp_dynamo.aot.loops import trips_of
 from kp_dynamo.aot.traffic import Traffic
 from kp_dynamo.hardware import Chip
 
@@ -68,7 +69,7 @@ class ProgramCost:
     Attributes:
         ops: Its instructions, in order; asynchronous copies have no time of their own. Neither have collectives, whose
             time is on the links (`timeline.py`), except in a fusion with a matmul.
-        unknown: Names of operations without a cycle estimate, and of loops without a trip count.
+        unknown: Names of operations without a cycle estimate, and of loops whose trip count is unknown.
         cycles: Total of the compiler's cycles, with loop bodies times their trip counts.
         hbm_bytes: Total bytes moved to and from HBM.
         modelled_s: Matmul fusions by their cycles, custom calls by their rooflines, the rest by its bytes; at least
@@ -108,16 +109,17 @@ class _Walk:
         traffic = Traffic(self.module, computation)
         for instruction in traffic.body:
             if instruction.opcode == "while":
-                yield from self._loop(instruction, times)
+                yield from self._loop(computation, instruction, times)
             elif instruction.opcode == "call":
                 yield from self.through(instruction.called("to_apply"), times)
             elif not _is_free(instruction):
                 yield self._op(instruction, traffic, times)
 
-    def _loop(self, loop: Instruction, times: int) -> Iterator[OpCost]:
-        if loop.trips is None:
+    def _loop(self, computation: str, loop: Instruction, times: int) -> Iterator[OpCost]:
+        trips = trips_of(self.module, computation, loop)
+        if trips is None:
             self.unknown.append(loop.name)
-        yield from self.through(loop.called("body"), times * (loop.trips or 1))
+        yield from self.through(loop.called("body"), times * (1 if trips is None else trips))
 
     def _op(self, op: Instruction, traffic: Traffic, times: int) -> OpCost:
         if _ASYNC.fullmatch(op.opcode):

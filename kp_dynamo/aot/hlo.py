@@ -22,6 +22,7 @@ _MOST_CYCLES = (1 << 63) - 1
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _DECLARED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_INTEGER = re.compile(r"-?\d+")
 _OP_NAME = re.compile(r'metadata=\{op_name="([^"]*)"')
 
 
@@ -75,6 +76,7 @@ class Instruction:
         operands: The names of what it reads.
         attributes: The rest of the line.
         parameter: Which parameter of the computation it is, or None.
+        constant: The value of a constant that is one integer, or None.
         is_root: Whether it is the result of the computation.
     """
 
@@ -85,6 +87,7 @@ class Instruction:
     attributes: str = field(repr=False)
     parameter: int | None = None
     is_root: bool = False
+    constant: int | None = None
 
     @property
     def cycles(self) -> int | None:
@@ -101,7 +104,7 @@ class Instruction:
 
     @property
     def trips(self) -> int | None:
-        """The trip count of a loop, or None if unknown."""
+        """The trip count that the compiler notes for a loop, or None."""
         found = _TRIPS.search(self.attributes)
         return int(found[1]) if found else None
 
@@ -174,8 +177,12 @@ def _instruction(line: str) -> Instruction | None:
     arguments = tail[: _matching(f"({tail}", 0) - 1] if tail else ""
     operands = tuple(_OPERAND.findall(arguments))
     attributes, opcode = tail[len(arguments) :], opcode.strip()
-    parameter = int(arguments.rstrip(")")) if opcode == "parameter" else None
-    return Instruction(start[2], Shape.read(rest[:end]), opcode, operands, attributes, parameter, bool(start[1]))
+    literal = arguments.rstrip(")")
+    parameter = int(literal) if opcode == "parameter" else None
+    constant = int(literal) if opcode == "constant" and _INTEGER.fullmatch(literal) else None
+    return Instruction(
+        start[2], Shape.read(rest[:end]), opcode, operands, attributes, parameter, bool(start[1]), constant
+    )
 
 
 def _matching(text: str, start: int) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kp_dynamo.aot.collectives import Collective, CollectiveReader, Part
 from kp_dynamo.aot.hlo import Instruction, Module
 from kp_dynamo.aot.links import Links
+from kp_dynamo.aot.loops import trips_of
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,16 @@ class Timeline:
         body = self._module.computations.get(computation, [])
         for op in body:
             if op.opcode == "while":
-                self._loop(op, times)
+                self._loop(computation, op, times)
             elif op.opcode == "call":
                 self._walk(op.called("to_apply"), times)
             else:
                 self._step(op, self._reader.read(op, body), times)
 
-    def _loop(self, op: Instruction, times: int) -> None:
-        """All trips of a loop; they take equal time."""
-        trips, begin = op.trips or 1, self._now
+    def _loop(self, computation: str, op: Instruction, times: int) -> None:
+        """All trips of a loop, 1 if their number is unknown; they take equal time."""
+        known, begin = trips_of(self._module, computation, op), self._now
+        trips = 1 if known is None else known
         self._walk(op.called("body"), times * trips)
         others = (trips - 1) * (self._now - begin)
         self._now, self._links_free_at = self._now + others, self._links_free_at + others
