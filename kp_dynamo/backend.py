@@ -95,7 +95,7 @@ recurrent_modules.install()
 padded_encoders.install()
 device_errors.install()
 given_up_frames.install()
-atexit.register(uncompiled_frames.warn_if_unused)
+atexit.register(uncompiled_frames.warn_if_unused, kp_tpu)
 # Dynamo traces before it calls a backend. By then its settings must be torch's, and XLA tensors with symbolic sizes
 # must be traceable.
 if "torch_xla" in sys.modules:

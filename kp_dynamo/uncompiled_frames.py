@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 from torch._dynamo.backends import registry
 from torch._dynamo.exc import BackendCompilerFailed
 
 from kp_dynamo.compat import given_up_frames
+from kp_dynamo.compat.dynamo_trace import is_compiled_with
 from kp_dynamo.compat.given_up_frames import GivenUp
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import XLACompilationError
@@ -94,10 +97,11 @@ def python_name(source: str) -> str:
     return re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", name)
 
 
-def warn_if_unused() -> None:
-    """Warn if kp_tpu was asked for and never called; runs at exit."""
+def warn_if_unused(backend: Callable[..., Any]) -> None:
+    """Warn if the backend was asked for, by its name or as an object, and never called; runs at exit."""
     given_up_frames.collect()
-    if "kp_tpu" in registry._COMPILER_FNS and not TELEMETRY.counts["captures"]:
+    is_asked_for = "kp_tpu" in registry._COMPILER_FNS or is_compiled_with(backend)
+    if is_asked_for and not TELEMETRY.counts["captures"]:
         logger.warning(
             "this process asked for backend='kp_tpu', and nothing was compiled with it. No compiled function was "
             "called, or Dynamo gave up all of them. A method of the model is not compiled: for torch.compile(model)"

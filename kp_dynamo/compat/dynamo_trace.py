@@ -13,7 +13,7 @@ from torch._C._dynamo.eval_frame import (
     get_eval_frame_callback,
     set_code_exec_strategy,
 )
-from torch._dynamo import exc
+from torch._dynamo import eval_frame, exc
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting, VariableTracker
 
@@ -37,6 +37,11 @@ def without_wrappers(backend: Any) -> Callable[..., Any]:
         if inner is None or inner is found:
             return found  # type: ignore[no-any-return]
         found = inner
+
+
+def is_compiled_with(backend: Callable[..., Any]) -> bool:
+    """Whether `torch.compile` got this backend, by its name or as an object, since Dynamo was last reset."""
+    return any(without_wrappers(given) is backend for given in eval_frame.cached_backends.values())
 
 
 def is_dynamo_active() -> bool:

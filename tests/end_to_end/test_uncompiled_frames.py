@@ -180,15 +180,24 @@ def test_names_are_those_of_python() -> None:
 
 UNUSED = """
 import logging, sys
-import torch
+import torch, kp_dynamo
 logging.basicConfig(stream=sys.stdout)
 model = torch.nn.Linear(3, 3)
 model.generate = lambda x: model(x)
-run = torch.compile(model, backend="kp_tpu")
+run = torch.compile(model, backend={backend})
 {call}
 """
 
 
-@pytest.mark.parametrize(("call", "is_said"), [("run.generate(torch.ones(3))", True), ("run(torch.ones(3))", False)])
-def test_a_process_that_compiled_nothing_says_so_at_exit(call: str, is_said: bool) -> None:
-    assert ("nothing was compiled with it" in run_script(UNUSED.format(call=call))) == is_said
+@pytest.mark.parametrize(
+    ("backend", "call", "is_said"),
+    [
+        ("'kp_tpu'", "run.generate(torch.ones(3))", True),
+        ("kp_dynamo.kp_tpu", "run.generate(torch.ones(3))", True),
+        ("kp_dynamo.kp_tpu", "run(torch.ones(3))", False),
+        ("{'kp_tpu': kp_dynamo.kp_tpu, 'other': 'eager'}['other']", "run(torch.ones(3))", False),
+    ],
+)
+def test_a_process_that_compiled_nothing_says_so_at_exit(backend: str, call: str, is_said: bool) -> None:
+    found = run_script(UNUSED.format(backend=backend, call=call))
+    assert ("nothing was compiled with it" in found) == is_said
