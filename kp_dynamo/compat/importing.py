@@ -86,11 +86,12 @@ def restore_torch() -> None:
 
 
 def patch_torch_xla() -> None:
-    """Patch torch_xla so that threads and Dynamo can trace on XLA tensors. Only on 2.9; import torch_xla first."""
+    """Patch torch_xla so that threads, Dynamo and autocast can use XLA tensors. Only on 2.9; import torch_xla first."""
     if earlier_version() is not None:
         return
-    from kp_dynamo.compat import lock, scan_gru, symbolic_layer_norm
+    from kp_dynamo.compat import autocast_attention, lock, scan_gru, symbolic_layer_norm
 
+    autocast_attention.install()
     symbolic_layer_norm.install()
     scan_gru.install()
     lock.install()

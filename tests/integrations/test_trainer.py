@@ -46,6 +46,20 @@ def test_twenty_steps_lose_as_eager_does():
             torch.testing.assert_close(torch.tensor(found), wanted, **TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_bf16_loses_as_eager_autocast_does():
+    """Steps of AdamW differ by the rounding of bfloat16, 2 ** -8, in gradients; a loss of 4 by far less."""
+    on_cpu = {"bf16": True, "use_cpu": True}
+    cases = {"eager": {**on_cpu, "compiled": False}, "compiled": on_cpu}
+    losses = losses_of("trainer", cases, {"USE_TORCH_XLA": "0"})
+    losses |= losses_of("trainer", {"on xla": {"bf16": True}}, {"USE_TORCH_XLA": "1"})
+    wanted = torch.tensor(losses["eager"])
+    for name in ("compiled", "on xla"):
+        found = torch.tensor(losses[name])
+        torch.testing.assert_close(found, wanted[: len(found)], rtol=2**-9, atol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
 def test_an_unknown_mode_raises_before_training(tmp_path):
     enable_accelerate()
     arguments = TrainingArguments(
