@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from kp_dynamo.compat import xla
-from kp_dynamo.integrations.generation_cache import PromptLayer, RequestCache, clear, layers_of
+from kp_dynamo.integrations.generation_cache import RequestCache
+from kp_dynamo.integrations.generation_layers import PromptLayer, clear, layers_of
 
 _numbers = itertools.count()
 
