@@ -123,10 +123,11 @@ class Requests:
 
     def _with_columns(self, inputs: dict[str, Any], length: int) -> dict[str, Any]:
         """The mask [B, S] of the tokens as [B, length]; that of an encoder has its length."""
-        mask = inputs.get("attention_mask")
-        if self._has_encoder or not isinstance(mask, Tensor) or mask.ndim != 2:
+        name = "decoder_attention_mask" if self._has_encoder else "attention_mask"
+        mask = inputs.get(name)
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
             return inputs
-        return {**inputs, "attention_mask": pad_columns(mask, length)}
+        return {**inputs, name: pad_columns(mask, length)}
 
 
 def _tensors_of(given: dict[str, Any]) -> dict[str, Any]:

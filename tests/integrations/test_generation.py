@@ -175,6 +175,7 @@ _FALLBACK = {
         slow(_LONG, {"return_timestamps": True}),
         slow(_LONG, {"return_timestamps": True, "return_segments": True, "language": "fr"}),
         slow(_LONG, {"return_timestamps": True, **_FALLBACK}),
+        slow(_LONG, {"return_timestamps": True, "condition_on_prev_tokens": True}),
     ],
 )
 def test_whisper_writes_what_eager_writes(shape, mode):
@@ -194,12 +195,21 @@ def test_whisper_writes_what_eager_writes(shape, mode):
 
 @pytest.mark.slow
 def test_whisper_runs_few_programs():
-    compiled = kp_dynamo.compile_for_generation(whisper(), max_length=48, options=EXACT)
+    model = wide(whisper())
+    compiled = kp_dynamo.compile_for_generation(model, max_length=48, options=EXACT)
     kp_dynamo.clear_cache()
     before = programs()
     for _ in range(3):
         compiled.generate(torch.randn(_SHORT), max_new_tokens=9)
     assert programs() - before == 4, "the encoder, the language, the start of the text, one more token"
+    # With a mask of the tokens, as behind the text of an earlier segment: a start and a token.
+    before, start = programs(), torch.tensor([[3, 4, 7, 9, 30]] * 2)
+    given = {
+        "input_features": torch.randn(_SHORT), "decoder_input_ids": start, "max_new_tokens": 7,
+        "decoder_attention_mask": torch.tensor([[0, 1, 1, 1, 1], [1] * 5]), "force_unique_generate_call": True,
+    }  # fmt: skip
+    assert torch.equal(compiled.generate(**given), model.generate(**given))
+    assert programs() - before == 2
 
 
 @pytest.mark.parametrize("mode", [{}, slow({"num_beams": 3})])
