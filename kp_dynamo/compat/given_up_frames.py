@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._dynamo import convert_frame, exc
@@ -28,7 +28,6 @@ from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handl
 from torch._dynamo.utils import (
     counters,
     get_compilation_metrics,
-    graph_break_reasons,
     register_hook_for_recompile_user_context,
 )
 from torch._guards import CompileContext
@@ -65,7 +64,6 @@ class _Started:
     report: Callable[[GivenUp], None]
     options: Any
     complaints: Counter[str]
-    num_breaks: int
     time_us: int
 
 
@@ -73,7 +71,6 @@ _started: dict[str, _Started] = {}
 
 # Its wrapper of `step` breaks the graph on purpose; Dynamo then compiles the step inside.
 _OPTIMIZER = inspect.getfile(torch.optim.Optimizer)
-_PACKED = "its input is a packed sequence (PackedSequence): its steps have batches of different sizes"
 
 
 @functools.cache
@@ -93,20 +90,18 @@ def collect() -> None:
         if metrics is None or (metrics.end_time_us or 0) < begun.time_us:
             continue
         del _started[number]
-        _report_packed_sequence(begun)
         new = Counter(counters["unimplemented"]) - begun.complaints
         # A complaint that became a graph break is no longer counted, and a skipped frame calls no backend.
         if new and metrics.fail_type is None and metrics.aot_autograd_cumulative_compile_time_us is None:
             begun.report(GivenUp(_frame_name(begun.code), list(new)[-1], options=begun.options))
 
 
-def _report_packed_sequence(begun: _Started) -> None:
-    """Report a graph break inside `torch.nn`'s recurrent layers, which read the sizes of the batches there."""
-    for found in graph_break_reasons[begun.num_breaks :]:
-        if found.user_stack and found.user_stack[-1].filename == torch.nn.modules.rnn.__file__:
-            outer = next((f for f in reversed(found.user_stack) if f.filename != torch.nn.modules.rnn.__file__), None)
-            line = f"{outer.filename}:{outer.lineno}" if outer is not None else ""
-            begun.report(GivenUp("a recurrent layer of torch.nn", _PACKED, line, options=begun.options))
+def give_up(reason: str) -> NoReturn:
+    """Report the frame that Dynamo traces, and let it run eagerly."""
+    begun = _started.pop(str(CompileContext.current_compile_id()), None)
+    if begun is not None:
+        begun.report(GivenUp(_frame_name(begun.code), reason, options=begun.options))
+    raise exc.SkipFrame(reason)
 
 
 def _on_start() -> str:
@@ -120,9 +115,9 @@ def _on_start() -> str:
     if (report := _report_of(context["compiler_fn"])) is not None and not context["one_graph"]:
         options = _options_of(context["compiler_fn"])
         number = str(CompileContext.current_compile_id())
-        complaints, breaks = Counter(counters["unimplemented"]), len(graph_break_reasons)
+        complaints = Counter(counters["unimplemented"])
         now = time.time_ns() // 1000
-        _started[number] = _Started(context["code"], report, options, complaints, breaks, now)
+        _started[number] = _Started(context["code"], report, options, complaints, now)
     return ""
 
 

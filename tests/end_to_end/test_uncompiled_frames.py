@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from kp_dynamo import XLACompilationError, explain
 from kp_dynamo.telemetry import snapshot, warn_once
@@ -158,7 +158,7 @@ def test_the_limit_of_another_backend_is_torchs_own_warning(caplog) -> None:
 
 
 def test_a_packed_sequence_is_named(caplog) -> None:
-    """Dynamo breaks the graph inside the layer, which then runs eagerly."""
+    """The frame that calls the layer runs eagerly."""
     stack, x = nn.LSTM(3, 4), torch.randn(5, 2, 3)
     given = pack_padded_sequence(x, torch.tensor([5, 3]))
 
@@ -171,6 +171,23 @@ def test_a_packed_sequence_is_named(caplog) -> None:
         torch._dynamo.reset()
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="PackedSequence"):
             compiled(run, strict=True)(given)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.RNN])
+def test_a_sequence_is_packed_and_padded_within(kind: type) -> None:
+    """Dynamo could not trace what unpacks it."""
+    layer, x, lengths = kind(5, 6, batch_first=True), torch.randn(3, 5, 5), torch.tensor([5, 3, 1])
+
+    def run(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = pack_padded_sequence(x.sin(), lengths, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(layer(packed)[0], batch_first=True)[0].cos()
+
+    found, wanted = compiled(run)(x, lengths), run(x, lengths)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.sum(), list(layer.parameters())),
+        torch.autograd.grad(wanted.sum(), list(layer.parameters())),
+    )
 
 
 def test_names_are_those_of_python() -> None:
