@@ -138,6 +138,18 @@ def test_the_program_needs_no_more_than_one_pass():
     assert required_precision(gm.graph, "highest") == "default"
 
 
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "highest"), (torch.bfloat16, "default")])
+def test_the_state_of_a_recurrent_layer_is_not_rounded(dtype, precision):
+    """Its matmul is inside the operator. In one pass a TPU would round the float32 state."""
+
+    def run(x, h, c, *weights):
+        return torch.ops.kp.lstm(x, [h, c], weights, True, 1, 0.0, False, False, False)
+
+    shapes = ((5, 2, 3), (1, 2, 4), (1, 2, 4), (16, 3), (16, 4), (16,), (16,))
+    gm = trace_inference(run, *(torch.randn(shape).to(dtype) for shape in shapes))
+    assert required_precision(cast(gm).graph, "highest") == precision
+
+
 @pytest.mark.parametrize(
     ("fn", "keep"),
     [

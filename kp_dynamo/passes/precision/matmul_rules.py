@@ -22,7 +22,7 @@ from kp_dynamo.graph.op_tables import (
 from kp_dynamo.passes.precision.cast_nodes import is_bfloat16, is_float32, is_upcast, origins
 from kp_dynamo.passes.precision.sensitive_ops import ANGLES, EXPONENTIALS
 
-aten = torch.ops.aten
+aten, kp = torch.ops.aten, torch.ops.kp
 
 # How many scales, masks and soft caps to look through for an exponential: attention has at most four.
 _MAX_SCALINGS = 4
@@ -50,7 +50,7 @@ def float32_matmuls(graph: fx.Graph) -> list[fx.Node]:
 
 # Other operators that XLA lowers to matmuls.
 _OTHER_MATMULS = (
-    "dot", "vdot", "mv", "addmv", "addr", "matmul", "linear", "einsum", "_cdist_forward", "_trilinear", "lstm", "gru",
+    "dot", "vdot", "mv", "addmv", "addr", "matmul", "linear", "einsum", "_cdist_forward", "_trilinear",
 )  # fmt: skip
 _MATMUL_FAMILIES = ("linalg_", "_linalg_", "cholesky", "triangular_solve", "upsample_", "_upsample_", "_fft_")
 
@@ -58,7 +58,15 @@ _MATMUL_FAMILIES = ("linalg_", "_linalg_", "cholesky", "triangular_solve", "upsa
 def has_float32_matmul(graph: fx.Graph) -> bool:
     """Whether the precision of float32 matmuls affects a graph: not if all operands are, or were, bfloat16."""
     others = (n for n in graph.nodes if n.op == "call_function" and _contains_matmul(op_name(n.target)))
-    return bool(float32_matmuls(graph)) or any(not is_bfloat16(node) for node in others)
+    return (
+        bool(float32_matmuls(graph)) or any(not is_bfloat16(node) for node in others) or _has_float32_recurrence(graph)
+    )
+
+
+def _has_float32_recurrence(graph: fx.Graph) -> bool:
+    """Whether a recurrent layer multiplies a float32 state with its weights, the fourth argument."""
+    layers = calls(graph, kp.recurrence.default, kp.recurrence_backward.default)
+    return any(not is_bfloat16(weight) for layer in layers for weight in layer.args[3])  # type: ignore[union-attr]
 
 
 def _contains_matmul(name: str) -> bool:
