@@ -17,7 +17,7 @@ from torch._dynamo import config
 from torch._dynamo.variables import ConstantVariable, TorchInGraphFunctionVariable, UserFunctionVariable
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.lists import BaseListVariable
-from torch._dynamo.variables.user_defined import UserDefinedTupleVariable
+from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch.nn.modules import rnn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -87,7 +87,7 @@ def _give_up_packed_sequence(tx: Any, called: Any, args: Sequence[Any]) -> None:
 
 
 def _is_packed_sequence(value: Any) -> bool:
-    return isinstance(value.realize(), UserDefinedTupleVariable) and value.python_type() is PackedSequence
+    return isinstance(value.realize(), UserDefinedObjectVariable) and value.python_type() is PackedSequence
 
 
 def _has_batch_sizes(args: Sequence[Any]) -> bool:
