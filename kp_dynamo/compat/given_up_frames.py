@@ -1,12 +1,13 @@
 """Notice the frames that Dynamo of torch 2.9 gives up: it runs them eagerly, and says so at most at log level INFO.
 
-A backend with an attribute `on_given_up` is called with each such frame that it was asked to compile. There are three
-kinds, and nothing of torch is patched to see them:
+A backend with an attribute `on_given_up` is called with each such frame that it was asked to compile. There are four
+kinds, and nothing of torch is patched to see the first three:
 
 * the trace raises `Unsupported`: a callback at the end of a compilation finds the exception;
 * the trace is skipped, for example at a graph break in a loop: Dynamo's metrics say so, when the next frame comes or
   `collect` is called;
-* the frame reached the recompile limit: Dynamo logs that as a warning, which a filter of its logger reads.
+* the frame reached the recompile limit: Dynamo logs that as a warning, which a filter of its logger reads;
+* `give_up` is called during the trace.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ def compile_for_generation(
 
     For each batch size (prompts x beams) there is one program that decodes, a second one if beam search is used, and
     one for each bucket of prompt lengths. Whisper has one for its encoder, and one that finds the language.
+    A program that takes long enough is divided at its repeated layers, as with the option `blocks` everywhere.
 
     Args:
         model: A transformers model that generates from `input_ids`, or Whisper, on the CPU or on the XLA device. It
