@@ -33,7 +33,7 @@ from kp_dynamo.compat.dynamo_trace import backend_of_trace
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 FOLLOW, CALL, INLINE = range(3)
-_CONSTANTS = (int, float, bool, str, type(None), torch.dtype, torch.device)
+_SINGLE = (torch.Tensor, int, float, bool, str, type(None), torch.dtype, torch.device)
 _numbers: Iterator[int] = count()
 _forwards: weakref.WeakValueDictionary[int, BlockForward] = weakref.WeakValueDictionary()
 
@@ -105,10 +105,13 @@ class BlockForward:
         return getattr, (self.child, "forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and not torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-            return self.run(*args, **kwargs)
-        if not torch.compiler.is_dynamo_compiling() or not _is_plain((args, kwargs)):
-            return type(self.child).forward(self.child, *args, **kwargs)
+        if not torch.compiler.is_dynamo_compiling():
+            is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+            return type(self.child).forward(self.child, *args, **kwargs) if is_traced else self.run(*args, **kwargs)
+        # Dynamo traces this for each child: a loop is cheaper than the calls of `_is_plain`.
+        for value in (*args, *kwargs.values()):
+            if not isinstance(value, _SINGLE) and not _is_plain(value):
+                return type(self.child).forward(self.child, *args, **kwargs)
         has_grad = torch.is_grad_enabled()
         choice = choose(self.number, has_grad, args, kwargs)[0]
         if choice != CALL:
@@ -129,7 +132,7 @@ def _is_plain(value: Any) -> bool:
         return all([_is_plain(v) for v in value])  # noqa: C419 - Dynamo breaks at some generators
     if type(value) is dict:
         return all([_is_plain(v) for v in value.values()])  # noqa: C419
-    return isinstance(value, (torch.Tensor, *_CONSTANTS))
+    return isinstance(value, _SINGLE)
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]

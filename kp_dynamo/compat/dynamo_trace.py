@@ -90,15 +90,23 @@ def changes_objects(*, but: tuple[type, ...] = ()) -> bool:
 
 def ids_of_changed_objects() -> set[int]:
     """The ids of the user's objects that the trace has changed so far: they change after the graph has run."""
-    effects, changed = _side_effects(), {id(item) for item in _changed_objects()}
-    return {number for number, item in effects.id_to_variable.items() if id(item) in changed}
+    return set(_changed_by_id())
 
 
 def _changed_objects() -> list[VariableTracker]:
+    return [*_changed_by_id().values()]
+
+
+def _changed_by_id() -> dict[int, VariableTracker]:
     effects = _side_effects()
-    existing = (AttributeMutationExisting, ValueMutationExisting)
-    items = effects.id_to_variable.values()
-    return [item for item in items if isinstance(item.mutation_type, existing) and effects.is_modified(item)]
+    return {
+        number: item
+        for number, item in effects.id_to_variable.items()
+        if isinstance(item.mutation_type, _EXISTING) and effects.is_modified(item)
+    }
+
+
+_EXISTING = (AttributeMutationExisting, ValueMutationExisting)
 
 
 def _side_effects() -> Any:
