@@ -8,14 +8,14 @@ Autograd always generates the same form. With w the probabilities and g the grad
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-from kp_dynamo.graph.op_tables import SAME_ELEMENTS, VIEWS_AND_CASTS
+from kp_dynamo.graph.op_tables import VIEWS_AND_CASTS
+from kp_dynamo.passes.attention.gradient_nodes import Choice, choice_of, is_transposed, transposes, unviewed
 from kp_dynamo.passes.attention.learned_bias import (
     BiasGradient,
     OneSequence,
@@ -27,12 +27,9 @@ from kp_dynamo.passes.attention.pattern import Attention
 from kp_dynamo.passes.attention.score_layout import layout_problem
 from kp_dynamo.passes.attention.sinks import sink_gradient, without_sink_column
 from kp_dynamo.passes.base import Refusal
-from kp_dynamo.passes.constants.values import constant_of, factor_of
+from kp_dynamo.passes.constants.values import factor_of
 
 aten = torch.ops.aten
-
-# A boolean mask, without its views, and its value where a score stays.
-Choice = tuple[fx.Node, bool]
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class _Search:
         if softmax_backward is None:
             return self._of_values_alone(d_v)
         d_w = self._gradient_of_weights(softmax_backward.args[0])
-        if not isinstance(d_w, fx.Node) or d_w.target is not aten.bmm.default or not _is_transposed(d_w.args[1], v):
+        if not isinstance(d_w, fx.Node) or d_w.target is not aten.bmm.default or not is_transposed(d_w.args[1], v):
             raise _Differs("the gradient of its probabilities is not a matmul with its values")
         grad = d_w.args[0]
         if d_v is not None and d_v.args[1] is not grad:
@@ -176,8 +173,8 @@ class _Search:
             users = self._readers(node)
             matmuls = [u for u in users if u.target is aten.bmm.default]
             if matmuls and len(matmuls) == len(users):
-                d_q = next((u for u in matmuls if u.args[0] is node and _is_transposed(u.args[1], k)), None)
-                d_k = next((u for u in matmuls if u.args[1] is node and _is_transposed(u.args[0], q)), None)
+                d_q = next((u for u in matmuls if u.args[0] is node and is_transposed(u.args[1], k)), None)
+                d_k = next((u for u in matmuls if u.args[1] is node and is_transposed(u.args[0], q)), None)
                 if len(matmuls) != len([d for d in (d_q, d_k) if d is not None]):
                     raise _Differs("another matmul reads the gradient of its scores")
                 return d_q, d_k
@@ -216,7 +213,7 @@ class _Search:
         """Whether a gradient of scores, at a reader of another one, goes on to a matmul with queries or keys."""
         if node.target is aten.bmm.default:
             q, k = self.found.q, self.found.k
-            return _is_transposed(node.args[1], k) or _is_transposed(node.args[0], q)
+            return is_transposed(node.args[1], k) or is_transposed(node.args[0], q)
         others = aten.copy.default, aten.where.self, aten.masked_fill.Scalar, aten.tanh_backward.default
         goes_on = node.target in (*VIEWS_AND_CASTS, *others)
         return (goes_on or factor_of(node) is not None) and any(map(self._leads_to_matmuls, node.users))
@@ -224,7 +221,7 @@ class _Search:
     def _step(self, node: fx.Node, user: fx.Node) -> fx.Node:
         assert self.steps is not None, "scores have a gradient"
         factor = factor_of(user) if user.args[0] is node else None
-        choice = _choice(user, node)
+        choice = choice_of(user, node)
         if factor is not None:
             self.steps.scale *= factor
         elif choice is not None:
@@ -250,7 +247,7 @@ class _Search:
 
     def _matmul_of_transposed(self, node: fx.Node, first: bool) -> fx.Node | None:
         """A backward matmul with `node` transposed as its first operand."""
-        for transposed in _transposes(node):
+        for transposed in transposes(node):
             for user in transposed.users:
                 if user in self.backward and user.target is aten.bmm.default and user.args[0] is transposed:
                     self.inside.add(transposed)
@@ -258,47 +255,9 @@ class _Search:
         return None
 
 
-def _transposes(node: fx.Node) -> Iterator[fx.Node]:
-    return (user for user in node.users if _is_transposed(user, node))
-
-
-def _is_transposed(node: object, source: object) -> bool:
-    """Whether a node is `source` with its last two of three dimensions swapped."""
-    if not isinstance(node, fx.Node) or not node.args or node.args[0] is not source:
-        return False
-    if node.target is aten.transpose.int:
-        return {d % 3 for d in node.args[1:3]} == {1, 2}  # type: ignore[operator]  # dimensions are numbers
-    return node.target is aten.permute.default and list(node.args[1]) == [0, 2, 1]  # type: ignore[arg-type]
-
-
-def _choice(user: fx.Node, node: fx.Node) -> Choice | None:
-    """The mask of a node that sets parts of a gradient to zero, or None."""
-    if user.target is aten.masked_fill.Scalar and user.args[0] is node and _is_zero(user.args[2]):
-        return _unviewed(user.args[1]), False
-    if user.target is not aten.where.self:
-        return None
-    condition, one, other = user.args
-    if one is node and _is_zero(other):
-        return _unviewed(condition), True
-    return (_unviewed(condition), False) if other is node and _is_zero(one) else None
-
-
-def _is_zero(argument: object) -> bool:
-    constant = constant_of(argument)
-    return constant is not None and constant.value == 0
-
-
-def _unviewed(node: object) -> fx.Node:
-    """A mask without the views that change nothing: a transposed mask is another one."""
-    while isinstance(node, fx.Node) and node.target in SAME_ELEMENTS:
-        node = node.args[0]
-    assert isinstance(node, fx.Node), "a mask is a tensor"
-    return node
-
-
 def _problem(found: Attention, gradients: Gradients, steps: _Steps | None) -> str | None:
     """Why the operator cannot compute these gradients, or None."""
-    choices = [(_unviewed(mask.node), mask.lets_through) for mask in found.masks if mask.fill is not None]
+    choices = [(unviewed(mask.node), mask.lets_through) for mask in found.masks if mask.fill is not None]
     # The backward of a custom autograd.Function may use another mask.
     is_alike = steps is None or (
         sorted(steps.masks) == sorted(choices)
