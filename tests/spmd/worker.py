@@ -1,6 +1,7 @@
-"""Checks that need four devices and SPMD, which are properties of a whole process: all in one, answers as JSON.
+"""Checks that need four devices and SPMD, which are properties of a whole process: many in one, answers as JSON.
 
-A check returns what JSON has, or raises: then its answer is the error as text.
+`python -m tests.spmd.worker CHECK...` runs these checks, by default the quick ones. A check returns what JSON has, or
+raises: then its answer is the error as text.
 """
 
 from __future__ import annotations
@@ -41,10 +42,16 @@ from tests.cross_entropies import fuse_small_heads
 
 STEPS = 20
 CHECKS: dict[str, Callable[[], Any]] = {}
+SLOW: dict[str, Callable[[], Any]] = {}
 
 
 def check(function: Callable[[], Any]) -> Callable[[], Any]:
     CHECKS[function.__name__] = function
+    return function
+
+
+def slow_check(function: Callable[[], Any]) -> Callable[[], Any]:
+    SLOW[function.__name__] = function
     return function
 
 
@@ -151,12 +158,12 @@ def uneven_batch() -> Any:
     return _training(torch.optim.AdamW, rows=10)
 
 
-@check
+@slow_check
 def fewer_rows_than_devices() -> Any:
     return _training(torch.optim.AdamW, rows=3)
 
 
-@check
+@slow_check
 def stock() -> Any:
     mine, eager = devices().wrap_model(model()), model()
     with warnings.catch_warnings():
@@ -212,7 +219,7 @@ class Head(nn.Module):
         return F.cross_entropy(logits, target, label_smoothing=0.1) + 0.1 * logits.logsumexp(1).square().mean()
 
 
-@check
+@slow_check
 def a_head_by_blocks() -> Any:
     """The weight of the head is sharded by classes, as its user may; the rows are sharded by the batch."""
     torch.manual_seed(0)
@@ -770,5 +777,5 @@ def answer(function: Callable[[], Any]) -> Any:
 if __name__ == "__main__":
     create_xla_integration(TPUConfig(topology="pod"))
     for name in sys.argv[1:] or CHECKS:
-        sys.stdout.write(json.dumps({name: answer(CHECKS[name])}) + "\n")
+        sys.stdout.write(json.dumps({name: answer((CHECKS | SLOW)[name])}) + "\n")
         sys.stdout.flush()
