@@ -67,7 +67,7 @@ class PythonState:
         effects = _side_effects()
         self._effects = effects
         self._known = [*effects.id_to_variable.values()]  # keeps them alive: their ids are compared
-        self._changed = {id(item) for item in _changed_objects()}
+        self._changed = {id(item) for item in _changed().values()}
         self._attributes = {id(item): dict(values) for item, values in effects.store_attr_mutations.items()}
         self._contents = _contents([item for item in self._known if effects.is_modified(item)], effects)
 
@@ -75,7 +75,7 @@ class PythonState:
         """Whether the trace has changed an object since, other than those that it has made since."""
         effects = _side_effects()
         known = {id(item) for item in self._known}
-        if effects is not self._effects or not {id(item) for item in _changed_objects()} <= self._changed:
+        if effects is not self._effects or not {id(item) for item in _changed().values()} <= self._changed:
             return True
         for item, values in effects.store_attr_mutations.items():
             if id(item) in known and not _same(_parts(values), _parts(self._attributes.get(id(item), {}))):
@@ -85,19 +85,16 @@ class PythonState:
 
 def changes_objects(*, but: tuple[type, ...] = ()) -> bool:
     """Whether the trace has changed an object of the user so far, other than those of Dynamo's classes `but`."""
-    return not all(isinstance(item, but) for item in _changed_objects())
+    return not all(isinstance(item, but) for item in _changed().values())
 
 
 def ids_of_changed_objects() -> set[int]:
     """The ids of the user's objects that the trace has changed so far: they change after the graph has run."""
-    return set(_changed_by_id())
+    return set(_changed())
 
 
-def _changed_objects() -> list[VariableTracker]:
-    return [*_changed_by_id().values()]
-
-
-def _changed_by_id() -> dict[int, VariableTracker]:
+def _changed() -> dict[int, VariableTracker]:
+    """The user's objects that the trace has changed so far, by their ids."""
     effects = _side_effects()
     return {
         number: item

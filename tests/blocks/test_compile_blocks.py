@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
 from kp_dynamo import clear_cache, compile_blocks, explain
 from kp_dynamo.exceptions import TPUConfigurationError
@@ -61,6 +62,21 @@ def test_depth_adds_no_captures(trains):
         return count["aot_traces"], count["programs"]
 
     assert captures(3) == captures(9) == (3, 6 if trains else 3)
+
+
+def test_dynamo_traces_little_for_a_child_that_it_does_not_follow(monkeypatch):
+    """113 instructions in torch's two functions and in ours; a function of ours more, inlined, has some 15 to 30."""
+    traced, step_of_dynamo = [], InstructionTranslatorBase.step
+    monkeypatch.setattr(InstructionTranslatorBase, "step", lambda self: (traced.append(1), step_of_dynamo(self))[1])
+
+    def instructions(depth):
+        traced.clear()
+        torch._dynamo.reset()
+        with torch.no_grad():
+            compile_blocks(stacks.Stack(depth), options=FLOAT32)(torch.randn(2, 5, 3))
+        return len(traced)
+
+    assert 0 < instructions(6) - instructions(4) < 2 * 150
 
 
 def test_the_model_is_what_it_was():
