@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -18,6 +18,7 @@ from kp_dynamo.blocks.constant_values import computed, independent
 from kp_dynamo.blocks.copies import copied
 from kp_dynamo.capture.capture import Capture
 from kp_dynamo.graph.nodes import called_name
+from kp_dynamo.graph.sizes import without_equal_matrices
 
 _MAX_ELEMENTS = 1 << 26  # a mask of 8192 x 8192
 # They read their operands whatever the strides are, unlike a view.
@@ -47,22 +48,27 @@ def _causal_masks(gm: fx.GraphModule) -> dict[fx.Node, float | None]:
         return {}
     values = computed(constant)
     found = {node: values[node] for node in candidates if node in values}
+    found = {node: without_equal_matrices(value) for node, value in found.items()}
     return {node: _fill_of(mask) for node, mask in found.items() if _is_causal(mask)}
 
 
 def _may_be_mask(node: fx.Node) -> bool:
     """A tensor [..., S, T] of bools or floating point numbers, to which nothing is written."""
     value = node.meta.get("example_value")
-    if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.requires_grad or value._version:
+    if not _is_plain(value) or value.dim() < 2 or value.requires_grad or value._version:
         return False
     is_mask = value.dtype is torch.bool or value.dtype.is_floating_point
-    return is_mask and min(value.shape[-2:]) > 1 and 0 < value.numel() <= _MAX_ELEMENTS
+    has_size = value.numel() > 0 and min(value.shape[-2:]) > 1 and value.shape[-2:].numel() <= _MAX_ELEMENTS
+    return is_mask and has_size
 
 
 def _reads_in_any_layout(reader: fx.Node) -> bool:
-    value = reader.meta.get("example_value")
-    is_plain = isinstance(value, torch.Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(value)
-    return is_plain and called_name(reader) in _READERS
+    return _is_plain(reader.meta.get("example_value")) and called_name(reader) in _READERS
+
+
+def _is_plain(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor, and not one inside of a transform of torch.func."""
+    return isinstance(value, torch.Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def _fill_of(mask: torch.Tensor) -> float | None:
@@ -89,7 +95,18 @@ def _built_before(reader: fx.Node, like: torch.Tensor, fill: float | None) -> fx
         if fill is not None:
             zeros = _call(reader, torch.zeros, size, dtype=like.dtype, device="cpu")
             kept = _call(reader, torch.masked_fill, zeros, _call(reader, torch.logical_not, kept), fill)
-        return _call(reader, torch.broadcast_to, kept, tuple(like.shape))
+        return _call(reader, torch.broadcast_to, kept, _size_for(reader, like))
+
+
+def _size_for(reader: fx.Node, mask: torch.Tensor) -> tuple[int, ...]:
+    """One matrix for the whole batch if another operand has the batch of the result, else the mask's own size.
+
+    The passes compute a mask to see what it is, which no batch may make too large.
+    """
+    operands = [operand.meta["example_value"] for operand in reader.all_input_nodes]
+    batch = reader.meta["example_value"].shape[:-2]
+    has_batch = any(isinstance(o, torch.Tensor) and o is not mask and o.shape[:-2] == batch for o in operands)
+    return (*([1] * (mask.dim() - 2) if has_batch else mask.shape[:-2]), *mask.shape[-2:])
 
 
 def _call(reader: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -102,9 +119,7 @@ def _call(reader: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 def _unused(node: fx.Node) -> Iterator[fx.Node]:
     """A node that nothing reads any more, and then what only it has read; the caller erases each at once."""
     value = node.meta.get("example_value")
-    if node.users or node.op not in ("call_function", "call_method") or not isinstance(value, torch.Tensor):
-        return
-    if torch._C._functorch.is_functorch_wrapped_tensor(value) or value._version:
+    if node.users or node.op not in ("call_function", "call_method") or not _is_plain(value) or value._version:
         return
     sources = node.all_input_nodes
     yield node

@@ -1,12 +1,16 @@
 """A causal mask that all layers read is built in the layer, where the passes see what it is."""
 
 import functools
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kp_dynamo.aot.trace_programs import graph_texts
+from kp_dynamo.compat import xla
+from kp_dynamo.config.options import CompileOptions
 from tests.blocks.dividing import divide
 
 LENGTH = 6
@@ -50,6 +54,36 @@ def by_vmap(x):
 
     p = torch.arange(x.shape[1], device=x.device)
     return torch.vmap(torch.vmap(row, (None, 0)), (0, None))(p, p)[None, None]
+
+
+def of_sequences(x, sequence):
+    """As transformers builds it: by vmap over the batch too, for sequences [B, S] that are packed into a row."""
+
+    def kept(b, q, k):
+        number_of = torch.ops.aten.index
+        return (k <= q) & (number_of(sequence, [b, q]) == number_of(sequence, [b, k]))
+
+    b, p = torch.arange(x.shape[0], device=x.device), torch.arange(x.shape[1], device=x.device)
+    of_keys = torch.vmap(torch.vmap(kept, (None, None, 0)), (None, 0, None))
+    return torch.vmap(of_keys, (0, None, None))(b, p, p)[:, None]
+
+
+def one_sequence(x):
+    return of_sequences(x, torch.zeros(x.shape[:2], dtype=torch.long, device=x.device))
+
+
+def packed(x):
+    row, position = torch.arange(x.shape[0], device=x.device), torch.arange(x.shape[1], device=x.device)
+    return of_sequences(x, (position[None, :] >= 2 + row[:, None]).long())
+
+
+def of_the_row(x):
+    def kept(b, q, k):
+        return (k <= q) | (b > 0)
+
+    b, p = torch.arange(x.shape[0], device=x.device), torch.arange(x.shape[1], device=x.device)
+    of_keys = torch.vmap(torch.vmap(kept, (None, None, 0)), (None, 0, None))
+    return torch.vmap(of_keys, (0, None, None))(b, p, p)[:, None]
 
 
 def least_number(x):
@@ -103,12 +137,28 @@ def _(size):
     return torch.ones(size, size, dtype=torch.bool)
 
 
+def first_key(x):
+    return (torch.arange(x.shape[1], device=x.device) < 1).expand(x.shape[0], 1, x.shape[1], -1)
+
+
 def drawn(x):
     return from_positions(x) & (torch.rand(LENGTH, LENGTH, device=x.device) < 2)
 
 
-CAUSAL = (from_positions, by_vmap, least_number, minus_infinity)
-OTHERS = (written, window, written_by_an_input, of_the_input, two_numbers, minus_zero, of_an_operator, drawn)
+CAUSAL = (from_positions, by_vmap, one_sequence, least_number, minus_infinity)
+OTHERS = (
+    written,
+    window,
+    written_by_an_input,
+    of_the_input,
+    two_numbers,
+    minus_zero,
+    first_key,
+    packed,
+    of_the_row,
+    of_an_operator,
+    drawn,
+)
 
 
 def divided(model, x, **options):
@@ -133,7 +183,26 @@ def test_each_layer_builds_a_causal_mask(make_mask, device):
     assert divided(Model(make_mask).to(device), torch.randn(2, LENGTH, 8, device=device))
 
 
-@pytest.mark.quick("written_by_an_input", "minus_zero", "of_an_operator", "drawn")
+@pytest.mark.quick("one_sequence")
+@pytest.mark.parametrize("make_mask", [from_positions, one_sequence, least_number], ids=lambda f: f.__name__)
+def test_the_batch_does_not_count_in_the_size_of_a_mask(make_mask, monkeypatch):
+    monkeypatch.setattr("kp_dynamo.blocks.own_masks._MAX_ELEMENTS", LENGTH * LENGTH)
+    monkeypatch.setattr("kp_dynamo.blocks.constant_values._MAX_BYTES", 8 * LENGTH * LENGTH)
+    monkeypatch.setattr("kp_dynamo.passes.attention.known_masks._MAX_ELEMENTS", LENGTH * LENGTH)
+    x = torch.randn(3, LENGTH, 8)
+
+    def batch_of(mask):
+        return make_mask(mask).expand(3, 1, LENGTH, LENGTH)
+
+    assert divided(Model(batch_of), x)
+    xla.device()
+    texts = graph_texts(Model(batch_of), (x,), CompileOptions(blocks="on"), True)["aten"]
+    attention = [line for text in texts.values() for line in text.splitlines() if "kp.attention" in line]
+    assert attention
+    assert all(re.search(r"\[\], \[\], \(\), [\d.]+, True", line) for line in attention)
+
+
+@pytest.mark.quick("written_by_an_input", "minus_zero", "of_an_operator", "drawn", "first_key", "packed", "of_the_row")
 @pytest.mark.parametrize("make_mask", OTHERS, ids=lambda f: f.__name__)
 def test_other_masks_are_read(make_mask):
     assert not divided(Model(make_mask), torch.randn(2, LENGTH, 8))
@@ -160,7 +229,9 @@ def test_a_level_of_vmap_is_closed_when_the_mask_cannot_be_computed():
     "by_vmap-xla", "least_number-xla", "window-xla", "written_by_an_input-xla", "of_the_input-xla", "minus_zero-xla",
 )  # fmt: skip
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-@pytest.mark.parametrize("make_mask", [*CAUSAL, *OTHERS[:-2]], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "make_mask", [*CAUSAL, *(mask for mask in OTHERS if mask not in (of_an_operator, drawn))], ids=lambda f: f.__name__
+)
 def test_as_eager(make_mask, device):
     eager, options = Model(make_mask), {"precision": "float32", "blocks": "on"}
     mine = Model(make_mask)
