@@ -136,6 +136,22 @@ CHIPS: dict[str, Chip] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Spread:
+    """The chips that share the work of one program. Its graph has the sizes of all chips together.
+
+    Attributes:
+        num_chips: How many.
+        batch_parts: Among how many of them the batch is divided.
+    """
+
+    num_chips: int = 1
+    batch_parts: int = 1
+
+
+ONE_CHIP = Spread()
+
+
 def memory_budget_bytes(chip: Chip, fraction: float, budget_gb: float | None) -> float:
     """Bytes that a program may use: `fraction` of the chip's memory, or the user's own figure in GB."""
     return chip.hbm_bytes * fraction if budget_gb is None else budget_gb * GB

@@ -40,7 +40,7 @@ MAY_IMPORT = {
     # FX and ATen come in, a callable goes out: nothing of what made the graph.
     "kp_dynamo.lowering": (
         "torch", "torch_xla", "jax", "sympy", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.graph",
-        "kp_dynamo.ops", "kp_dynamo.sharding", "kp_dynamo.telemetry",
+        "kp_dynamo.hardware", "kp_dynamo.ops", "kp_dynamo.sharding", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.runtime": (
         "torch", "xxhash", "kp_dynamo.cache", "kp_dynamo.compat", "kp_dynamo.error_boundary", "kp_dynamo.graph",
@@ -48,8 +48,8 @@ MAY_IMPORT = {
     ),
     "kp_dynamo.ledger": ("torch", "kp_dynamo.graph", "kp_dynamo.passes"),
     "kp_dynamo.pipeline": (
-        "torch", "kp_dynamo.config", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.hardware",
-        "kp_dynamo.ledger", "kp_dynamo.passes", "kp_dynamo.telemetry",
+        "torch", "kp_dynamo.config", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.ledger",
+        "kp_dynamo.passes", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.buckets": (
         "torch", "sympy", "numpy", "matplotlib", "kp_dynamo.autograd", "kp_dynamo.cache", "kp_dynamo.capture",
@@ -61,8 +61,8 @@ MAY_IMPORT = {
     "kp_dynamo.session": (
         "torch", "kp_dynamo.autograd", "kp_dynamo.blocks", "kp_dynamo.buckets", "kp_dynamo.cache", "kp_dynamo.capture",
         "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.error_boundary", "kp_dynamo.exceptions", "kp_dynamo.graph",
-        "kp_dynamo.hardware", "kp_dynamo.ledger", "kp_dynamo.lowering", "kp_dynamo.pipeline", "kp_dynamo.runtime",
-        "kp_dynamo.telemetry", "kp_dynamo.uncompiled_frames",
+        "kp_dynamo.ledger", "kp_dynamo.lowering", "kp_dynamo.pipeline", "kp_dynamo.runtime", "kp_dynamo.telemetry",
+        "kp_dynamo.uncompiled_frames",
     ),
     "kp_dynamo.legacy_backend": (
         "torch", "kp_dynamo.capture", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.error_boundary",

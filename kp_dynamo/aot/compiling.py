@@ -21,7 +21,7 @@ from kp_dynamo.aot.request import AotRequest, Machine, request_of
 from kp_dynamo.aot.slice_report import SliceReport
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
-from kp_dynamo.config.options import resolve_matmul_precision
+from kp_dynamo.config.matmul_precision import resolve_matmul_precision
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.explanation.graph_reports import PieceReport
 from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks, uncompiled

@@ -13,7 +13,8 @@ from torch import nn
 from kp_dynamo.aot.slices import Slice, slice_of
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError, TPUModelPreparationError
-from kp_dynamo.hardware import CHIPS, GB, memory_budget_bytes
+from kp_dynamo.hardware import CHIPS, Spread, memory_budget_bytes
+from kp_dynamo.sharding.mesh import DATA
 
 BACKENDS = ("kp_tpu", "openxla")
 _OF_EVERY_BACKEND = ("target", "memory_fraction", "memory_budget_gb", "compile_timeout_s")
@@ -87,9 +88,8 @@ def request_of(model: Any, args: Any, machine: Machine, options: Any, backend: s
     found = slice_of(target, machine.chips, machine.mesh, machine.sharding)
     if found is not None:
         _require_our_lowering(backend, checked)
-        # The graphs have the sizes of all chips together.
-        together = {"memory_budget_gb": budget * found.topology.num_chips / GB}
-        checked = CompileOptions.from_dict({**given, "target": target, **together})
+        parts = found.mesh.size(DATA) if found.mesh.has(DATA) else 1
+        checked = checked.over(Spread(found.topology.num_chips, parts))
     return AotRequest(model, tuple(args), target, given, checked, backend, train, budget, found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -9,34 +10,15 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from kp_dynamo.config import rules
+from kp_dynamo.config.levels import LEVELS, CastScope, Level
+from kp_dynamo.config.matmul_precision import MatmulPrecision
 from kp_dynamo.exceptions import TPUConfigurationError
-from kp_dynamo.hardware import CHIPS, Chip
+from kp_dynamo.hardware import CHIPS, ONE_CHIP, Chip, Spread, memory_budget_bytes
 
-Level = Literal["conservative", "balanced", "aggressive"]
 Precision = Literal["float32", "bfloat16"]
-MatmulPrecision = Literal["default", "high", "highest"]
-CastScope = Literal["linear", "matmul", "all"]
 Target = Literal["auto", "v4", "v5e", "v5p", "v6e", "v7"]
 LoweringName = Literal["openxla", "stock"]
 Blocks = Literal["auto", "on", "off"] | int
-
-_MATMUL_PRECISION_OF_TORCH: dict[str, MatmulPrecision] = {"highest": "highest", "high": "high", "medium": "default"}
-
-
-@dataclass(frozen=True)
-class LevelPreset:
-    """The defaults that a level sets; options that the user sets take precedence."""
-
-    cast_scope: CastScope
-    fuse: bool
-    checkpoint: str
-
-
-LEVELS: dict[Level, LevelPreset] = {
-    "conservative": LevelPreset(cast_scope="linear", fuse=False, checkpoint="off"),
-    "balanced": LevelPreset(cast_scope="matmul", fuse=True, checkpoint="auto"),
-    "aggressive": LevelPreset(cast_scope="all", fuse=True, checkpoint="auto"),
-}
 
 
 def _option(
@@ -65,6 +47,9 @@ class CompileOptions:
 
     given: frozenset[str] = field(init=False, repr=False, compare=False)
     """Names of the options that the user set; the level determines the others."""
+
+    spread: Spread = field(default=ONE_CHIP, init=False, repr=False)
+    """The chips that share the work of a program. Not an option: the session knows it."""
 
     level: Level = _option("balanced", rules.one_of(*get_args(Level)))
     """Preset. It determines what `cast_bf16` may cast (`cast_scope`) and the defaults of `fuse` and `checkpoint`.
@@ -212,12 +197,24 @@ class CompileOptions:
 
     def with_values(self, **values: object) -> CompileOptions:
         """These options, with some of them set to other values."""
-        return CompileOptions.from_dict({**self.given_values(), **values})
+        return CompileOptions.from_dict({**self.given_values(), **values}).over(self.spread)
+
+    def over(self, spread: Spread) -> CompileOptions:
+        """These options for programs that these chips share."""
+        copied = copy.copy(self)
+        copied._store("spread", spread)
+        return copied
 
     @property
     def chip(self) -> Chip:
         """The chip that `target` selects if no chip is present."""
         return CHIPS["v5e" if self.target == "auto" else self.target]
+
+    @property
+    def memory_budget_bytes(self) -> float:
+        """Bytes that a program may use of the memory of all its chips, as if each tensor were divided among them."""
+        of_a_chip = memory_budget_bytes(self.chip, self.memory_fraction, self.memory_budget_gb)
+        return of_a_chip * self.spread.num_chips
 
     @property
     def reads_modules(self) -> bool:
@@ -263,22 +260,6 @@ def option_fields() -> list[Field[Any]]:
 def ignored_in_key() -> dict[str, str]:
     """Options that `CompileOptions.key` omits, each with the reason."""
     return {f.name: f.metadata["not_in_key"] for f in option_fields() if f.metadata["not_in_key"]}
-
-
-def resolve_matmul_precision(chosen: MatmulPrecision | None, torch_setting: str) -> MatmulPrecision:
-    """The precision of float32 matmuls, from the option and `torch.get_float32_matmul_precision()`.
-
-    torch's "medium" (one bfloat16 pass) is XLA's "default"; the other names mean the same in both.
-    """
-    if chosen is not None:
-        return chosen
-    if torch_setting not in _MATMUL_PRECISION_OF_TORCH:
-        raise TPUConfigurationError(
-            f"torch.get_float32_matmul_precision()={torch_setting!r} is invalid. "
-            f"Allowed: {', '.join(_MATMUL_PRECISION_OF_TORCH)}. "
-            "Try: set the option 'matmul_precision' to 'default', 'high' or 'highest'."
-        )
-    return _MATMUL_PRECISION_OF_TORCH[torch_setting]
 
 
 def _require_known(key: object) -> None:

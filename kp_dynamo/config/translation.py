@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from kp_dynamo.config.options import LEVELS, CompileOptions
+from kp_dynamo.config.levels import LEVELS
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.config.tpu_config import TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError, TPUNotAvailableError
 from kp_dynamo.hardware import CHIPS, GB, Chip

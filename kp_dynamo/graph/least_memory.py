@@ -22,13 +22,21 @@ class MemoryBudget:
 
     Attributes:
         chip: The chip.
-        num_bytes: The bytes that a program may use.
+        num_bytes: The bytes that a program may use, of all chips together.
         checkpoint: The option, so that no remedy is one that is on already.
+        num_chips: The chips that share the program.
     """
 
     chip: Chip
     num_bytes: float
     checkpoint: str | float = "off"
+    num_chips: int = 1
+
+    @property
+    def of_what(self) -> str:
+        """The memory of which it is a part."""
+        total, name = self.num_chips * self.chip.hbm_bytes / GB, self.chip.name
+        return f"{total:.2f} GB of " + (f"a {name}" if self.num_chips == 1 else f"{self.num_chips} {name} together")
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def require_room(graph: fx.Graph, name: str, budget: MemoryBudget) -> int:
     largest = "; ".join(_counted(held)[:_NUM_SHOWN])
     raise TPUOutOfMemoryError(
         f"the {name} program takes at least {needed / GB:.2f} GB for its {len(held)} arguments and results. Allowed: "
-        f"{budget.num_bytes / GB:.2f} GB of the {budget.chip.hbm_bytes / GB:.2f} GB of a {budget.chip.name}. "
+        f"{budget.num_bytes / GB:.2f} GB of the {budget.of_what}. "
         f"The largest: {largest}. {remedies(budget.checkpoint)}"
     )
 

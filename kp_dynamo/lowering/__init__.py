@@ -3,7 +3,7 @@
 from kp_dynamo.lowering.base import Executable, Lowering, LoweringSpec
 from kp_dynamo.lowering.donation import DONORS
 from kp_dynamo.lowering.new_state import divide_new_state
-from kp_dynamo.lowering.placed_tensors import named_meshes
+from kp_dynamo.lowering.placed_tensors import device_spread, named_meshes
 from kp_dynamo.lowering.registry import get_lowering
 from kp_dynamo.lowering.spmd import is_spmd, shardings
 
@@ -12,6 +12,7 @@ __all__ = [
     "Executable",
     "Lowering",
     "LoweringSpec",
+    "device_spread",
     "divide_new_state",
     "get_lowering",
     "is_spmd",

@@ -13,8 +13,9 @@ import torch
 
 from kp_dynamo.compat import importing, xla
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
+from kp_dynamo.hardware import ONE_CHIP, Spread
 from kp_dynamo.lowering import spmd
-from kp_dynamo.sharding.mesh import NamedMesh
+from kp_dynamo.sharding.mesh import DATA, NamedMesh
 from kp_dynamo.sharding.placement import Placement, hlo_sharding, is_whole
 
 _meshes: dict[NamedMesh, None] = {}
@@ -23,6 +24,17 @@ _meshes: dict[NamedMesh, None] = {}
 def named_meshes() -> list[NamedMesh]:
     """The meshes of this process on which tensors were placed, the last one first."""
     return list(reversed(_meshes))
+
+
+def device_spread() -> Spread:
+    """The devices that share the work of a program, by the last mesh that tensors were placed on.
+
+    Without such a mesh, because the user marks tensors with torch_xla, the batch is taken to be divided among all.
+    """
+    if not spmd.is_spmd():
+        return ONE_CHIP
+    count, mesh = xla.num_devices(), next(iter(named_meshes()), NamedMesh((DATA,), (xla.num_devices(),)))
+    return Spread(count, mesh.size(DATA) if mesh.has(DATA) else 1)
 
 
 def mesh_of(given: Any) -> NamedMesh:

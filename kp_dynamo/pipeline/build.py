@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
+from kp_dynamo.config.matmul_precision import resolve_matmul_precision
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.graph.step_share import WHOLE, StepShare
-from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.passes import PASSES
 from kp_dynamo.passes.base import GraphPass
 from kp_dynamo.passes.cast_bf16 import CastBf16
@@ -66,7 +66,7 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), share
         # Before the passes that introduce other operators: it has rules for ATen and kp::attention.
         *([MaskPadding(lengths)] if lengths else []),
         # After the masks, which have no rule for its operator; before the casts, which have one.
-        *([FuseLinearCrossEntropy(kept_bytes=_kept_exponentials(options))] if options.fuse else []),
+        *([_loss_pass(options)] if options.fuse else []),
         # Before the casts: it matches a matmul followed by its activation.
         *([FuseLinearActivation()] if options.fuse else []),
         # Before the casts, which treat it as a matmul; after the masks, which know convolutions.
@@ -103,7 +103,7 @@ def build_backward_pipeline(options: CompileOptions) -> Pipeline:
 
 def least_fused_logits(pipeline: Pipeline) -> int | None:
     """The bytes of the smallest logits that a pass fuses with their loss; None if no pass does."""
-    return next((p.min_bytes for p in pipeline if isinstance(p, FuseLinearCrossEntropy)), None)
+    return next((p.min_bytes * p.batch_parts for p in pipeline if isinstance(p, FuseLinearCrossEntropy)), None)
 
 
 def _recomputation(options: CompileOptions, share: StepShare) -> Pipeline:
@@ -124,7 +124,7 @@ def _recomputation(options: CompileOptions, share: StepShare) -> Pipeline:
 def _budget(options: CompileOptions, share: StepShare) -> Budget:
     chip = options.chip
     return Budget(
-        num_bytes=memory_budget_bytes(chip, options.memory_fraction, options.memory_budget_gb),
+        num_bytes=options.memory_budget_bytes,
         optimizer_state_factor=options.optimizer_state_factor,
         vmem_bytes=chip.vmem_bytes,
         narrow_matmuls=_has_one_pass(options),
@@ -133,12 +133,15 @@ def _budget(options: CompileOptions, share: StepShare) -> Budget:
     )
 
 
+def _loss_pass(options: CompileOptions) -> FuseLinearCrossEntropy:
+    return FuseLinearCrossEntropy(kept_bytes=_kept_exponentials(options), batch_parts=options.spread.batch_parts)
+
+
 def _kept_exponentials(options: CompileOptions) -> int:
     """The bytes that the loss of a head may save: few of the chip's, and none if the user wants less to be saved."""
     if options.precision != "bfloat16" or options.keep_float32 or options.checkpoint not in ("off", "auto"):
         return 0
-    budget = memory_budget_bytes(options.chip, options.memory_fraction, options.memory_budget_gb)
-    return int(budget) // _SHARE_OF_EXPONENTIALS
+    return int(options.memory_budget_bytes) // _SHARE_OF_EXPONENTIALS
 
 
 def _has_one_pass(options: CompileOptions) -> bool:

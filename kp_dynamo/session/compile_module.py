@@ -14,7 +14,7 @@ from kp_dynamo.blocks.child_modules import has_own_forward, repeated_children
 from kp_dynamo.compat import chips
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.hardware import memory_budget_bytes
+from kp_dynamo.lowering import device_spread
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def compile_module(module: nn.Module, arguments: dict[str, Any], options: Compil
         # Otherwise Dynamo would reuse the graph breaks of an earlier compilation of this code.
         torch._dynamo.reset()
     compiled: nn.Module = torch.compile(module, **arguments)  # type: ignore[assignment]  # a module for a module
-    reason = _reason_to_follow(module, arguments, options.on(chips.chip_name()))
+    reason = _reason_to_follow(module, arguments, options.on(chips.chip_name()).over(device_spread()))
     found = [] if reason else list(repeated_children(module))
     if not found:
         logger.debug("%s is captured whole: %s", type(module).__name__, reason or "no repeated child modules")
@@ -61,7 +61,7 @@ def _reason_to_follow(module: nn.Module, arguments: dict[str, Any], options: Com
         return "a module has a forward of its own, or is compiled"
     if chips.chip_name() is not None and next(module.parameters(), torch.empty(0)).device.type == "cpu":
         return "values between the children would pass through the host"
-    budget = memory_budget_bytes(options.chip, options.memory_fraction, options.memory_budget_gb)
-    if options.is_memory_bounded and sum(t.nbytes for t in [*module.parameters(), *module.buffers()]) > budget / 2:
+    held = sum(t.nbytes for t in [*module.parameters(), *module.buffers()])
+    if options.is_memory_bounded and held > options.memory_budget_bytes / 2:
         return "whether it fits the memory is only known of one graph"
     return ""

@@ -13,11 +13,11 @@ from kp_dynamo.cache.call_parts import environment_parts
 from kp_dynamo.cache.compile_key import CompileKey, Parts
 from kp_dynamo.cache.identity import Uncacheable, identity_of
 from kp_dynamo.capture.capture import Capture
-from kp_dynamo.config.options import CompileOptions, resolve_matmul_precision
+from kp_dynamo.config.matmul_precision import resolve_matmul_precision
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.graph.least_memory import MemoryBudget
 from kp_dynamo.graph.step_share import WHOLE, StepShare
-from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.pipeline import Pipeline, build_backward_pipeline, build_pipeline
 
 
@@ -55,8 +55,8 @@ class CompilePlan:
         options = self.options
         if not options.is_memory_bounded:
             return None
-        room = memory_budget_bytes(options.chip, options.memory_fraction, options.memory_budget_gb)
-        return MemoryBudget(options.chip, room, options.checkpoint)
+        room = options.memory_budget_bytes
+        return MemoryBudget(options.chip, room, options.checkpoint, options.spread.num_chips)
 
 
 def plan_for(capture: Capture, options: CompileOptions, share: StepShare = WHOLE) -> CompilePlan:

@@ -11,26 +11,25 @@ from kp_dynamo.blocks.block_calls import group_of
 from kp_dynamo.blocks.division import Division
 from kp_dynamo.blocks.step_memory import step_shares
 from kp_dynamo.capture.capture import Capture, with_dynamo_signature
-from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.graph.least_memory import MemoryBudget, require_room
+from kp_dynamo.graph.least_memory import require_room
 from kp_dynamo.graph.step_share import StepShare
-from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.runtime.events import PieceRuns
 from kp_dynamo.runtime.pieces import returning_to_host, taking_from_device
 from kp_dynamo.runtime.result_memory import ResultMemory
+from kp_dynamo.session.compile_plan import CompilePlan
 from kp_dynamo.session.padded_pieces import PaddedPieces
 
 
-def shares_of(division: Division, capture: Capture, options: CompileOptions) -> list[StepShare]:
+def shares_of(division: Division, capture: Capture, plan: CompilePlan) -> list[StepShare]:
     """What each piece gets of the memory.
 
     Raises:
         TPUOutOfMemoryError: The user set a budget, and the inputs of the whole graph exceed it.
     """
-    budget = memory_budget_bytes(options.chip, options.memory_fraction, options.memory_budget_gb)
-    if options.is_memory_bounded:
-        require_room(capture.gm.graph, "whole", MemoryBudget(options.chip, budget, options.checkpoint))
-    return step_shares(division, capture.inputs, budget, options.optimizer_state_factor)
+    if plan.memory_budget is not None:
+        require_room(capture.gm.graph, "whole", plan.memory_budget)
+    options = plan.options
+    return step_shares(division, capture.inputs, options.memory_budget_bytes, options.optimizer_state_factor)
 
 
 def runs_of(division: Division, numbers: Sequence[int | None]) -> tuple[PieceRuns, ...]:

@@ -36,7 +36,7 @@ from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.graph.operand_devices import problem_of_devices, python_text
 from kp_dynamo.graph.step_share import WHOLE, StepShare
-from kp_dynamo.lowering import Lowering, get_lowering
+from kp_dynamo.lowering import Lowering, device_spread, get_lowering
 from kp_dynamo.runtime.compiled_graph import Program, Runtime
 from kp_dynamo.runtime.event_log import log_event
 from kp_dynamo.runtime.events import CaptureDivided, CaptureReady, Observe, ignore
@@ -121,6 +121,8 @@ class Session:
                 if group is not None:
                     require_no_changes(group.name)
                 chosen = options.on(chips.chip_name())
+                if self._export is None:
+                    chosen = chosen.over(device_spread())
                 drop_followed_calls(gm)
                 calls = block_calls(gm.graph)
                 capture = read_capture(gm, example_inputs, with_modules=chosen.reads_modules, with_values=chosen.ledger)
@@ -217,7 +219,7 @@ class Session:
         """A callable that runs the pieces of a capture, each compiled, or cached from an equal piece."""
         if plan.options.ledger:
             division = with_values(division, capture)
-        shares = shares_of(division, capture, plan.options)
+        shares = shares_of(division, capture, plan)
         plans = [plan_for(p.capture, plan.options, s) for p, s in zip(division.pieces, shares, strict=True)]
         compiled = [
             self._planned(own, piece.capture) if piece.call is None else (None, self._called(piece, plan.options))

@@ -12,8 +12,11 @@ from torch import nn
 from kp_dynamo.aot.compiling import aot_compile
 from kp_dynamo.aot.difference import compare
 from kp_dynamo.aot.report import AotReport
+from kp_dynamo.aot.request import Machine, request_of
 from kp_dynamo.cli.main import main
-from kp_dynamo.hardware import CHIPS
+from kp_dynamo.hardware import CHIPS, Spread
+from kp_dynamo.passes.fuse_linear_cross_entropy import FuseLinearCrossEntropy
+from kp_dynamo.pipeline import build_pipeline
 
 MIB = 2**20
 
@@ -89,6 +92,14 @@ def test_the_command_line_compiles_for_several_chips(tmp_path, capsys):
     report = AotReport.from_dict(json.loads((tmp_path / "a.json").read_text()))
     assert report.num_tokens == 1024
     assert report.tokens_per_s == pytest.approx(1024 / report.step_ms * 1e3)
+
+
+def test_passes_know_how_many_chips_share_the_work():
+    args, machine = (torch.empty(1024, 512, device="meta"),), Machine("v5e", 16, {"data": 4, "model": 4}, "fsdp")
+    options = request_of(mlp(), args, machine, None, "kp_tpu", train=True).options
+    assert options.spread == Spread(16, 4)
+    [loss] = [p for p in build_pipeline(options) if isinstance(p, FuseLinearCrossEntropy)]
+    assert loss.batch_parts == 4
 
 
 def test_weights_are_gathered_and_gradients_scattered_in_the_program_that_makes_them():

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kp_dynamo.config.options import CompileOptions, ignored_in_key, option_fields, resolve_matmul_precision
+from kp_dynamo.config.matmul_precision import resolve_matmul_precision
+from kp_dynamo.config.options import CompileOptions, ignored_in_key, option_fields
 from kp_dynamo.exceptions import TPUConfigurationError
 
 pytestmark = pytest.mark.compat

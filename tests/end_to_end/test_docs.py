@@ -9,7 +9,8 @@ import pytest
 import kp_dynamo
 from kp_dynamo.compat.known_limits import EARLIER_LIMITS, KNOWN_LIMITS
 from kp_dynamo.config import TPUConfig
-from kp_dynamo.config.options import LevelPreset, option_fields
+from kp_dynamo.config.levels import LevelPreset
+from kp_dynamo.config.options import option_fields
 from tests.spine import run_script
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -273,6 +273,14 @@ def test_small_logits_stay_whole_and_blocks_are_about_equal():
     assert [n.args[6] for n in calls(two.graph, FUSED[0])] == [256]
 
 
+def test_sizes_are_those_of_a_chip_that_has_a_part_of_the_rows():
+    size = 4 * ROWS * CLASSES
+    for parts, block in ((1, [128]), (2, [256]), (4, [])):
+        gm = joint(plain, *operands())
+        applied(FuseLinearCrossEntropy(min_bytes=size // 2, block_bytes=4 * ROWS * 128, batch_parts=parts), gm)
+        assert [n.args[6] for n in calls(gm.graph, FUSED[0])] == block
+
+
 def test_casts_give_it_bfloat16_operands_and_float32_gradients():
     gm = joint(plain, *operands())
     applied(PASS, gm)

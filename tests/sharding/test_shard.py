@@ -139,6 +139,16 @@ def test_the_state_of_a_compiled_optimizer_lies_as_its_parameters(answers):
     assert difference < CLOSE
 
 
+def test_the_memory_is_that_of_all_devices(answers):
+    fits, refused = answers["memory_of_all_devices"]
+    assert fits == [8, 16, 128]
+    assert "GB of the 128.00 GB of 8 v5e together" in refused
+
+
+def test_a_program_knows_how_many_chips_share_its_work(answers):
+    assert answers["the_chips_of_a_program"] == [[8, 8], [8, 4]]
+
+
 def test_a_miss_names_the_argument_and_the_result_that_lie_in_another_way(answers):
     [line] = [line for line in answers["a_miss_names_the_sharding"] if "sharding 1: " in line]
     assert "sharding 2: {devices=[2,4]0,2,4,6,1,3,5,7 last_tile_dim_replicate} -> {replicated}" in line

@@ -7,6 +7,7 @@ or raises: then its answer is the error as text.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import logging
 import sys
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 import kp_dynamo
 from kp_dynamo.aot.tensor_plan import needed_plan
 from kp_dynamo.compat import xla
+from kp_dynamo.lowering import device_spread
 from kp_dynamo.sharding.mesh import NamedMesh
 from kp_dynamo.sharding.placement import hlo_sharding, shard_shape
 from kp_dynamo.sharding.rules import placements
@@ -435,6 +437,30 @@ def state_of_a_compiled_optimizer() -> Any:
         theirs.zero_grad()
     pairs = zip(model.parameters(), eager.parameters(), strict=True)
     return [misplaced, counts, max((a.detach().cpu() - b).abs().max().item() for a, b in pairs)]
+
+
+@check
+def memory_of_all_devices() -> Any:
+    """A model that only all devices together can hold; then one that they cannot."""
+    model, found = kp_dynamo.shard(small(), DATA, "fsdp"), []
+    held = sum(p.nbytes for p in model.parameters())
+    for budget in (held / 4, held / 16):
+        try:
+            run = compiled(model, memory_budget_gb=budget / 1e9)
+            found.append(list(run(kp_dynamo.shard_batch(tokens(), DATA)).shape))
+        except kp_dynamo.TPUOutOfMemoryError as error:
+            found.append(str(error))
+    return found
+
+
+@check
+def the_chips_of_a_program() -> Any:
+    """By the mesh that tensors were placed on last."""
+    found = []
+    for mesh in (DATA, BOTH):
+        kp_dynamo.shard(small(), mesh, "data")
+        found.append(dataclasses.astuple(device_spread()))
+    return found
 
 
 @check
