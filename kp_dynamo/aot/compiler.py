@@ -106,15 +106,21 @@ class TpuCompiler:
         self._folder.cleanup()
 
     def submit(
-        self, stablehlo: bytes, donated: Sequence[int] = (), arguments: Sequence[str] = (), results: Sequence[str] = ()
+        self,
+        stablehlo: bytes,
+        donated: Sequence[int] = (),
+        arguments: Sequence[str] = (),
+        results: Sequence[str] = (),
+        kernels: tuple[str, int] = ("", 1),
     ) -> None:
         """Submit a program (MLIR bytecode), the indices of its donated parameters, and its shardings for a slice.
 
-        `result` returns the answers in the same order.
+        `kernels` is how the operands of its Pallas kernels lie, and among how many chips they are divided. `result`
+        returns the answers in the same order.
         """
         number, folder = next(self._numbers), Path(self._folder.name)
         files = folder / f"{number}.mlir", folder / f"{number}.hlo"
-        job = Job(*files, tuple(donated), tuple(arguments), tuple(results))
+        job = Job(*files, tuple(donated), tuple(arguments), tuple(results), kernels)
         job.stablehlo.write_bytes(stablehlo)
         self._submitted.append(job)
         self._jobs.put(job)

@@ -147,7 +147,9 @@ class _Run:
 
     def _submit(self, program: Any, placed: Any) -> None:
         self.submitted.append((program, placed))
-        self.compiler.submit(placed.stablehlo, placed.donated, placed.input_shardings, placed.result_shardings)
+        kernels = ("", 1) if self.placer is None else (self.placer.kernel_sharding, self.placer.kernel_parts)
+        lies = placed.input_shardings, placed.result_shardings
+        self.compiler.submit(placed.stablehlo, placed.donated, *lies, kernels)
 
     def _observe(self, event: Any) -> None:
         from kp_dynamo.runtime.events import ProgramReady

@@ -100,7 +100,7 @@ class StepPlacer:
 
     def place(self, call: GraphCall) -> tuple[Sequence[str], Sequence[str]]:
         """The shardings of the arguments and of the results of a call, in XLA's notation."""
-        _require_partitionable(call.gm)
+        self._require_partitionable(call.gm)
         forward = self._forward_of(call) if call.spec.name == "backward" else None
         given = [self.placement_of(a) or () for a in call.args]
         if forward is not None:
@@ -113,6 +113,25 @@ class StepPlacer:
         results = [*renewed, *results[len(renewed) :]]
         self._record(call, given, results)
         return self._texts(call.args, given), self._texts(call.results, results)
+
+    @property
+    def kernel_parts(self) -> int:
+        """Among how many chips the heads of all sequences are divided in a kernel: those along the batch."""
+        return self.mesh.size(DATA) if self.mesh.has(DATA) else 1
+
+    @property
+    def kernel_sharding(self) -> str:
+        """How the operands [1, batch x heads, ...] of a kernel lie, in XLA's notation."""
+        return hlo_sharding((None, DATA, None, None), self.mesh, 4) if self.kernel_parts > 1 else ""
+
+    def _require_partitionable(self, gm: fx.GraphModule) -> None:
+        """XLA cannot divide a Pallas kernel. Along other axes than the batch each chip would compute all of it."""
+        kernel = next((n for n in gm.graph.nodes if str(n.target).startswith("kp.flash")), None)
+        if kernel is not None and self.kernel_parts != self.mesh.num_devices:
+            raise TPUConfigurationError(
+                f"{kernel.target} is a Pallas kernel, which is divided along {DATA!r} only, but the mesh is "
+                f"{self.mesh}. Try: all chips along {DATA!r}, or leave FlashAttention() out of extra_passes."
+            )
 
     def bytes_of(self, tensor: torch.Tensor) -> int:
         """The bytes that one chip holds of a tensor."""
@@ -174,16 +193,6 @@ class StepPlacer:
         if known is None or known.storage.expired():
             return None
         return known.placement if known.shape == tuple(value.shape) else ()
-
-
-def _require_partitionable(gm: fx.GraphModule) -> None:
-    """XLA cannot divide a Pallas kernel: each chip would compute all of it, silently."""
-    kernel = next((n for n in gm.graph.nodes if str(n.target).startswith("kp.flash")), None)
-    if kernel is not None:
-        raise TPUConfigurationError(
-            f"{kernel.target} is a Pallas kernel, which XLA cannot divide among several chips. Try: leave "
-            "FlashAttention() out of extra_passes."
-        )
 
 
 def _with_tangents(

@@ -5,9 +5,10 @@ process also keeps libtpu's output off the user's terminal, and can be killed.
 
 `python worker.py TARGET [SHAPE]` writes one line of JSON per message to its standard output: first {"ready": ...},
 then one answer for each line {"stablehlo": PATH, "hlo": PATH, "donated": [PARAMETER, ...], "arguments": [...],
-"results": [...]} that it reads. With a SHAPE, such as 4x4, it compiles for all chips of this slice, and `arguments` and
-`results` are their shardings in XLA's notation; for one chip, they are empty. It exits as soon as its standard input
-ends, also in the middle of a compile: then the process that asked has died.
+"results": [...], "kernels": [SHARDING, PARTS]} that it reads. With a SHAPE, such as 4x4, it compiles for all chips of
+this slice, and `arguments` and `results` are their shardings in XLA's notation; for one chip, they are empty. `kernels`
+is how the operands of Pallas kernels lie: dimension 1 is divided into so many parts. It exits as soon as its standard
+input ends, also in the middle of a compile: then the process that asked has died.
 """
 
 from __future__ import annotations
@@ -92,14 +93,20 @@ class _Compiler:
         }
 
     def compiled(
-        self, stablehlo: str, hlo: str, donated: list[int], arguments: list[str], results: list[str]
+        self,
+        stablehlo: str,
+        hlo: str,
+        donated: list[int],
+        arguments: list[str],
+        results: list[str],
+        kernels: tuple[str, int],
     ) -> dict[str, Any]:
         """Compile the file `stablehlo` (MLIR bytecode), write the scheduled program to `hlo`, and return its figures.
 
         The parameters `donated` may be reused for results. The figures are those of one chip.
         """
         with open(stablehlo, "rb") as file:
-            module = self._read(file.read(), donated, arguments, results)
+            module = self._read(file.read(), donated, arguments, results, kernels)
         start = time.process_time()  # wall time would depend on the other workers
         executable = self._device.client.compile(module, self._devices, self._options)
         seconds = time.process_time() - start
@@ -131,7 +138,9 @@ class _Compiler:
         settings.xla_dump_to, settings.xla_dump_hlo_as_text = str(folder), True
         return folder
 
-    def _read(self, artifact: bytes, donated: list[int], arguments: list[str], results: list[str]) -> Any:
+    def _read(
+        self, artifact: bytes, donated: list[int], arguments: list[str], results: list[str], kernels: tuple[str, int]
+    ) -> Any:
         """A portable artifact in the form this JAX accepts: bytes for 0.7, a deserialized module for 0.10."""
         takes_bytes = tuple(int(part) for part in self.versions["jax"].split(".")[:2]) < (0, 8)
         if takes_bytes and not donated and self._num_chips == 1:
@@ -143,6 +152,7 @@ class _Compiler:
         module = stablehlo.deserialize_portable_artifact(self._context, artifact)
         if self._num_chips > 1:
             _shard(module, self._num_chips, arguments, results)
+            _divide_kernels(module, *kernels)
         _donate(module, donated)
         return mlir.module_to_bytecode(module) if takes_bytes else module
 
@@ -184,6 +194,74 @@ def _shard(module: Any, num_chips: int, arguments: list[str], results: list[str]
             main.attributes[name] = ir.ArrayAttr.get(attributes)
         number = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), num_chips)
         module.operation.attributes["mhlo.num_partitions"] = number
+
+
+def _divide_kernels(module: Any, sharding: str, parts: int) -> None:
+    """Make each Pallas kernel, which XLA cannot divide, work on the part of its operands that a chip has.
+
+    Dimension 1 is divided. The kernel itself is that of one chip already.
+    """
+    from jaxlib.mlir import ir
+
+    kernels = [op.operation for op in _main(module).entry_block.operations if _is_kernel(op)] if parts > 1 else []
+    for kernel in kernels:
+        with module.context, kernel.location, ir.InsertionPoint(kernel):
+            operands = [_part_of(operand, sharding, parts) for operand in kernel.operands]
+            attributes = {named.name: named.attr for named in kernel.attributes}
+            types = [_type_of_part(result.type, parts) for result in kernel.results]
+            own = ir.Operation.create(kernel.name, types, operands, attributes).results[0]
+            for whole, part in _results(kernel.results[0], own):
+                manual = _custom_call("Sharding", "{manual}", part, part.type)
+                whole.replace_all_uses_with(_custom_call("SPMDShardToFullShape", sharding, manual, whole.type))
+
+
+def _is_kernel(op: Any) -> bool:
+    call = op.operation
+    is_call = call.name == "stablehlo.custom_call"
+    return is_call and bool(call.attributes["call_target_name"].value == "tpu_custom_call")
+
+
+def _results(whole: Any, own: Any) -> list[tuple[Any, Any]]:
+    """Each result of a kernel, with that of the kernel that takes its place. Several results are a tuple."""
+    from jaxlib.mlir import ir
+
+    if not ir.TupleType.isinstance(whole.type):
+        return [(whole, own)]
+    readers = [use.owner for use in whole.uses]
+    types = ir.TupleType(own.type)
+    pairs = []
+    for reader in readers:
+        number = reader.attributes["index"]
+        kind = types.get_type(ir.IntegerAttr(number).value)
+        part = ir.Operation.create("stablehlo.get_tuple_element", [kind], [own], {"index": number}).results[0]
+        pairs.append((reader.results[0], part))
+    return pairs
+
+
+def _part_of(operand: Any, sharding: str, parts: int) -> Any:
+    placed = _custom_call("Sharding", sharding, operand, operand.type)
+    return _custom_call("SPMDFullToShardShape", "{manual}", placed, _type_of_part(operand.type, parts))
+
+
+def _type_of_part(whole: Any, parts: int) -> Any:
+    from jaxlib.mlir import ir
+
+    if ir.TupleType.isinstance(whole):
+        types = ir.TupleType(whole)
+        return ir.TupleType.get_tuple([_type_of_part(types.get_type(i), parts) for i in range(types.num_types)])
+    ranked = ir.RankedTensorType(whole)
+    shape = [size // parts if dim == 1 else size for dim, size in enumerate(ranked.shape)]
+    return ir.RankedTensorType.get(shape, ranked.element_type)
+
+
+def _custom_call(target: str, sharding: str, operand: Any, result: Any) -> Any:
+    from jaxlib.mlir import ir
+
+    attributes: dict[str, Any] = {
+        "call_target_name": ir.StringAttr.get(target),
+        "mhlo.sharding": ir.StringAttr.get(sharding),
+    }
+    return ir.Operation.create("stablehlo.custom_call", [result], [operand], attributes).results[0]
 
 
 def _main(module: Any) -> Any:

@@ -33,6 +33,7 @@ class Job:
         donated: Indices of the donated parameters.
         arguments: The sharding of each argument, in XLA's notation; () for one chip.
         results: The sharding of each result.
+        kernels: The sharding of the operands of Pallas kernels, and among how many chips they are divided.
         answer: The figures that `worker.py` answers with, or {"failed": reason}.
     """
 
@@ -41,6 +42,7 @@ class Job:
     donated: tuple[int, ...]
     arguments: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
+    kernels: tuple[str, int] = ("", 1)
     answer: Future[dict[str, Any]] = field(default_factory=Future)
 
 
@@ -83,7 +85,7 @@ class WorkerProcess:
             return  # and leave the programs to other workers
         while (job := self._jobs.get()) is not None:
             request = {"stablehlo": str(job.stablehlo), "hlo": str(job.hlo), "donated": job.donated}
-            request |= {"arguments": job.arguments, "results": job.results}
+            request |= {"arguments": job.arguments, "results": job.results, "kernels": job.kernels}
             with contextlib.suppress(BrokenPipeError):  # the answer says why
                 _pipe(self._process.stdin).write(json.dumps(request) + "\n")
             job.answer.set_result(self._answer())

@@ -218,8 +218,8 @@ class CompileOptions:
 
     @property
     def reads_modules(self) -> bool:
-        """Whether passes may read which module an operator came from."""
-        return bool(self.keep_float32 or self.extra_passes)
+        """Whether passes may read which module an operator came from. A pass of the user's says if it does not."""
+        return bool(self.keep_float32) or any(getattr(p, "reads_modules", True) for p in self.extra_passes)
 
     @property
     def divides_always(self) -> bool:

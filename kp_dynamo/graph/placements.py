@@ -18,7 +18,8 @@ import torch
 from torch import fx
 
 import kp_dynamo.ops.contract
-import kp_dynamo.ops.linear_act  # noqa: F401  # they define the operators in the table below
+import kp_dynamo.ops.flash_attention
+import kp_dynamo.ops.linear_act  # noqa: F401  # they define the operators in the tables below
 from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.graph.reshapes import reshaped_dim, transposed_order
 from kp_dynamo.sharding.mesh import NamedMesh
@@ -34,6 +35,8 @@ _MATMULS = {
     torch.ops.kp.linear_act: "mk,kn->mn",
     torch.ops.kp.linear_act_train: "mk,kn->mn",
 }
+
+_WITH_STATISTICS = (torch.ops.kp.attention_train, torch.ops.kp.flash_attention_train)
 
 
 def result_placements(graph: fx.Graph, given: Sequence[Placement], mesh: NamedMesh) -> list[Placement]:
@@ -100,6 +103,8 @@ class _Placements:
             return self._contraction(node.args[1:3], "mk,kn->mn" if packet is aten.addmm else "bmk,bkn->bmn")
         if packet is aten.convolution:
             return (*first[:1], *self.of(node.args[1])[:1])
+        if packet in _WITH_STATISTICS and first and shape == (2, *(_shape(node.args[0]) or ())[:2]):
+            return (None, *first[:2])  # two numbers for each query of each head
         if packet is torch.ops.kp.contract:
             return self._contraction(node.args[:2], str(node.args[3]))
         return self._kept(node, shape)

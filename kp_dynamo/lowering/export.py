@@ -132,7 +132,10 @@ class Export:
     ) -> tuple[list[fx.Node], bytes | None, dict[str, Any]]:
         """The nodes that XLA cannot lower, the program or None, and its fields `donated`, `inputs` and `results`."""
         with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
-            with barriers(xla.optimization_barrier), calling_flash(CustomCalls()):
+            with (
+                barriers(xla.optimization_barrier),
+                calling_flash(CustomCalls(1 if self._placer is None else self._placer.kernel_parts)),
+            ):
                 traced = trace(gm, args, device_constants(gm), spec, on_node=_name_operations)
             if traced.fallbacks or not traced.roots:
                 return traced.fallbacks, None, {}

@@ -82,6 +82,11 @@ class GraphCall:
 class Placer(Protocol):
     """How the tensors of a step lie on several chips."""
 
+    @property
+    def kernel_parts(self) -> int:
+        """Among how many chips the heads of all sequences are divided in a kernel."""
+        ...
+
     def place(self, call: GraphCall) -> tuple[Sequence[str], Sequence[str]]:
         """The shardings of the arguments and of the results of a call, in XLA's notation."""
         ...

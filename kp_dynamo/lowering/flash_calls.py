@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kp_dynamo.compat import xla
+from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.lowering.flash_payloads import payload_of
 from kp_dynamo.ops.flash_kernels import FlashKernel, FlashScoring, Part
 
@@ -20,7 +21,15 @@ _LANES = 128
 
 
 class CustomCalls:
-    """The kernels as custom calls on XLA tensors."""
+    """The kernels as custom calls on XLA tensors.
+
+    Args:
+        parts: Among how many chips the N of a call are divided. The kernel is that of one chip; the call has the shapes
+            of all, until the compiler's process divides it.
+    """
+
+    def __init__(self, parts: int = 1) -> None:
+        self._parts = parts
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scoring: FlashScoring) -> Tensor:
         kernel = self._kernel("forward", q, v, scoring)
@@ -53,8 +62,13 @@ class CustomCalls:
         # Products of bfloat16 operands are exact anyway. The kernels have no "high" precision with three passes.
         exact = q.dtype == torch.float32 and asked != "default"
         num_heads, num_queries, width = q.shape
+        if num_heads % self._parts:
+            raise XLACompilationError(
+                f"a flash attention kernel of {num_heads} heads (batch x heads) does not divide among {self._parts} "
+                "chips. Try: another batch, or leave FlashAttention() out of extra_passes."
+            )
         precision: Literal["default", "highest"] = "highest" if exact else "default"
-        return FlashKernel(part, num_heads, num_queries, v.shape[1], width, q.dtype, scoring, precision)
+        return FlashKernel(part, num_heads // self._parts, num_queries, v.shape[1], width, q.dtype, scoring, precision)
 
     def _call(self, kernel: FlashKernel, operands: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
         """Call a kernel; its results have the shapes and dtypes of `like`."""

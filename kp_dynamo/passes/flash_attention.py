@@ -72,6 +72,7 @@ class FlashAttention:
             )
 
     name: ClassVar[str] = "flash_attention"
+    reads_modules: ClassVar[bool] = False
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         attentions = calls(gm.graph, kp.attention.default, kp.attention_train.default)

@@ -23,14 +23,14 @@ H, S, D = 2, 256, 64
 
 
 class Attention(nn.Module):
-    """Projections around a causal attention, [1, S, H * D]."""
+    """Projections around a causal attention, [B, S, H * D]."""
 
     def __init__(self) -> None:
         super().__init__()
         self.project = nn.Linear(H * D, 3 * H * D)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.project(x).view(1, S, 3, H, D).permute(2, 0, 3, 1, 4)
+        q, k, v = self.project(x).view(-1, S, 3, H, D).permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
@@ -67,6 +67,18 @@ def test_a_call_has_its_roofline_in_the_report_and_is_never_zero():
     assert found.custom_call_ms < found.modelled_ms
     assert len(found.unknown) == 3
     assert f"custom calls    {found.custom_call_ms * 1e3:.3f} us of the modelled time, by their rooflines" in str(found)
+
+
+@pytest.mark.parametrize("train", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_each_chip_of_several_computes_its_own_sequences(train):
+    compile_ = functools.partial(kp_dynamo.aot_compile, Attention(), train=train, options=OPTIONS)
+    one, four = compile_((torch.ones(1, S, H * D),)), compile_((torch.ones(4, S, H * D),), chips=4, sharding="data")
+    assert four.custom_call_ms == one.custom_call_ms
+    for alone, divided in zip(one.programs, four.programs, strict=True):
+        assert [(c.flops, c.hbm_bytes) for c in divided.custom_calls] == [
+            (c.flops, c.hbm_bytes) for c in alone.custom_calls
+        ]
+    assert {row.kind for row in four.collectives} <= {"all-reduce"}  # of the gradients
 
 
 def test_xla_cpu_in_the_same_process_is_right():

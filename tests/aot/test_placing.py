@@ -140,11 +140,36 @@ def test_a_function_has_no_parameters_to_divide():
         step(torch.relu, (torch.empty(8, 16),), {"data": 4}, "fsdp", train=False)
 
 
-def test_a_pallas_kernel_is_refused():
-    class Attention(nn.Module):
-        def forward(self, q, k, v):
-            return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(64, 64)
 
+    def forward(self, q, k, v):
+        return nn.functional.scaled_dot_product_attention(self.project(q), k, v, is_causal=True)
+
+
+KERNEL = {"extra_passes": [FlashAttention()]}
+
+
+def test_a_pallas_kernel_is_divided_along_the_batch_only():
     args = tuple(torch.empty(4, 4, 256, 64) for _ in range(3))
-    with pytest.raises(TPUConfigurationError, match="a Pallas kernel, which XLA cannot divide"):
-        step(Attention(), args, {"data": 4}, "data", train=False, options={"extra_passes": [FlashAttention()]})
+    with pytest.raises(TPUConfigurationError, match="a Pallas kernel, which is divided along 'data' only"):
+        step(Attention(), args, {"data": 2, "model": 2}, {"project": "colwise"}, train=False, options=KERNEL)
+    step(Attention(), args, {"data": 4}, "data", train=False, options=KERNEL)
+
+
+@pytest.mark.parametrize("options", [{}, KERNEL], ids=["attention", "kernel"])
+def test_the_statistics_of_attention_lie_along_the_batch(options):
+    args = tuple(torch.empty(4, 4, 256, 64) for _ in range(3))
+    (forward, _), _, _ = step(Attention(), args, {"data": 4}, "data", options=options)
+    assert dict(by_shape(forward, placeholders=False))[2, 16, 256] == along({"data": 4}, None, "data", None)
+
+
+def test_heads_that_do_not_divide_among_the_chips_are_refused():
+    def attention(x, q, k, v):
+        return Attention()(q, k, v) + x.sum()
+
+    args = torch.empty(4, 1), *(torch.empty(2, 3, 256, 64) for _ in range(3))
+    with pytest.raises(XLACompilationError, match=r"6 heads .* does not divide among 4 chips"):
+        step(attention, args, {"data": 4}, "data", train=False, options=KERNEL)

@@ -1,11 +1,13 @@
 """Divided graphs with the other options, and with what callers do to a compiled function."""
 
 import copy
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
 
-from kp_dynamo import clear_cache, explain
+from kp_dynamo import FlashAttention, PassReport, clear_cache, explain
 from tests.blocks import stacks
 from tests.blocks.test_divided_models import distances, divided, flat, named, step
 from tests.spine import DEVICES, compiled, counted, on, run_script
@@ -186,6 +188,26 @@ def test_layers_with_different_casts_are_different_blocks():
     """`keep_float32` reads module paths, so that no two layers are equal."""
     _, events = run_on(stacks.Stack(4), keep_float32=["layers.1.*"])
     assert events[0].pieces == ()
+
+
+@dataclass(frozen=True)
+class Counting:
+    name: ClassVar[str] = "counting"
+
+    def __call__(self, gm):
+        return PassReport(self.name, len(gm.graph.nodes))
+
+
+class CountingEverywhere(Counting):
+    reads_modules = False
+
+
+@pytest.mark.parametrize(
+    ("own", "runs"), [(Counting(), []), (CountingEverywhere(), [1, 4, 1]), (FlashAttention(), [1, 4, 1])]
+)
+def test_a_pass_may_say_that_it_reads_no_module(own, runs):
+    _, events = run_on(stacks.Stack(4), extra_passes=[own])
+    assert [piece.runs for piece in events[0].pieces] == runs
 
 
 def run_on(model, **options):
