@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from expecttest import assert_expected_inline
 
-from kp_dynamo.graph.nodes import backward_nodes
+from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.graph.nodes import backward_nodes, calls
 from kp_dynamo.graph.saved_values import partitioned
+from kp_dynamo.graph.waiting import waited_for
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
@@ -16,6 +19,7 @@ from kp_dynamo.passes.recompute_attention import RecomputeAttention
 from kp_dynamo.passes.recompute_blocks import RecomputeBlocks
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.passes.recompute_to_share import RecomputeToShare
+from kp_dynamo.pipeline import build_backward_pipeline, build_pipeline, required_precision
 from tests.graphs import graph_text, trace_joint
 from tests.passes.test_recompute_policies import attend, gpt_joint, joint_of, qkv
 
@@ -145,3 +149,23 @@ def test_what_is_fused_away_has_no_gate():
         trace_joint(lambda x: x.sin().exp().cos().sum(), torch.randn(64, 64).requires_grad_()), RecomputeToShare(0.0)
     )
     assert GateRecomputation()(backward).rewritten == 0
+
+
+def normed_mlp(x, up, gate, down):
+    x = F.rms_norm(x, x.shape[-1:])
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def test_a_gate_does_not_hide_that_a_matmul_is_one_of_bfloat16():
+    """Otherwise a TPU takes three passes for a backward's matmuls: 46.1 instead of 41.6 ms for a layer of a Llama."""
+    options = CompileOptions(level="aggressive", checkpoint=0.0)
+    sizes = (2, 64, 64), (256, 64), (256, 64), (64, 256)
+    joint = trace_joint(normed_mlp, *(torch.randn(size).requires_grad_() for size in sizes))
+    for graph_pass in build_pipeline(options):
+        graph_pass(joint)
+    _, backward = partitioned(joint)
+    for graph_pass in build_backward_pipeline(options):
+        graph_pass(backward)
+    gated = [m for m in calls(backward.graph, torch.ops.aten.mm.default) if any(map(waited_for, m.all_input_nodes))]
+    assert [m.meta["val"].dtype for m in gated] == [torch.float32]
+    assert required_precision(backward.graph, "highest") == "default"

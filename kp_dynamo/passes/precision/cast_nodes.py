@@ -10,6 +10,7 @@ from torch import fx
 
 from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.graph.op_tables import PARTS, VIEWS
+from kp_dynamo.graph.waiting import waited_for
 
 aten = torch.ops.aten
 
@@ -38,7 +39,11 @@ def is_upcast(node: fx.Node) -> bool:
 
 
 def origins(node: fx.Node) -> Iterator[fx.Node]:
-    """The values that `node` is views, slices and concatenations of."""
+    """The values that `node` is views, slices and concatenations of, before a wait for other values."""
+    waiting = waited_for(node)
+    if waiting is not None:
+        yield from origins(waiting)
+        return
     # Other sources are symbolic sizes, or multi-output ops that getitem reads.
     sources = [s for s in node.all_input_nodes if tensor_of(s) is not None or s.target in VIEWS + PARTS]
     if node.target not in VIEWS + PARTS or not sources:
