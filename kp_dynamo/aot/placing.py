@@ -120,6 +120,11 @@ class StepPlacer:
         return self.mesh.size(DATA) if self.mesh.has(DATA) else 1
 
     @property
+    def gathers_weights(self) -> bool:
+        """Whether all chips are along the batch, so that weights are divided for the memory only."""
+        return self.kernel_parts == self.mesh.num_devices > 1
+
+    @property
     def kernel_sharding(self) -> str:
         """How the operands [1, batch x heads, ...] of a kernel lie, in XLA's notation."""
         return hlo_sharding((None, DATA, None, None), self.mesh, 4) if self.kernel_parts > 1 else ""
@@ -127,7 +132,7 @@ class StepPlacer:
     def _require_partitionable(self, gm: fx.GraphModule) -> None:
         """XLA cannot divide a Pallas kernel. Along other axes than the batch each chip would compute all of it."""
         kernel = next((n for n in gm.graph.nodes if str(n.target).startswith("kp.flash")), None)
-        if kernel is not None and self.kernel_parts != self.mesh.num_devices:
+        if kernel is not None and self.kernel_parts < self.mesh.num_devices:
             raise TPUConfigurationError(
                 f"{kernel.target} is a Pallas kernel, which is divided along {DATA!r} only, but the mesh is "
                 f"{self.mesh}. Try: all chips along {DATA!r}, or leave FlashAttention() out of extra_passes."

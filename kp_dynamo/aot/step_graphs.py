@@ -84,7 +84,7 @@ class _Recorder:
     """A lowering that lowers nothing, and the `Placer` of its calls, which keeps them."""
 
     name = "export"
-    kernel_parts = 1
+    kernel_parts, gathers_weights = 1, False
 
     def __init__(self) -> None:
         self.calls: list[GraphCall] = []

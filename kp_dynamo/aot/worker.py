@@ -153,6 +153,7 @@ class _Compiler:
         if self._num_chips > 1:
             _shard(module, self._num_chips, arguments, results)
             _divide_kernels(module, *kernels)
+            _gather(module)
         _donate(module, donated)
         return mlir.module_to_bytecode(module) if takes_bytes else module
 
@@ -203,7 +204,9 @@ def _divide_kernels(module: Any, sharding: str, parts: int) -> None:
     """
     from jaxlib.mlir import ir
 
-    kernels = [op.operation for op in _main(module).entry_block.operations if _is_kernel(op)] if parts > 1 else []
+    if parts == 1:
+        return
+    kernels = [op.operation for op in _main(module).entry_block.operations if _is_call(op, "tpu_custom_call")]
     for kernel in kernels:
         with module.context, kernel.location, ir.InsertionPoint(kernel):
             operands = [_part_of(operand, sharding, parts) for operand in kernel.operands]
@@ -215,10 +218,20 @@ def _divide_kernels(module: Any, sharding: str, parts: int) -> None:
                 whole.replace_all_uses_with(_custom_call("SPMDShardToFullShape", sharding, manual, whole.type))
 
 
-def _is_kernel(op: Any) -> bool:
+def _gather(module: Any) -> None:
+    """Let each chip have the whole of what `lowering/export.py` marked."""
+    from jaxlib.mlir import ir
+
+    for op in _main(module).entry_block.operations:
+        if _is_call(op, "kp_gathered"):
+            with module.context:
+                op.attributes["call_target_name"] = ir.StringAttr.get("Sharding")
+                op.attributes["mhlo.sharding"] = ir.StringAttr.get("{replicated}")
+
+
+def _is_call(op: Any, target: str) -> bool:
     call = op.operation
-    is_call = call.name == "stablehlo.custom_call"
-    return is_call and bool(call.attributes["call_target_name"].value == "tpu_custom_call")
+    return call.name == "stablehlo.custom_call" and bool(call.attributes["call_target_name"].value == target)
 
 
 def _results(whole: Any, own: Any) -> list[tuple[Any, Any]]:

@@ -30,6 +30,7 @@ from kp_dynamo.lowering.step_memory import Owner, StepMemory
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.ops.flash_kernels import calling_flash
+from kp_dynamo.ops.gathered import gathering
 from kp_dynamo.ops.optimization_barrier import barriers
 
 
@@ -132,10 +133,8 @@ class Export:
     ) -> tuple[list[fx.Node], bytes | None, dict[str, Any]]:
         """The nodes that XLA cannot lower, the program or None, and its fields `donated`, `inputs` and `results`."""
         with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
-            with (
-                barriers(xla.optimization_barrier),
-                calling_flash(CustomCalls(1 if self._placer is None else self._placer.kernel_parts)),
-            ):
+            waits = self._placer is None
+            with barriers(xla.optimization_barrier, waits=waits), _for_chips(self._placer):
                 traced = trace(gm, args, device_constants(gm), spec, on_node=_name_operations)
             if traced.fallbacks or not traced.roots:
                 return traced.fallbacks, None, {}
@@ -154,6 +153,21 @@ def _interface(traced: Trace) -> dict[str, Any]:
         "inputs": tuple(slot.value if slot.kind == "argument" else None for slot in traced.inputs),
         "results": tuple(first[root] for root in range(len(traced.roots))),
     }
+
+
+@contextmanager
+def _for_chips(placer: Placer | None) -> Iterator[None]:
+    """Trace kernels and gathers for one chip, or for those of `placer`."""
+    parts, gathers = (1, False) if placer is None else (placer.kernel_parts, placer.gathers_weights)
+    with calling_flash(CustomCalls(parts)), gathering(_gather if gathers else None):
+        yield
+
+
+def _gather(tensor: torch.Tensor) -> torch.Tensor:
+    """A custom call that `aot/worker.py` makes a sharding. torch_xla 2.9 annotates no tensor without SPMD."""
+    size, dtype = list(tensor.shape), tensor.dtype
+    whole: torch.Tensor = xla.xlac()._xla_custom_call([tensor], "kp_gathered", [size], [dtype], False, "", 0, {})[0]
+    return whole
 
 
 _SEPARATOR = "|"

@@ -83,6 +83,11 @@ class Placer(Protocol):
     """How the tensors of a step lie on several chips."""
 
     @property
+    def gathers_weights(self) -> bool:
+        """Whether each chip needs the whole of a weight, and not a part of it for a part of the result."""
+        ...
+
+    @property
     def kernel_parts(self) -> int:
         """Among how many chips the heads of all sequences are divided in a kernel."""
         ...

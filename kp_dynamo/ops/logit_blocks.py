@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kp_dynamo.ops.compute_dtype import compute_dtype
+from kp_dynamo.ops.gathered import gathered
 from kp_dynamo.ops.optimization_barrier import keeps_barriers
 
 NUM_OPERANDS = 7  # of a `Head`
@@ -34,6 +35,12 @@ class Head:
     def dtype(self) -> torch.dtype:
         """The dtype of the logits."""
         return compute_dtype(self.x.dtype)
+
+    @classmethod
+    def of(cls, *operands: Any) -> Head:
+        """From the operands of an operator. Several chips gather a weight whose rows are sliced."""
+        head = cls(*operands)
+        return replace(head, weight=gathered(head.weight)) if len(head.columns()) > 1 else head
 
     def as_one_block(self) -> Head:
         return replace(self, block=self.weight.shape[0])
@@ -100,7 +107,7 @@ def keeps(x: Tensor, keep: bool) -> bool:
 
 def losses(*arguments: Any, keep: bool = False) -> tuple[Tensor, ...]:
     """(loss, statistics, smooth_loss, exponentials) of the arguments of `kp::linear_cross_entropy`."""
-    head = Head(*arguments[:NUM_OPERANDS])
+    head = Head.of(*arguments[:NUM_OPERANDS])
     is_kept, kept = keeps(head.x, keep), head.x.new_empty(0, dtype=torch.bfloat16)
     head = head.as_one_block() if is_kept else head
     smooth = _SmoothSum.of(head, *arguments[NUM_OPERANDS:])

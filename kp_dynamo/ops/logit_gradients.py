@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kp_dynamo.ops.gathered import gathered
 from kp_dynamo.ops.logit_blocks import NUM_OPERANDS, Head, keeps
 from kp_dynamo.ops.optimization_barrier import held, keeps_barriers
 
@@ -52,7 +53,7 @@ class _Kept:
 
 def gradients(grad: Tensor, *arguments: Any, out_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """(d_x, d_weight, d_bias) of the arguments of `kp::linear_cross_entropy_backward`."""
-    head, (statistics, *others) = Head(*arguments[:NUM_OPERANDS]), arguments[NUM_OPERANDS:]
+    head, (statistics, *others) = Head.of(*arguments[:NUM_OPERANDS]), arguments[NUM_OPERANDS:]
     head, sent, kept = replace(head, x=_in_vector_memory(head.x)), _Sent(grad, *others[:3]), _Kept(*others[3:])
     is_kept = kept.exponentials is not None and keeps(head.x, kept.exponentials.numel() > 0)
     head = head.as_one_block() if is_kept else head
@@ -69,7 +70,7 @@ def gradients(grad: Tensor, *arguments: Any, out_dtype: torch.dtype | None = Non
         d_x = d_x + rounded @ head.weight[columns].to(head.dtype)
         d_weight.append((rounded.t() @ x).to(result))
         d_bias.append(d_logits.sum(0))
-    return d_x.to(result), torch.cat(d_weight), torch.cat(d_bias).to(result)
+    return d_x.to(result), gathered(torch.cat(d_weight)), torch.cat(d_bias).to(result)
 
 
 def _in_vector_memory(x: Tensor) -> Tensor:

@@ -35,14 +35,21 @@ _library.define("optimization_barrier(Tensor[] values, Tensor signal) -> Tensor[
 _library.define("wait_for_all(Tensor[] values) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
 
 
+_WAITS: ContextVar[bool] = ContextVar("whether wait_for_all is a barrier too", default=True)
+
+
 @contextlib.contextmanager
-def barriers(barrier: Barrier | None) -> Iterator[None]:
-    """Trace for a compiler that keeps barriers; None for one that drops them."""
-    token = _BARRIER.set(barrier)
+def barriers(barrier: Barrier | None, *, waits: bool = True) -> Iterator[None]:
+    """Trace for a compiler that keeps barriers; None for one that drops them.
+
+    `waits` is False for several chips, where `wait_for_all` does nothing.
+    """
+    tokens = _BARRIER.set(barrier), _WAITS.set(waits)
     try:
         yield
     finally:
-        _BARRIER.reset(token)
+        _BARRIER.reset(tokens[0])
+        _WAITS.reset(tokens[1])
 
 
 def _on_xla(values: list[Tensor], signal: Tensor) -> list[Tensor]:
@@ -59,7 +66,7 @@ def _behind(barrier: Barrier, values: list[Tensor]) -> list[Tensor]:
 
 
 def _wait_on_xla(values: list[Tensor]) -> list[Tensor]:
-    barrier = _BARRIER.get()
+    barrier = _BARRIER.get() if _WAITS.get() else None
     return copies(values) if barrier is None else _behind(barrier, values)
 
 

@@ -58,7 +58,9 @@ class FuseLinearCrossEntropy:
 
     Attributes:
         min_bytes: The smallest logits of a chip, in float32, that are not computed whole.
-        block_bytes: The size of a block of a chip's logits, in float32.
+        block_bytes: The size of a block of a chip's logits, in float32. With more than `max_blocks` of them, blocks are
+            larger: a program holds each, and 47 blocks were not compiled in a quarter of an hour.
+        max_blocks: The most blocks.
         kept_bytes: The most bytes of exponentials, in bfloat16, that the losses of a graph save for their backward.
         batch_parts: Among how many chips the rows are divided. Otherwise the number of blocks, and the time to compile
             them, would grow with the chips.
@@ -66,6 +68,7 @@ class FuseLinearCrossEntropy:
 
     min_bytes: int = 32 << 20
     block_bytes: int = 256 << 20
+    max_blocks: int = 16
     kept_bytes: int = 0
     batch_parts: int = 1
 
@@ -96,7 +99,7 @@ class FuseLinearCrossEntropy:
         rows, num_classes = fake_of(head.chain[-1]).shape[:-1], head.num_classes
         num_rows = math.prod(hint_int(size, fallback=1) for size in rows)
         most = max(self.batch_parts * self.block_bytes // (4 * max(num_rows, 1)), _LANES)
-        num_blocks = math.ceil(num_classes / most)
+        num_blocks = min(math.ceil(num_classes / most), self.max_blocks)
         return math.ceil(num_classes / num_blocks / _LANES) * _LANES
 
 

@@ -15,6 +15,7 @@ from kp_dynamo.explanation.run_once import fresh_dynamo
 from kp_dynamo.passes.flash_attention import FlashAttention
 from kp_dynamo.sharding.mesh import NamedMesh
 from kp_dynamo.sharding.placement import hlo_sharding
+from tests.cross_entropies import fuse_small_heads
 
 WHOLE = "{replicated}"
 
@@ -147,6 +148,26 @@ class Attention(nn.Module):
 
     def forward(self, q, k, v):
         return nn.functional.scaled_dot_product_attention(self.project(q), k, v, is_causal=True)
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 512)
+
+    def forward(self, x, target):
+        return nn.functional.cross_entropy(self.head(x), target)
+
+
+def test_chips_along_the_batch_gather_a_head_that_is_computed_by_blocks(monkeypatch):
+    fuse_small_heads(monkeypatch)
+    args = torch.empty(64, 64), torch.empty(64, dtype=torch.long)
+    for mesh, sharding, gathers in (
+        ({"data": 4}, "fsdp", True),
+        ({"data": 2, "model": 2}, {"head": "colwise"}, False),
+    ):
+        programs, _, _ = step(Head(), args, mesh, sharding)
+        assert [b"kp_gathered" in program.stablehlo for program in programs] == [gathers, gathers]
 
 
 KERNEL = {"extra_passes": [FlashAttention()]}

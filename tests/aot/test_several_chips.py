@@ -17,6 +17,7 @@ from kp_dynamo.cli.main import main
 from kp_dynamo.hardware import CHIPS, Spread
 from kp_dynamo.passes.fuse_linear_cross_entropy import FuseLinearCrossEntropy
 from kp_dynamo.pipeline import build_pipeline
+from tests.cross_entropies import fuse_small_heads
 
 MIB = 2**20
 
@@ -100,6 +101,27 @@ def test_passes_know_how_many_chips_share_the_work():
     assert options.spread == Spread(16, 4)
     [loss] = [p for p in build_pipeline(options) if isinstance(p, FuseLinearCrossEntropy)]
     assert loss.batch_parts == 4
+
+
+@pytest.mark.slow
+def test_a_head_by_blocks_is_gathered_once_and_its_gradient_summed_whole(monkeypatch):
+    fuse_small_heads(monkeypatch)
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(256, 512, bias=False)
+
+        def forward(self, x, target):
+            return nn.functional.cross_entropy(self.head(x), target)
+
+    with torch.device("meta"):
+        head, args = Head(), (torch.empty(1024, 256), torch.empty(1024, dtype=torch.long))
+    report = aot_compile(head, args, target="v5e", chips=4, sharding="fsdp", train=True)
+    forward, backward = ({row.kind: row for row in program.collectives} for program in report.programs)
+    assert (forward["all-gather"].count, forward["all-gather"].num_bytes) == (1, 256 * 512 * 2)
+    assert sum(row.num_bytes for kind, row in backward.items() if kind != "all-gather") >= 256 * 512 * 4
+    assert {*forward, *backward} <= {"all-gather", "all-reduce", "reduce-scatter"}
 
 
 def test_weights_are_gathered_and_gradients_scattered_in_the_program_that_makes_them():

@@ -273,6 +273,12 @@ def test_small_logits_stay_whole_and_blocks_are_about_equal():
     assert [n.args[6] for n in calls(two.graph, FUSED[0])] == [256]
 
 
+def test_more_rows_do_not_make_ever_more_blocks():
+    gm = joint(plain, *operands())
+    applied(FuseLinearCrossEntropy(min_bytes=0, block_bytes=1, max_blocks=2), gm)
+    assert [n.args[6] for n in calls(gm.graph, FUSED[0])] == [256]
+
+
 def test_sizes_are_those_of_a_chip_that_has_a_part_of_the_rows():
     size = 4 * ROWS * CLASSES
     for parts, block in ((1, [128]), (2, [256]), (4, [])):
