@@ -1,4 +1,4 @@
-"""Every generated table of README.md and docs/measurements.md, by the name between its markers."""
+"""Every generated table of README.md, docs/measurements.md and docs/planner.md, by the name between its markers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 
 from bench.tables import cpu, tpu
 from bench.tables.models import kernels, models
+from bench.tables.published import published
 from bench.tables.summary import summary
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -23,4 +24,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory_estimate": tpu.memory_estimate,
     "blocks": tpu.blocks,
     "while_loop": tpu.while_loop,
+    "published": published,
 }
