@@ -103,7 +103,7 @@ def _size_for(reader: fx.Node, mask: torch.Tensor) -> tuple[int, ...]:
 
     The passes compute a mask to see what it is, which no batch may make too large.
     """
-    operands = [operand.meta["example_value"] for operand in reader.all_input_nodes]
+    operands = [operand.meta.get("example_value") for operand in reader.all_input_nodes]
     batch = reader.meta["example_value"].shape[:-2]
     has_batch = any(isinstance(o, torch.Tensor) and o is not mask and o.shape[:-2] == batch for o in operands)
     return (*([1] * (mask.dim() - 2) if has_batch else mask.shape[:-2]), *mask.shape[-2:])
