@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -62,9 +64,9 @@ def compiled(run: PublishedRun) -> kp_dynamo.AotReport:
     if run.has_kernel:
         options["extra_passes"] = [kp_dynamo.FlashAttention()]
     sharding = "fsdp+tensor" if run.tensor > 1 else "fsdp"
-    return kp_dynamo.aot_compile(
-        model, (tokens,), target=run.target, chips=run.chips, mesh=mesh, sharding=sharding, options=options, train=True
-    )
+    how: dict[str, Any] = {"target": run.target, "chips": run.chips, "mesh": mesh, "sharding": sharding}
+    with mock.patch.dict(os.environ, {"LIBTPU_INIT_ARGS": run.flags}):
+        return kp_dynamo.aot_compile(model, (tokens,), options=options, train=True, **how)
 
 
 def measured(run: PublishedRun) -> dict[str, Any]:

@@ -78,6 +78,8 @@ class PublishedRun:
         tflops: TFLOP/s of a chip, if published.
         tensor: Chips that share a layer's matmuls.
         checkpoint: The mode of ours that is nearest to `recomputed`.
+        flags: LIBTPU_INIT_ARGS of the run that decide which program the compiler makes; those that only order
+            collectives are left out.
     """
 
     model: str
@@ -92,6 +94,7 @@ class PublishedRun:
     tflops: float | None = None
     tensor: int = 1
     checkpoint: Checkpoint = "blocks"
+    flags: str = ""
 
     @property
     def name(self) -> str:
@@ -124,8 +127,13 @@ _OFFLOADED = "all but q, k, v and the attention's result, which the host keeps"
 _QKV_OFFLOADED = "all but q, k and v, which the host keeps"
 
 
-def _recipe(model: str, sizes: Sizes, chips: int, batch: int, step_s: float, recomputed: str) -> PublishedRun:
-    return PublishedRun(model, sizes, "v6e", chips, batch, 8192, recomputed, RECIPES, step_s)
+_NO_COLLECTIVE_MATMULS = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
+
+
+def _recipe(
+    model: str, sizes: Sizes, chips: int, batch: int, step_s: float, recomputed: str, flags: str = ""
+) -> PublishedRun:
+    return PublishedRun(model, sizes, "v6e", chips, batch, 8192, recomputed, RECIPES, step_s, flags=flags)
 
 
 def _scaled(scale: int, target: str, chips: int, batch: int, tflops: float, tensor: int = 1) -> PublishedRun:
@@ -139,17 +147,17 @@ RUNS = (
     _scaled(16, "v5e", 256, 6, 120),
     _scaled(32, "v5e", 256, 4, 132),
     _scaled(64, "v5e", 256, 2, 118),
-    _recipe("Llama 3.1 8B", LLAMA_8B, 8, 3, 3.443, _OFFLOADED),
-    _recipe("Llama 3.1 8B", LLAMA_8B, 16, 3, 3.393, _OFFLOADED),
-    _recipe("Llama 3.1 8B", LLAMA_8B, 32, 3, 3.495, _OFFLOADED),
+    _recipe("Llama 3.1 8B", LLAMA_8B, 8, 3, 3.443, _OFFLOADED, _NO_COLLECTIVE_MATMULS),
+    _recipe("Llama 3.1 8B", LLAMA_8B, 16, 3, 3.393, _OFFLOADED, _NO_COLLECTIVE_MATMULS),
+    _recipe("Llama 3.1 8B", LLAMA_8B, 32, 3, 3.495, _OFFLOADED, _NO_COLLECTIVE_MATMULS),
     _recipe("Llama 3.1 8B", LLAMA_8B, 64, 5, 5.652, _OFFLOADED),
     _recipe("Llama 3.1 8B", LLAMA_8B, 128, 4, 4.602, _OFFLOADED),
     _recipe("Llama 3.1 8B", LLAMA_8B, 256, 4, 4.546, _OFFLOADED),
-    _recipe("Llama 3.1 70B", LLAMA_70B, 32, 2, 17.790, _QKV_OFFLOADED),
+    _recipe("Llama 3.1 70B", LLAMA_70B, 32, 2, 17.790, _QKV_OFFLOADED, _NO_COLLECTIVE_MATMULS),
     _recipe("Llama 3.1 70B", LLAMA_70B, 64, 2, 18.688, _QKV_OFFLOADED),
     _recipe("Llama 3.1 70B", LLAMA_70B, 128, 4, 34.786, _QKV_OFFLOADED),
     _recipe("Llama 3.1 70B", LLAMA_70B, 256, 5, 42.656, _QKV_OFFLOADED),
-    _recipe("Mistral 7B", Sizes(4096, 14336, 32, 8, 32, 32000), 8, 6, 6.320, _OFFLOADED),
+    _recipe("Mistral 7B", Sizes(4096, 14336, 32, 8, 32, 32000), 8, 6, 6.320, _OFFLOADED, _NO_COLLECTIVE_MATMULS),
     PublishedRun(
         "Llama 2 70B", Sizes(8192, 28672, 64, 8, 80, 32000), "v6e", 256, 3, 4096, _QKV_OFFLOADED, RECIPES, 9.052
     ),

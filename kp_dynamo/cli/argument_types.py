@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from kp_dynamo.exceptions import TPUConfigurationError
+
 
 def seconds(text: str) -> float:
     """A number of seconds."""
@@ -32,6 +34,18 @@ def options(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
     return found
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Numbers of chips, such as "4,16,64".
+
+    Raises:
+        TPUConfigurationError: A part is no number.
+    """
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise TPUConfigurationError(f"chips={text!r} is invalid. Allowed: numbers, such as 4,16,64.")
+    return tuple(int(part) for part in parts)
 
 
 def sharding(text: str) -> Any:

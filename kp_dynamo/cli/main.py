@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kp_dynamo.cli import explaining, plan
-from kp_dynamo.cli.argument_types import options, ratio, seconds, sharding
+from kp_dynamo.cli.argument_types import numbers, options, ratio, seconds, sharding
 from kp_dynamo.cli.files import today, write
 from kp_dynamo.cli.limited_process import run_limited
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError
@@ -78,7 +78,11 @@ def _add_aot(commands: Any) -> None:
     aot = commands.add_parser("aot", help="compile a model with a TPU's compiler, without a TPU")
     aot.add_argument("spec", metavar="SPEC", nargs="?", help="module_or_file:callable, which returns (model, args)")
     aot.add_argument("--target", default="v5e", help="v4, v5e, v5p, v6e or v7 (default: v5e)")
-    aot.add_argument("--chips", metavar="N", help="several chips: a number, or a shape such as 4x4 (default: one)")
+    aot.add_argument(
+        "--chips",
+        metavar="N",
+        help="several chips: a number, a shape such as 4x4, or 4,16,64 to compare (default: one)",
+    )
     aot.add_argument("--mesh", metavar="AXES", help="their axes, as in data=4,model=4 (default: all along data)")
     aot.add_argument("--sharding", type=sharding, metavar="WORD", help="data, fsdp, tensor, fsdp+tensor, or JSON")
     aot.add_argument("--train", action="store_true", help="in training mode with the backward (default: inference)")
@@ -150,6 +154,8 @@ def _aot(args: argparse.Namespace) -> int:
     of_slices = [f"--{name}" for name in ("chips", "mesh", "sharding") if getattr(args, name) is not None]
     if args.diff and of_slices:
         raise TPUConfigurationError(f"{of_slices[0]} is invalid with --diff. Try: leave it out.")
+    if args.chips and "," in args.chips:
+        return _aot_scaling(args)
     return _aot_diff(args) if args.diff else _aot_compile(args)
 
 
@@ -170,6 +176,27 @@ def _aot_compile(args: argparse.Namespace) -> int:
         write(args.json, json.dumps(report.to_dict(), indent=1) + "\n")
     if args.html:
         write(args.html, report.to_html(args.verbose, today()))
+    return OK
+
+
+def _aot_scaling(args: argparse.Namespace) -> int:
+    from kp_dynamo.aot.scaling import scaling
+    from kp_dynamo.cli.model_spec import load_spec
+    from kp_dynamo.sharding.mesh import NamedMesh
+
+    if args.backend != "kp_tpu":
+        raise TPUConfigurationError(f"--backend {args.backend} is invalid with several chips. Try: leave it out.")
+    mesh = None if args.mesh is None else NamedMesh.parse(args.mesh)
+    axes = None if mesh is None else dict(zip(mesh.names, mesh.sizes, strict=True))
+    how = {"target": args.target, "sharding": args.sharding or "fsdp", "options": args.options, "train": args.train}
+    with contextlib.redirect_stdout(sys.stderr):
+        model, inputs = load_spec(args.spec)
+        found = scaling(model, inputs, numbers(args.chips), mesh=axes, **how)
+    print(found)
+    if args.json:
+        write(args.json, json.dumps(found.to_dict(), indent=1) + "\n")
+    if args.html:
+        write(args.html, found.to_html(today()))
     return OK
 
 
