@@ -60,9 +60,8 @@ def compiled(run: PublishedRun) -> kp_dynamo.AotReport:
     with torch.device("meta"):
         model, tokens = Loss(run.sizes, run.length), torch.empty(run.batch * run.chips, run.length, dtype=torch.long)
     mesh = {"data": run.chips // run.tensor, **({"model": run.tensor} if run.tensor > 1 else {})}
-    options: dict[str, Any] = {"level": "aggressive", "blocks": "on", "checkpoint": run.checkpoint}
-    if run.has_kernel:
-        options["extra_passes"] = [kp_dynamo.FlashAttention()]
+    kernel = [kp_dynamo.FlashAttention()]
+    options = {"level": "aggressive", "blocks": "on", "checkpoint": run.checkpoint, "extra_passes": kernel}
     sharding = "fsdp+tensor" if run.tensor > 1 else "fsdp"
     how: dict[str, Any] = {"target": run.target, "chips": run.chips, "mesh": mesh, "sharding": sharding}
     with mock.patch.dict(os.environ, {"LIBTPU_INIT_ARGS": run.flags}):

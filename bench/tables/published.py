@@ -50,8 +50,7 @@ def _times(results: Results) -> dict[str, tuple[float, float]]:
 
 def _line(run: PublishedRun, times: dict[str, tuple[float, float]], failed: dict[str, str]) -> list[str]:
     mesh = f"data={run.chips // run.tensor}" + (f", model={run.tensor}" if run.tensor > 1 else "")
-    name = run.name if run.has_kernel else f"{run.name} (ours without a kernel)"
-    cells = [name, f"{run.batch} x {run.length}", mesh, run.recomputed, run.checkpoint]
+    cells = [run.name, f"{run.batch} x {run.length}", mesh, run.recomputed, run.checkpoint]
     if run.name not in times:
         return [*cells, text(run.seconds, ".2f"), "", "", failed[run.name]]
     predicted = predictions(times)[run.name]

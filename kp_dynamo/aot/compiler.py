@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from kp_dynamo.aot.worker_process import INSTALL_V7, Job, WorkerProcess, python_for
+from kp_dynamo.aot.worker_process import INSTALL_V7, Job, KernelParts, WorkerProcess, python_for
 from kp_dynamo.exceptions import (
     TPUBackendError,
     TPUNotAvailableError,
@@ -111,12 +111,11 @@ class TpuCompiler:
         donated: Sequence[int] = (),
         arguments: Sequence[str] = (),
         results: Sequence[str] = (),
-        kernels: tuple[str, int] = ("", 1),
+        kernels: KernelParts = ("", 1, 1, 1),
     ) -> None:
         """Submit a program (MLIR bytecode), the indices of its donated parameters, and its shardings for a slice.
 
-        `kernels` is how the operands of its Pallas kernels lie, and among how many chips they are divided. `result`
-        returns the answers in the same order.
+        `kernels` is how its Pallas kernels are divided. `result` returns the answers in the same order.
         """
         number, folder = next(self._numbers), Path(self._folder.name)
         files = folder / f"{number}.mlir", folder / f"{number}.hlo"

@@ -16,11 +16,12 @@ import torch
 from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from kp_dynamo.aot.worker_process import KernelParts
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.graph.placements import result_placements
 from kp_dynamo.lowering.fake_run import ExportedProgram, GraphCall
 from kp_dynamo.sharding.large_tensors import LARGE_BYTES
-from kp_dynamo.sharding.mesh import DATA, NamedMesh
+from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
 from kp_dynamo.sharding.placement import Placement, hlo_sharding, is_whole, shard_shape
 from kp_dynamo.sharding.rules import placements
 
@@ -52,12 +53,14 @@ class StepPlacer:
         on_program: Called with a program and the same with its shardings, at its first call.
         plan: The plan of "tensor" for a model that brings none.
         whole: One line for each large tensor that is whole on every chip.
+        batch: The first size of the first input.
     """
 
     mesh: NamedMesh
     on_program: Callable[[ExportedProgram, ExportedProgram], None]
     plan: Mapping[str, Any] | None = None
     whole: list[str] = field(default_factory=list)
+    batch: int = 1
     _known: dict[int, _Known] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
     _waiting: list[_Forward] = field(default_factory=list)
@@ -86,7 +89,7 @@ class StepPlacer:
             TPUConfigurationError: The batch does not divide.
         """
         tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
-        batch = next((t.shape[0] for t in tensors if t.dim()), 1)
+        self.batch = batch = next((int(t.shape[0]) for t in tensors if t.dim()), 1)
         count = self.mesh.size(DATA) if self.mesh.has(DATA) else 1
         if batch % count:
             raise TPUConfigurationError(
@@ -116,27 +119,41 @@ class StepPlacer:
 
     @property
     def kernel_parts(self) -> int:
-        """Among how many chips the heads of all sequences are divided in a kernel: those along the batch."""
-        return self.mesh.size(DATA) if self.mesh.has(DATA) else 1
+        """Among how many chips the heads of all sequences are divided in a kernel."""
+        return self._size(DATA) * self._size(MODEL)
 
     @property
     def gathers_weights(self) -> bool:
         """Whether all chips are along the batch, so that weights are divided for the memory only."""
-        return self.kernel_parts == self.mesh.num_devices > 1
+        return self._size(DATA) == self.mesh.num_devices > 1
 
     @property
-    def kernel_sharding(self) -> str:
-        """How the operands [1, batch x heads, ...] of a kernel lie, in XLA's notation."""
-        return hlo_sharding((None, DATA, None, None), self.mesh, 4) if self.kernel_parts > 1 else ""
+    def kernels(self) -> KernelParts:
+        """How the kernels of a program are divided."""
+        if self.kernel_parts == 1:
+            return ("", 1, 1, 1)
+        along = (DATA if self.mesh.has(DATA) else None, MODEL if self.mesh.has(MODEL) else None)
+        return (hlo_sharding((*along, None, None), self.mesh, 4), self.batch, self._size(DATA), self._size(MODEL))
+
+    def _size(self, axis: str) -> int:
+        return self.mesh.size(axis) if self.mesh.has(axis) else 1
 
     def _require_partitionable(self, gm: fx.GraphModule) -> None:
-        """XLA cannot divide a Pallas kernel. Along other axes than the batch each chip would compute all of it."""
-        kernel = next((n for n in gm.graph.nodes if str(n.target).startswith("kp.flash")), None)
-        if kernel is not None and self.kernel_parts < self.mesh.num_devices:
+        """XLA cannot divide a Pallas kernel. Along other axes each chip would compute all of it."""
+        kernels = [n for n in gm.graph.nodes if str(n.target).startswith("kp.flash")]
+        if kernels and self.kernel_parts < self.mesh.num_devices:
             raise TPUConfigurationError(
-                f"{kernel.target} is a Pallas kernel, which is divided along {DATA!r} only, but the mesh is "
-                f"{self.mesh}. Try: all chips along {DATA!r}, or leave FlashAttention() out of extra_passes."
+                f"{kernels[0].target} is a Pallas kernel, which is divided along {DATA!r} and {MODEL!r} only, but the "
+                f"mesh is {self.mesh}. Try: a mesh of these axes, or leave FlashAttention() out of extra_passes."
             )
+        for kernel in kernels:
+            number = int(kernel.args[0].meta["val"].shape[0])
+            if number % self.batch or number // self.batch % self._size(MODEL):
+                raise TPUConfigurationError(
+                    f"{kernel.target} has {number} heads of all sequences, which do not divide among a batch of "
+                    f"{self.batch} and {self._size(MODEL)} chips along {MODEL!r}. Try: another mesh, or leave "
+                    "FlashAttention() out of extra_passes."
+                )
 
     def bytes_of(self, tensor: torch.Tensor) -> int:
         """The bytes that one chip holds of a tensor."""

@@ -5,10 +5,10 @@ process also keeps libtpu's output off the user's terminal, and can be killed.
 
 `python worker.py TARGET [SHAPE]` writes one line of JSON per message to its standard output: first {"ready": ...},
 then one answer for each line {"stablehlo": PATH, "hlo": PATH, "donated": [PARAMETER, ...], "arguments": [...],
-"results": [...], "kernels": [SHARDING, PARTS]} that it reads. With a SHAPE, such as 4x4, it compiles for all chips of
-this slice, and `arguments` and `results` are their shardings in XLA's notation; for one chip, they are empty. `kernels`
-is how the operands of Pallas kernels lie: dimension 1 is divided into so many parts. It exits as soon as its standard
-input ends, also in the middle of a compile: then the process that asked has died.
+"results": [...], "kernels": [...]} that it reads. With a SHAPE, such as 4x4, it compiles for all chips of this slice.
+`arguments` and `results` are then their shardings in XLA's notation, and `kernels` is how Pallas kernels are divided,
+see `_divide_kernels`; for one chip, they are empty. It exits as soon as its standard input ends, also in the middle of
+a compile: then the process that asked has died.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Compiler:
         donated: list[int],
         arguments: list[str],
         results: list[str],
-        kernels: tuple[str, int],
+        kernels: tuple[str, int, int, int],
     ) -> dict[str, Any]:
         """Compile the file `stablehlo` (MLIR bytecode), write the scheduled program to `hlo`, and return its figures.
 
@@ -139,7 +139,12 @@ class _Compiler:
         return folder
 
     def _read(
-        self, artifact: bytes, donated: list[int], arguments: list[str], results: list[str], kernels: tuple[str, int]
+        self,
+        artifact: bytes,
+        donated: list[int],
+        arguments: list[str],
+        results: list[str],
+        kernels: tuple[str, int, int, int],
     ) -> Any:
         """A portable artifact in the form this JAX accepts: bytes for 0.7, a deserialized module for 0.10."""
         takes_bytes = tuple(int(part) for part in self.versions["jax"].split(".")[:2]) < (0, 8)
@@ -197,25 +202,26 @@ def _shard(module: Any, num_chips: int, arguments: list[str], results: list[str]
         module.operation.attributes["mhlo.num_partitions"] = number
 
 
-def _divide_kernels(module: Any, sharding: str, parts: int) -> None:
+def _divide_kernels(module: Any, sharding: str, batch: int, rows: int, columns: int) -> None:
     """Make each Pallas kernel, which XLA cannot divide, work on the part of its operands that a chip has.
 
-    Dimension 1 is divided. The kernel itself is that of one chip already.
+    Their dimension 1 is the batch x heads: `rows` chips have a part of the batch each, and `columns` a part of the
+    heads. The kernel itself is that of one chip already.
     """
     from jaxlib.mlir import ir
 
-    if parts == 1:
+    if rows * columns == 1:
         return
+    parts = _Parts(sharding, batch, rows, columns)
     kernels = [op.operation for op in _main(module).entry_block.operations if _is_call(op, "tpu_custom_call")]
     for kernel in kernels:
         with module.context, kernel.location, ir.InsertionPoint(kernel):
-            operands = [_part_of(operand, sharding, parts) for operand in kernel.operands]
+            operands = [parts.of(operand) for operand in kernel.operands]
             attributes = {named.name: named.attr for named in kernel.attributes}
-            types = [_type_of_part(result.type, parts) for result in kernel.results]
+            types = [parts.type_of(result.type) for result in kernel.results]
             own = ir.Operation.create(kernel.name, types, operands, attributes).results[0]
             for whole, part in _results(kernel.results[0], own):
-                manual = _custom_call("Sharding", "{manual}", part, part.type)
-                whole.replace_all_uses_with(_custom_call("SPMDShardToFullShape", sharding, manual, whole.type))
+                whole.replace_all_uses_with(parts.joined(part, whole.type))
 
 
 def _gather(module: Any) -> None:
@@ -251,20 +257,59 @@ def _results(whole: Any, own: Any) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def _part_of(operand: Any, sharding: str, parts: int) -> Any:
-    placed = _custom_call("Sharding", sharding, operand, operand.type)
-    return _custom_call("SPMDFullToShardShape", "{manual}", placed, _type_of_part(operand.type, parts))
+class _Parts:
+    """The parts of arrays [1, batch x heads, ...] that the chips have."""
+
+    def __init__(self, sharding: str, batch: int, rows: int, columns: int) -> None:
+        self._sharding, self._batch, self._rows, self._columns = sharding, batch, rows, columns
+
+    def of(self, whole: Any) -> Any:
+        """The part of a chip."""
+        by_head = self._by_head(whole.type)
+        placed = _custom_call("Sharding", self._sharding, _reshape(whole, by_head), by_head)
+        part = _custom_call("SPMDFullToShardShape", "{manual}", placed, self._of_a_chip(by_head))
+        return _reshape(part, self.type_of(whole.type))
+
+    def joined(self, part: Any, whole: Any) -> Any:
+        """An array of the type `whole`, of which each chip has a part."""
+        by_head = self._by_head(whole)
+        of_a_chip = _reshape(part, self._of_a_chip(by_head))
+        manual = _custom_call("Sharding", "{manual}", of_a_chip, of_a_chip.type)
+        return _reshape(_custom_call("SPMDShardToFullShape", self._sharding, manual, by_head), whole)
+
+    def type_of(self, whole: Any) -> Any:
+        """The type of the part of a chip; of several results, a tuple."""
+        from jaxlib.mlir import ir
+
+        if ir.TupleType.isinstance(whole):
+            types = ir.TupleType(whole)
+            return ir.TupleType.get_tuple([self.type_of(types.get_type(i)) for i in range(types.num_types)])
+        one, number, *rest = ir.RankedTensorType(whole).shape
+        return _with_shape(whole, [one, number // self._rows // self._columns, *rest])
+
+    def _by_head(self, whole: Any) -> Any:
+        from jaxlib.mlir import ir
+
+        _, number, *rest = ir.RankedTensorType(whole).shape
+        return _with_shape(whole, [self._batch, number // self._batch, *rest])
+
+    def _of_a_chip(self, by_head: Any) -> Any:
+        from jaxlib.mlir import ir
+
+        batch, heads, *rest = ir.RankedTensorType(by_head).shape
+        return _with_shape(by_head, [batch // self._rows, heads // self._columns, *rest])
 
 
-def _type_of_part(whole: Any, parts: int) -> Any:
+def _with_shape(like: Any, shape: list[int]) -> Any:
     from jaxlib.mlir import ir
 
-    if ir.TupleType.isinstance(whole):
-        types = ir.TupleType(whole)
-        return ir.TupleType.get_tuple([_type_of_part(types.get_type(i), parts) for i in range(types.num_types)])
-    ranked = ir.RankedTensorType(whole)
-    shape = [size // parts if dim == 1 else size for dim, size in enumerate(ranked.shape)]
-    return ir.RankedTensorType.get(shape, ranked.element_type)
+    return ir.RankedTensorType.get(shape, ir.RankedTensorType(like).element_type)
+
+
+def _reshape(value: Any, result: Any) -> Any:
+    from jaxlib.mlir import ir
+
+    return ir.Operation.create("stablehlo.reshape", [result], [value]).results[0]
 
 
 def _custom_call(target: str, sharding: str, operand: Any, result: Any) -> Any:

@@ -20,6 +20,10 @@ INSTALL_V7 = (
     "v7 needs a newer libtpu in an environment of its own: `make aot-v7` in a clone builds it, or set KP_TPU_V7_PYTHON "
     'to the Python of an environment with "jax==0.10.2" and "libtpu==0.0.51".'
 )
+KernelParts = tuple[str, int, int, int]
+"""How the operands [1, batch x heads, ...] of Pallas kernels are divided: the sharding of [batch, heads, ...] in XLA's
+notation, the batch, and among how many chips the batch and the heads are divided."""
+
 _WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -33,7 +37,7 @@ class Job:
         donated: Indices of the donated parameters.
         arguments: The sharding of each argument, in XLA's notation; () for one chip.
         results: The sharding of each result.
-        kernels: The sharding of the operands of Pallas kernels, and among how many chips they are divided.
+        kernels: How Pallas kernels are divided.
         answer: The figures that `worker.py` answers with, or {"failed": reason}.
     """
 
@@ -42,7 +46,7 @@ class Job:
     donated: tuple[int, ...]
     arguments: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
-    kernels: tuple[str, int] = ("", 1)
+    kernels: KernelParts = ("", 1, 1, 1)
     answer: Future[dict[str, Any]] = field(default_factory=Future)
 
 

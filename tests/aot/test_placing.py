@@ -173,10 +173,11 @@ def test_chips_along_the_batch_gather_a_head_that_is_computed_by_blocks(monkeypa
 KERNEL = {"extra_passes": [FlashAttention()]}
 
 
-def test_a_pallas_kernel_is_divided_along_the_batch_only():
+def test_a_pallas_kernel_is_divided_along_the_batch_and_the_heads_only():
     args = tuple(torch.empty(4, 4, 256, 64) for _ in range(3))
-    with pytest.raises(TPUConfigurationError, match="a Pallas kernel, which is divided along 'data' only"):
-        step(Attention(), args, {"data": 2, "model": 2}, {"project": "colwise"}, train=False, options=KERNEL)
+    with pytest.raises(TPUConfigurationError, match="a Pallas kernel, which is divided along 'data' and 'model' only"):
+        step(Attention(), args, {"data": 2, "x": 2}, {"project.weight": ("x", None)}, train=False, options=KERNEL)
+    step(Attention(), args, {"data": 2, "model": 2}, {"project": "colwise"}, train=False, options=KERNEL)
     step(Attention(), args, {"data": 4}, "data", train=False, options=KERNEL)
 
 
@@ -188,6 +189,10 @@ def test_the_statistics_of_attention_lie_along_the_batch(options):
 
 
 def test_heads_that_do_not_divide_among_the_chips_are_refused():
+    args = tuple(torch.empty(4, 3, 256, 64) for _ in range(3))
+    with pytest.raises(TPUConfigurationError, match="12 heads of all sequences"):
+        step(Attention(), args, {"data": 2, "model": 2}, {"project": "colwise"}, train=False, options=KERNEL)
+
     def attention(x, q, k, v):
         return Attention()(q, k, v) + x.sum()
 
