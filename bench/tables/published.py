@@ -14,7 +14,7 @@ from bench.tables.results import Results, load, markdown, text, with_caption
 
 _NAMES = (
     "run", "batch of a chip, length", "mesh", "recomputed: theirs", "ours", "published s", "modelled s", "predicted s",
-    "error",
+    "error", "ours: GB a chip",
 )  # fmt: skip
 _FEWEST = 3
 FLAT = "Llama 3.1 8B"
@@ -28,7 +28,9 @@ def published() -> str:
     results = load("published")
     times = _times(results)
     failed = {row["run"]: row["failed"] for row in results.rows if row.get("failed")}
-    rows = [_line(run, times, failed) for run in RUNS if run.name in times or run.name in failed]
+    memory = {row["run"]: row.get("peak GB") for row in results.rows}
+    known = [run for run in RUNS if run.name in times or run.name in failed]
+    rows = [[*_line(run, times, failed), text(memory[run.name], ".0f")] for run in known]
     return with_caption(results, f"{markdown(_NAMES, rows)}\n\n{_summary(times)}")
 
 
@@ -62,7 +64,7 @@ def _summary(times: dict[str, tuple[float, float]]) -> str:
     predicted = predictions(times)
     errors = {name: abs(predicted[name] / seconds - 1) for name, (seconds, _) in times.items()}
     worst = max(errors, key=lambda name: errors[name])
-    right, pairs = _ordered({name: seconds for name, (seconds, _) in times.items()}, predicted)
+    right, pairs = in_order({name: seconds for name, (seconds, _) in times.items()}, predicted)
     said = f"{len(errors)} runs: the median error is {median(errors.values()):.0%}, the largest {errors[worst]:.0%} "
     said += (
         f"({worst}). {right} of {pairs} pairs of one generation that differ by more than 15% are in the right order."
@@ -77,7 +79,7 @@ def _summary(times: dict[str, tuple[float, float]]) -> str:
     return said
 
 
-def _ordered(seconds: dict[str, float], predicted: dict[str, float]) -> tuple[int, int]:
+def in_order(seconds: dict[str, float], predicted: dict[str, float]) -> tuple[int, int]:
     """How many pairs of runs of a generation are in the right order, of those that differ."""
     targets = {run.name: run.target for run in RUNS}
     pairs = [(a, b) for a, b in combinations(seconds, 2) if targets[a] == targets[b]]
