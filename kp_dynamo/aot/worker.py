@@ -1,4 +1,4 @@
-"""A worker process that compiles StableHLO with libtpu. It imports only jax and the standard library.
+"""A worker process that compiles StableHLO with libtpu. It imports jax, the standard library and two files beside it.
 
 It can therefore run in an environment without torch and this package (a newer libtpu for a newer chip). A separate
 process also keeps libtpu's output off the user's terminal, and can be killed.
@@ -7,12 +7,13 @@ process also keeps libtpu's output off the user's terminal, and can be killed.
 then one answer for each line {"stablehlo": PATH, "hlo": PATH, "donated": [PARAMETER, ...], "arguments": [...],
 "results": [...], "kernels": [...]} that it reads. With a SHAPE, such as 4x4, it compiles for all chips of this slice.
 `arguments` and `results` are then their shardings in XLA's notation, and `kernels` is how Pallas kernels are divided,
-see `_divide_kernels`; for one chip, they are empty. It exits as soon as its standard input ends, also in the middle of
+see `kernel_edits.py`; for one chip, they are empty. It exits as soon as its standard input ends, also in the middle of
 a compile: then the process that asked has died.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import queue
@@ -25,6 +26,19 @@ from typing import Any
 
 # JAX's names for the smallest topology of each generation, and for the generation itself.
 TOPOLOGIES = {"v4": "v4:1x1x1", "v5e": "v5e:1x1", "v5p": "v5p:1x1x1", "v6e": "v6e:1x1", "v7": "tpu7x:2x2x1"}
+
+
+def _beside(name: str) -> Any:
+    """A module of the same folder, which this script may not import as a part of the package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_module_edits, _kernel_edits = _beside("module_edits"), _beside("kernel_edits")
 
 
 def main() -> None:
@@ -156,10 +170,10 @@ class _Compiler:
         self._context = mlir.make_ir_context()  # the module needs it alive
         module = stablehlo.deserialize_portable_artifact(self._context, artifact)
         if self._num_chips > 1:
-            _shard(module, self._num_chips, arguments, results)
-            _divide_kernels(module, *kernels)
-            _gather(module)
-        _donate(module, donated)
+            _module_edits.shard(module, self._num_chips, arguments, results)
+            _kernel_edits.divide_kernels(_module_edits.calls(module, "tpu_custom_call"), *kernels)
+            _module_edits.gather(module)
+        _module_edits.donate(module, donated)
         return mlir.module_to_bytecode(module) if takes_bytes else module
 
 
@@ -183,161 +197,6 @@ def _chips_of_slice(target: str, shape: str) -> list[Any]:
     if num_chips != len(devices):
         raise ValueError(f"{name} has {len(devices)} devices on {num_chips} chips")
     return devices
-
-
-def _shard(module: Any, num_chips: int, arguments: list[str], results: list[str]) -> None:
-    """Give each argument and result its sharding. XLA would replicate a result without one."""
-    from jaxlib.mlir import ir
-
-    main = _main(module)
-    num_results = len(ir.FunctionType(main.attributes["function_type"].value).results)
-    if (len(main.arguments), num_results) != (len(arguments), len(results)):
-        given, expected = f"{len(arguments)} and {len(results)}", f"{len(main.arguments)} and {num_results}"
-        raise ValueError(f"the numbers of shardings for arguments and results are {given}, expected {expected}")
-    with module.context:
-        for name, shardings in (("arg_attrs", arguments), ("res_attrs", results)):
-            attributes = [ir.DictAttr.get({"mhlo.sharding": ir.StringAttr.get(text)}) for text in shardings]
-            main.attributes[name] = ir.ArrayAttr.get(attributes)
-        number = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), num_chips)
-        module.operation.attributes["mhlo.num_partitions"] = number
-
-
-def _divide_kernels(module: Any, sharding: str, batch: int, rows: int, columns: int) -> None:
-    """Make each Pallas kernel, which XLA cannot divide, work on the part of its operands that a chip has.
-
-    Their dimension 1 is the batch x heads: `rows` chips have a part of the batch each, and `columns` a part of the
-    heads. The kernel itself is that of one chip already.
-    """
-    from jaxlib.mlir import ir
-
-    if rows * columns == 1:
-        return
-    parts = _Parts(sharding, batch, rows, columns)
-    kernels = [op.operation for op in _main(module).entry_block.operations if _is_call(op, "tpu_custom_call")]
-    for kernel in kernels:
-        with module.context, kernel.location, ir.InsertionPoint(kernel):
-            operands = [parts.of(operand) for operand in kernel.operands]
-            attributes = {named.name: named.attr for named in kernel.attributes}
-            types = [parts.type_of(result.type) for result in kernel.results]
-            own = ir.Operation.create(kernel.name, types, operands, attributes).results[0]
-            for whole, part in _results(kernel.results[0], own):
-                whole.replace_all_uses_with(parts.joined(part, whole.type))
-
-
-def _gather(module: Any) -> None:
-    """Let each chip have the whole of what `lowering/export.py` marked."""
-    from jaxlib.mlir import ir
-
-    for op in _main(module).entry_block.operations:
-        if _is_call(op, "kp_gathered"):
-            with module.context:
-                op.attributes["call_target_name"] = ir.StringAttr.get("Sharding")
-                op.attributes["mhlo.sharding"] = ir.StringAttr.get("{replicated}")
-
-
-def _is_call(op: Any, target: str) -> bool:
-    call = op.operation
-    return call.name == "stablehlo.custom_call" and bool(call.attributes["call_target_name"].value == target)
-
-
-def _results(whole: Any, own: Any) -> list[tuple[Any, Any]]:
-    """Each result of a kernel, with that of the kernel that takes its place. Several results are a tuple."""
-    from jaxlib.mlir import ir
-
-    if not ir.TupleType.isinstance(whole.type):
-        return [(whole, own)]
-    readers = [use.owner for use in whole.uses]
-    types = ir.TupleType(own.type)
-    pairs = []
-    for reader in readers:
-        number = reader.attributes["index"]
-        kind = types.get_type(ir.IntegerAttr(number).value)
-        part = ir.Operation.create("stablehlo.get_tuple_element", [kind], [own], {"index": number}).results[0]
-        pairs.append((reader.results[0], part))
-    return pairs
-
-
-class _Parts:
-    """The parts of arrays [1, batch x heads, ...] that the chips have."""
-
-    def __init__(self, sharding: str, batch: int, rows: int, columns: int) -> None:
-        self._sharding, self._batch, self._rows, self._columns = sharding, batch, rows, columns
-
-    def of(self, whole: Any) -> Any:
-        """The part of a chip."""
-        by_head = self._by_head(whole.type)
-        placed = _custom_call("Sharding", self._sharding, _reshape(whole, by_head), by_head)
-        part = _custom_call("SPMDFullToShardShape", "{manual}", placed, self._of_a_chip(by_head))
-        return _reshape(part, self.type_of(whole.type))
-
-    def joined(self, part: Any, whole: Any) -> Any:
-        """An array of the type `whole`, of which each chip has a part."""
-        by_head = self._by_head(whole)
-        of_a_chip = _reshape(part, self._of_a_chip(by_head))
-        manual = _custom_call("Sharding", "{manual}", of_a_chip, of_a_chip.type)
-        return _reshape(_custom_call("SPMDShardToFullShape", self._sharding, manual, by_head), whole)
-
-    def type_of(self, whole: Any) -> Any:
-        """The type of the part of a chip; of several results, a tuple."""
-        from jaxlib.mlir import ir
-
-        if ir.TupleType.isinstance(whole):
-            types = ir.TupleType(whole)
-            return ir.TupleType.get_tuple([self.type_of(types.get_type(i)) for i in range(types.num_types)])
-        one, number, *rest = ir.RankedTensorType(whole).shape
-        return _with_shape(whole, [one, number // self._rows // self._columns, *rest])
-
-    def _by_head(self, whole: Any) -> Any:
-        from jaxlib.mlir import ir
-
-        _, number, *rest = ir.RankedTensorType(whole).shape
-        return _with_shape(whole, [self._batch, number // self._batch, *rest])
-
-    def _of_a_chip(self, by_head: Any) -> Any:
-        from jaxlib.mlir import ir
-
-        batch, heads, *rest = ir.RankedTensorType(by_head).shape
-        return _with_shape(by_head, [batch // self._rows, heads // self._columns, *rest])
-
-
-def _with_shape(like: Any, shape: list[int]) -> Any:
-    from jaxlib.mlir import ir
-
-    return ir.RankedTensorType.get(shape, ir.RankedTensorType(like).element_type)
-
-
-def _reshape(value: Any, result: Any) -> Any:
-    from jaxlib.mlir import ir
-
-    return ir.Operation.create("stablehlo.reshape", [result], [value]).results[0]
-
-
-def _custom_call(target: str, sharding: str, operand: Any, result: Any) -> Any:
-    from jaxlib.mlir import ir
-
-    attributes: dict[str, Any] = {
-        "call_target_name": ir.StringAttr.get(target),
-        "mhlo.sharding": ir.StringAttr.get(sharding),
-    }
-    return ir.Operation.create("stablehlo.custom_call", [result], [operand], attributes).results[0]
-
-
-def _main(module: Any) -> Any:
-    [main] = [op for op in module.body.operations if op.attributes["sym_name"].value == "main"]
-    return main
-
-
-def _donate(module: Any, parameters: list[int]) -> None:
-    """Donate these parameters: XLA may reuse their buffers for any results."""
-    from jaxlib.mlir import ir
-
-    main = _main(module)
-    given = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else [{}] * len(main.arguments)
-    with module.context:
-        attributes = [{named.name: named.attr for named in attrs} if attrs else {} for attrs in given]
-        for parameter in parameters:
-            attributes[parameter]["jax.buffer_donor"] = ir.BoolAttr.get(True)
-        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in attributes])
 
 
 def _version_of(package: str) -> str:

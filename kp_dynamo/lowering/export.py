@@ -164,7 +164,7 @@ def _for_chips(placer: Placer | None) -> Iterator[None]:
 
 
 def _gather(tensor: torch.Tensor) -> torch.Tensor:
-    """A custom call that `aot/worker.py` makes a sharding. torch_xla 2.9 annotates no tensor without SPMD."""
+    """A custom call that `aot/module_edits.py` makes a sharding. torch_xla 2.9 annotates no tensor without SPMD."""
     size, dtype = list(tensor.shape), tensor.dtype
     whole: torch.Tensor = xla.xlac()._xla_custom_call([tensor], "kp_gathered", [size], [dtype], False, "", 0, {})[0]
     return whole
