@@ -44,8 +44,11 @@ class EqualPlaces:
             nodes: All nodes that are computed, in order.
             values: The values of those before it.
         """
-        added = [node for node in _until_closed(opened, nodes) if name_of(node) == _ADD]
-        if not added or not isinstance(opened.args[0], int):
+        inside = list(_until_closed(opened, nodes))[1:]
+        added = [node for node in inside if name_of(node) == _ADD]
+        inner = next((node for node in inside if name_of(node) == OPEN), None)
+        # If this vmap is over an input, which is not computed, the first that is added belongs to an inner vmap.
+        if not added or (inner is not None and inner < added[0]) or not isinstance(opened.args[0], int):
             return None
         level = added[0].args[2]
         places = [node for node in added if node.args[2] == level]
@@ -70,7 +73,7 @@ class EqualPlaces:
 
 
 def _until_closed(opened: fx.Node, nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
-    """The nodes inside of a vmap, with those of the vmaps in it."""
+    """The node that opens a vmap and those inside of it, with those of the vmaps in it."""
     depth = 0
     for node in nodes:
         if node >= opened:

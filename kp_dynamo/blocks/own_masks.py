@@ -18,7 +18,6 @@ from kp_dynamo.blocks.constant_values import computed, independent
 from kp_dynamo.blocks.copies import copied
 from kp_dynamo.capture.capture import Capture
 from kp_dynamo.graph.nodes import called_name
-from kp_dynamo.graph.sizes import without_equal_matrices
 
 _MAX_ELEMENTS = 1 << 26  # a mask of 8192 x 8192
 # They read their operands whatever the strides are, unlike a view.
@@ -48,8 +47,13 @@ def _causal_masks(gm: fx.GraphModule) -> dict[fx.Node, float | None]:
         return {}
     values = computed(constant)
     found = {node: values[node] for node in candidates if node in values}
-    found = {node: without_equal_matrices(value) for node, value in found.items()}
+    found = {node: _without_equal_matrices(value) for node, value in found.items()}
     return {node: _fill_of(mask) for node, mask in found.items() if _is_causal(mask)}
+
+
+def _without_equal_matrices(value: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor [..., S, T] with one of the matrices that are equal because it was expanded."""
+    return value[tuple(slice(0, 1 if stride == 0 else None) for stride in value.stride()[:-2])]
 
 
 def _may_be_mask(node: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""Bytes and elements of the values of a graph."""
+"""Bytes of the values of a graph."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ def node_bytes(node: fx.Node) -> int:
 def tensor_bytes(value: Any) -> int:
     """Bytes of a tensor, counted as in `node_bytes`; 0 for any other value."""
     return value.element_size() * hint_int(value.numel(), fallback=1) if isinstance(value, torch.Tensor) else 0
-
-
-def without_equal_matrices(value: torch.Tensor) -> torch.Tensor:
-    """A view of a tensor [..., S, T] with one of the matrices that are equal because it was expanded."""
-    return value[tuple(slice(0, 1 if stride == 0 else None) for stride in value.stride()[:-2])]
 
 
 def _bytes(value: Any) -> int:

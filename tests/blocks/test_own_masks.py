@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kp_dynamo.aot.trace_programs import graph_texts
+from kp_dynamo.blocks.constant_values import computed, independent
 from kp_dynamo.compat import xla
 from kp_dynamo.config.options import CompileOptions
 from tests.blocks.dividing import divide
@@ -84,6 +85,18 @@ def of_the_row(x):
     b, p = torch.arange(x.shape[0], device=x.device), torch.arange(x.shape[1], device=x.device)
     of_keys = torch.vmap(torch.vmap(kept, (None, None, 0)), (None, 0, None))
     return torch.vmap(of_keys, (0, None, None))(b, p, p)[:, None]
+
+
+def inside_a_vmap_of_the_input(x):
+    """The places of the inner vmap only select equal rows; the outer one is over an input."""
+    table = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device).tril()[-1:].expand(LENGTH, -1).clone()
+
+    p = torch.arange(LENGTH, device=x.device)
+
+    def of_row(_):
+        return torch.vmap(lambda q: torch.ops.aten.index(table, [q]))(p)
+
+    return torch.vmap(of_row)(x)[:, None]
 
 
 def least_number(x):
@@ -181,6 +194,20 @@ def divided(model, x, **options):
 @pytest.mark.parametrize("make_mask", CAUSAL, ids=lambda f: f.__name__)
 def test_each_layer_builds_a_causal_mask(make_mask, device):
     assert divided(Model(make_mask).to(device), torch.randn(2, LENGTH, 8, device=device))
+
+
+def test_an_inner_vmap_is_not_taken_for_the_one_over_an_input():
+    seen = []
+
+    def backend(gm, inputs):
+        seen.extend((node.meta.get("example_value"), value) for node, value in computed(independent(gm)).items())
+        return gm
+
+    torch.compile(inside_a_vmap_of_the_input, backend=backend)(torch.randn(4, LENGTH, 8))
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    plain = [(e, v) for e, v in seen if isinstance(v, torch.Tensor) and not is_wrapped(v)]
+    assert plain
+    assert [v.shape for _, v in plain] == [e.shape for e, _ in plain]
 
 
 @pytest.mark.quick("one_sequence")
