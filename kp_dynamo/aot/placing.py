@@ -90,7 +90,7 @@ class StepPlacer:
         """
         tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
         self.batch = batch = next((int(t.shape[0]) for t in tensors if t.dim()), 1)
-        count = self.mesh.size(DATA) if self.mesh.has(DATA) else 1
+        count = self.mesh.count(DATA)
         if batch % count:
             raise TPUConfigurationError(
                 f"a batch of {batch} does not divide among {count} chips along {DATA!r}. Allowed: a multiple of "
@@ -120,12 +120,12 @@ class StepPlacer:
     @property
     def kernel_parts(self) -> int:
         """Among how many chips the heads of all sequences are divided in a kernel."""
-        return self._size(DATA) * self._size(MODEL)
+        return self.mesh.count(DATA) * self.mesh.count(MODEL)
 
     @property
     def gathers_weights(self) -> bool:
         """Whether all chips are along the batch, so that weights are divided for the memory only."""
-        return self._size(DATA) == self.mesh.num_devices > 1
+        return self.mesh.count(DATA) == self.mesh.num_devices > 1
 
     @property
     def kernels(self) -> KernelParts:
@@ -133,10 +133,8 @@ class StepPlacer:
         if self.kernel_parts == 1:
             return ("", 1, 1, 1)
         along = (DATA if self.mesh.has(DATA) else None, MODEL if self.mesh.has(MODEL) else None)
-        return (hlo_sharding((*along, None, None), self.mesh, 4), self.batch, self._size(DATA), self._size(MODEL))
-
-    def _size(self, axis: str) -> int:
-        return self.mesh.size(axis) if self.mesh.has(axis) else 1
+        sharding = hlo_sharding((*along, None, None), self.mesh, 4)
+        return (sharding, self.batch, self.mesh.count(DATA), self.mesh.count(MODEL))
 
     def _require_partitionable(self, gm: fx.GraphModule) -> None:
         """XLA cannot divide a Pallas kernel. Along other axes each chip would compute all of it."""
@@ -148,10 +146,10 @@ class StepPlacer:
             )
         for kernel in kernels:
             number = int(kernel.args[0].meta["val"].shape[0])
-            if number % self.batch or number // self.batch % self._size(MODEL):
+            if number % self.batch or number // self.batch % self.mesh.count(MODEL):
                 raise TPUConfigurationError(
                     f"{kernel.target} has {number} heads of all sequences, which do not divide among a batch of "
-                    f"{self.batch} and {self._size(MODEL)} chips along {MODEL!r}. Try: another mesh, or leave "
+                    f"{self.batch} and {self.mesh.count(MODEL)} chips along {MODEL!r}. Try: another mesh, or leave "
                     "FlashAttention() out of extra_passes."
                 )
 

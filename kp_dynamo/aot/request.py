@@ -88,8 +88,7 @@ def request_of(model: Any, args: Any, machine: Machine, options: Any, backend: s
     found = slice_of(target, machine.chips, machine.mesh, machine.sharding)
     if found is not None:
         _require_our_lowering(backend, checked)
-        parts = found.mesh.size(DATA) if found.mesh.has(DATA) else 1
-        checked = checked.over(Spread(found.topology.num_chips, parts))
+        checked = checked.over(Spread(found.topology.num_chips, found.mesh.count(DATA)))
     return AotRequest(model, tuple(args), target, given, checked, backend, train, budget, found)
 
 

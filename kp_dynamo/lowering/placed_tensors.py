@@ -33,8 +33,8 @@ def device_spread() -> Spread:
     """
     if not spmd.is_spmd():
         return ONE_CHIP
-    count, mesh = xla.num_devices(), next(iter(named_meshes()), NamedMesh((DATA,), (xla.num_devices(),)))
-    return Spread(count, mesh.size(DATA) if mesh.has(DATA) else 1)
+    count, placed = xla.num_devices(), named_meshes()
+    return Spread(count, placed[0].count(DATA) if placed else count)
 
 
 def mesh_of(given: Any) -> NamedMesh:

@@ -93,6 +93,10 @@ class NamedMesh:
             )
         return self.sizes[self.names.index(axis)]
 
+    def count(self, axis: str) -> int:
+        """The number of devices along an axis; 1 if no axis has this name."""
+        return self.size(axis) if self.has(axis) else 1
+
     def devices_along(self, axes: Sequence[str]) -> tuple[int, ...]:
         """The ids of all devices, in row-major order of all axes in another order."""
         strides = {name: prod(self.sizes[i + 1 :]) for i, name in enumerate(self.names)}
