@@ -19,6 +19,7 @@ from kp_dynamo.aot.programs import Target, program_report
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.aot.request import AotRequest, Machine, request_of
 from kp_dynamo.aot.slice_report import SliceReport
+from kp_dynamo.aot.worker_process import libtpu_flags
 from kp_dynamo.compat import xla
 from kp_dynamo.compat.versions import check_versions
 from kp_dynamo.config.matmul_precision import resolve_matmul_precision
@@ -225,6 +226,7 @@ class _Run:
             slice=self._slice(),
             live_at_peak=self._live_at_peak(programs),
             subject=Subject.of_call(uncompiled(request.model), request.args, {}),
+            libtpu_flags=libtpu_flags(),
         )
 
     def _slice(self) -> SliceReport | None:

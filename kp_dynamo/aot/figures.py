@@ -45,6 +45,7 @@ class AotFigures:
         slice: The chips; None for one.
         live_at_peak: What lives at the peak of the step, counted from the graphs; () if `calls` are unknown.
         subject: The model and its inputs.
+        libtpu_flags: The compiler's flags, in LIBTPU_INIT_ARGS; other flags make other programs.
     """
 
     target: str
@@ -67,6 +68,7 @@ class AotFigures:
     slice: SliceReport | None = None
     live_at_peak: tuple[LiveValues, ...] = ()
     subject: Subject = Subject()
+    libtpu_flags: str = ""
 
     @property
     def num_chips(self) -> int:

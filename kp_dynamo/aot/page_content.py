@@ -103,6 +103,8 @@ def _by_cycles(report: AotFigures) -> str:
 
 def _options(report: AotFigures) -> tuple[Table, ...]:
     rows = {**report.options, "backend": report.backend, "precision of float32 matmuls": report.matmul_precision}
+    if report.libtpu_flags:
+        rows["flags of libtpu"] = report.libtpu_flags
     return (Table(("option", "value"), tuple((str(k), str(v)) for k, v in rows.items()), num_left=2),)
 
 

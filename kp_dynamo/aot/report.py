@@ -75,6 +75,7 @@ class AotReport(AotFigures):
             "slice": found_slice,
             "live_at_peak": live,
             "subject": subject,
+            "libtpu_flags": content.get("libtpu_flags", ""),
         }
         return cls(**{**known, **lists, **added, "programs": programs})
 

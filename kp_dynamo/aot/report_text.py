@@ -44,6 +44,7 @@ def text_of(report: AotFigures, verbose: bool = False) -> str:
             f"seconds: {', '.join(f'{_CLOCKS.get(s, s)} {value:.2f}' for s, value in report.seconds.items())}",
             f"memory of this process: at most {report.peak_host_mib:.0f} MiB",
             f"versions: {', '.join(f'{name} {value}' for name, value in report.versions.items())}",
+            *([f"flags of libtpu: {report.libtpu_flags}"] if report.libtpu_flags else []),
             DISCLAIMER,
         ]
     )

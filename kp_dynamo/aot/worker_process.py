@@ -110,6 +110,11 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
+def libtpu_flags() -> str:
+    """The flags that the user gives the compiler, in LIBTPU_INIT_ARGS, which a worker inherits."""
+    return " ".join(os.environ.get("LIBTPU_INIT_ARGS", "").split())
+
+
 def python_for(target: str) -> str:
     """The interpreter whose environment has a compiler for the target."""
     if target != "v7":

@@ -14,6 +14,7 @@ from torch import fx
 
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.aot.step_graphs import StepGraphs
+from kp_dynamo.aot.worker_process import libtpu_flags
 from kp_dynamo.compat.versions import check_versions, version_of
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.planner.candidates import Candidate
@@ -113,5 +114,6 @@ class StoredOutcomes:
             "sharding": layout.sharding,
             "batch": candidate.batch,
             "checkpoint": candidate.checkpoint,
+            "flags": libtpu_flags(),
             "versions": {**check_versions(), **{n: version_of(n) for n in ("libtpu", "jax", "kp_dynamo")}},
         }

@@ -45,6 +45,17 @@ def test_the_text_has_known_and_unknown_figures():
     assert "no chip ran this program" in text.splitlines()[-1]
 
 
+def test_the_report_names_the_flags_of_libtpu():
+    flags = "--xla_tpu_scoped_vmem_limit_kib=65536"
+    report = replace(REPORT, libtpu_flags=flags)
+    assert f"flags of libtpu: {flags}\n" in str(report)
+    assert flags in report.to_html()
+    assert AotReport.from_dict(report.to_dict()).libtpu_flags == flags
+    assert "flags of libtpu" not in str(REPORT)
+    before = {name: value for name, value in REPORT.to_dict().items() if name != "libtpu_flags"}
+    assert AotReport.from_dict(before).libtpu_flags == ""
+
+
 SMALL = replace(REPORT, programs=(replace(PROGRAM, modelled_ms=0.0021, estimated_ms=0.0863, model_flops=40_000),))
 
 

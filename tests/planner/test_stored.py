@@ -51,6 +51,16 @@ def test_another_candidate_model_or_option_has_another_file(tmp_path):
     assert request_and_files(tmp_path)[1].read(replace(CANDIDATE, accumulate=8)) == PROBLEM
 
 
+def test_other_flags_of_libtpu_have_another_file(tmp_path, monkeypatch):
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    _, files = request_and_files(tmp_path)
+    files.write(CANDIDATE, PROBLEM)
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=65536")
+    assert files.read(CANDIDATE) is None
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", " ")
+    assert files.read(CANDIDATE) == PROBLEM
+
+
 def test_a_damaged_file_counts_as_none(tmp_path):
     _, files = request_and_files(tmp_path)
     files.write(CANDIDATE, PROBLEM)
