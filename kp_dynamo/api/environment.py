@@ -86,7 +86,7 @@ def apply_flags(flags: str | None) -> None:
     if of_xla and (problem := _problem(of_xla)) and not _problem(()):
         raise TPUConfigurationError(
             f"xla_flags={' '.join(of_xla)!r} is invalid: XLA does not start with it: {problem}. "
-            "Try: correct the flag, or omit it. Flags of the TPU compiler start with --xla_tpu."
+            "Try: correct the flag, or omit it. Flags of the TPU compiler start with --xla_tpu or --xla_jf."
         )
     for flag in missing:
         variable = _variable(flag)
@@ -104,7 +104,7 @@ def _missing(flags: str | None) -> list[str]:
 
 def _variable(flag: str) -> str:
     """The environment variable of a flag: libtpu's or XLA's."""
-    return "LIBTPU_INIT_ARGS" if flag.startswith("--xla_tpu") else "XLA_FLAGS"
+    return "LIBTPU_INIT_ARGS" if flag.startswith(("--xla_tpu", "--xla_jf")) else "XLA_FLAGS"
 
 
 @cache

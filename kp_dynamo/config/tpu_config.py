@@ -77,7 +77,7 @@ class TPUConfig(Checked):
 
     xla_flags: str | None = checked_field(None, rules.nothing() | xla_flags())
     """Compiler flags, set when the device is first used; after it has started, new flags raise. Flags that start with
-    `--xla_tpu` go into LIBTPU_INIT_ARGS, others into XLA_FLAGS."""
+    `--xla_tpu` or `--xla_jf` go into LIBTPU_INIT_ARGS, others into XLA_FLAGS."""
 
     precision: Literal["bfloat16", "float32"] = checked_field("bfloat16", rules.one_of("bfloat16", "float32"))
     """Compute dtype of the ops that the level casts."""

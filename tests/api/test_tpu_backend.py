@@ -203,8 +203,8 @@ def test_flags_go_into_the_variable_of_their_reader_and_once(monkeypatch):
     tried = []
     monkeypatch.setattr(environment, "_problem", lambda flags: tried.append(flags) or "")
     for _ in range(2):
-        apply_flags("--xla_tpu_a=1 --xla_b --there")
-    assert os.environ["LIBTPU_INIT_ARGS"] == "--there --xla_tpu_a=1"
+        apply_flags("--xla_tpu_a=1 --xla_b --xla_jf_c=2 --there")
+    assert os.environ["LIBTPU_INIT_ARGS"] == "--there --xla_tpu_a=1 --xla_jf_c=2"
     assert os.environ["XLA_FLAGS"] == "--there --xla_b"
     assert tried == [("--xla_b",)]
     monkeypatch.setattr(xla, "is_started", lambda: True)
