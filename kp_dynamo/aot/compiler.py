@@ -50,6 +50,7 @@ class Compiled:
         temp_bytes: Size of the temporaries.
         alias_bytes: Size of the results that reuse donated arguments.
         generated_code_bytes: Size of the program itself.
+        live_bytes: The most of arguments, results and temporaries that is live at once; 0 if unknown.
     """
 
     hlo: str
@@ -61,6 +62,7 @@ class Compiled:
     temp_bytes: int
     alias_bytes: int
     generated_code_bytes: int
+    live_bytes: int = 0
 
 
 class TpuCompiler:

@@ -93,8 +93,6 @@ def _size(size: int, peak: int) -> tuple[Cell, Cell]:
 
 
 def _of_the_compiler(p: ProgramReport) -> dict[str, int]:
-    return {
-        "results": p.output_bytes - p.alias_bytes,
-        "temporaries": p.temp_bytes,
-        "code": p.generated_code_bytes,
-    }
+    results, code = p.output_bytes - p.alias_bytes, p.generated_code_bytes
+    temporaries = max(0, p.peak_bytes - p.argument_bytes - results - code)  # that live at once
+    return {"results": results, "temporaries": temporaries, "code": code}

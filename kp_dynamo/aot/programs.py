@@ -49,6 +49,7 @@ def program_report(
         temp_bytes=made.temp_bytes,
         alias_bytes=made.alias_bytes,
         generated_code_bytes=made.generated_code_bytes,
+        live_bytes=made.live_bytes,
         flops=made.flops,
         bytes=made.bytes,
         hbm_bytes=cost.hbm_bytes,

@@ -131,6 +131,7 @@ class _Compiler:
         memory = executable.get_compiled_memory_stats()
         names = ("argument", "output", "temp", "alias", "generated_code")
         sizes = {f"{name}_bytes": getattr(memory, f"{name}_size_in_bytes") for name in names}
+        sizes["live_bytes"] = memory.peak_memory_in_bytes
         # The cost analysis omits zero entries.
         flops, moved = cost.get("flops", 0.0), cost.get("bytes accessed", 0.0)
         return {"seconds": seconds, "flops": flops, "bytes": moved, **sizes}

@@ -136,3 +136,16 @@ def test_weights_are_gathered_and_gradients_scattered_in_the_program_that_makes_
     rows = {row.kind: row for row in backward.collectives}
     assert rows["reduce-scatter"].num_bytes == 2 * 512 * 2048 * 4  # float32, as the parameters are
     assert report.slice.whole == ()
+
+
+def test_the_peak_is_what_lives_at_once_and_not_all_temporaries_together():
+    """The gradient of an embedding: zeros, and their sum with the rows of the tokens, which is summed in place."""
+    with torch.device("meta"):
+        embedding, tokens = nn.Embedding(20480, 4096), torch.empty(16, 2048, dtype=torch.long)
+    report = aot_compile(embedding, (tokens,), target="v5e", chips=16, sharding="fsdp", train=True)
+    table, grad = 20480 * 4096 * 4, 2048 * 4096 * 4
+    backward = report.programs[1]
+    assert backward.temp_bytes == 3 * table
+    by_hand = 2 * table + grad + table / 16
+    assert backward.peak_bytes == pytest.approx(by_hand + backward.generated_code_bytes, rel=0.02)
+    assert AotReport.from_dict(report.to_dict()).programs[1].peak_bytes == backward.peak_bytes
