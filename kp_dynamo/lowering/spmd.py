@@ -195,6 +195,14 @@ def shard_batch(tensor: torch.Tensor, mesh_shape: Sequence[int], device_ids: Seq
     return tensor
 
 
+def divided_like(tensor: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
+    """`copied`, which comes from the host, divided over the devices as `tensor` is, which must not be pending."""
+    if is_spmd() and not is_whole(tensor):
+        # Like the public `mark_sharding` of torch_xla 2.9, but without the DTensor subclass that it returns.
+        xla.xlac()._xla_mark_sharding(copied, sharding_of(tensor))
+    return copied
+
+
 def annotated(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
     """`tensor` after an operation that makes XLA shard it."""
     result = tensor.clone()

@@ -94,11 +94,11 @@ def _decoder(kind: str, **changes: Any) -> nn.Module:
     return getattr(transformers, f"{kind}ForCausalLM")(config)
 
 
-def _gpt2() -> nn.Module:
+def _gpt2(dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         vocab_size=VOCAB, n_positions=32, n_embd=128, n_layer=2, n_head=4, use_cache=False,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
     )  # fmt: skip
     return transformers.GPT2LMHeadModel(config)
 
@@ -204,3 +204,5 @@ MODELS: dict[str, Case] = {
     "mixtral": Case(partial(_decoder, "Mixtral", num_local_experts=4), _causal, _PAIRS),
     "resnet18": Case(_Classifier, _images, {**_EACH, "both": (WIDE, _FILTERS)}, lr=1e-4),
 }  # fmt: skip
+
+GPT2_WITH_DROPOUT = Case(partial(_gpt2, 0.2), _causal, {"fsdp": (DATA, "fsdp"), "both": (WIDE, _GPT2_BOTH)})

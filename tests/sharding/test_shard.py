@@ -1,6 +1,5 @@
 """`kp_dynamo.shard`: `tests/sharding/worker.py`, on eight of XLA's CPU devices, asks; the answers are judged here."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,26 +9,16 @@ import torch
 from torch import nn
 
 from kp_dynamo import TPUConfigurationError, TPUDistributedError, shard, shard_batch
+from tests.sharding.asking import CLOSE, asked
 from tests.sharding.model_cases import MODELS
 from tests.spine import run_script
-
-# A gradient is a sum of about a hundred terms of float32, whose rounding is 6e-8, in another order on eight devices.
-CLOSE = 1e-5
 
 ROWS_OF_FOUR = "{devices=[4,1,2]0,1,2,3,4,5,6,7 last_tile_dim_replicate}"
 
 
-def _asked(*names):
-    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.sharding.worker", *names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return {name: answer for line in done.stdout.splitlines() for name, answer in json.loads(line).items()}
-
-
 @pytest.fixture(scope="module")
 def answers():
-    return _asked()
+    return asked()
 
 
 def _assert_like_eager(answer, *, is_divided=True):
@@ -57,7 +46,7 @@ def test_a_divided_model_is_trained_like_one_device(answers, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(MODELS))
 def test_all_shardings_of_a_model_train_it_like_one_device(name):
-    answers = _asked(*[f"{name}_{how}" for how in MODELS[name].shardings])
+    answers = asked(*[f"{name}_{how}" for how in MODELS[name].shardings])
     for how, (mesh, _) in MODELS[name].shardings.items():
         answer = answers[f"{name}_{how}"]
         _assert_like_one_device(answer, is_divided=how != "data")
@@ -69,13 +58,13 @@ def test_all_shardings_of_a_model_train_it_like_one_device(name):
 
 @pytest.mark.slow
 def test_a_llama_in_blocks_is_trained_like_one_device():
-    answer = _asked("llama_blocks")["llama_blocks"] | {"programs_of_one": None, "programs": None}
+    answer = asked("llama_blocks")["llama_blocks"] | {"programs_of_one": None, "programs": None}
     _assert_like_one_device(answer)
 
 
 @pytest.mark.slow
 def test_a_model_without_a_plan_is_divided_by_its_pairs_of_matmuls():
-    answer = _asked("plain_pairs")["plain_pairs"]
+    answer = asked("plain_pairs")["plain_pairs"]
     assert answer["divided"] == 10  # the weights and biases of q, k and v; out, up, gate, down
 
 
