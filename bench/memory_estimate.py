@@ -19,7 +19,8 @@ from tqdm import tqdm
 from bench import report, workloads
 from bench.checkpoint import WITH_SCORES
 from bench.workloads import Workload
-from kp_dynamo.aot.compiler import Compiled, TpuCompiler
+from kp_dynamo.aot.compiler import TpuCompiler
+from kp_dynamo.aot.peak_bytes import peak_bytes
 from kp_dynamo.aot.request import request_of
 from kp_dynamo.aot.trace_programs import call_on_fakes
 from kp_dynamo.graph.peak_memory import peak_memory
@@ -57,16 +58,16 @@ def measure(model: str, size: str, options: dict[str, Any]) -> dict[str, Any]:
         _export(model, size, options, receive)
         compiled = [compiler.result() for _ in found]
     estimates = _estimates(found, options)
-    largest = max(compiled, key=_taken)
+    largest = max(compiled, key=peak_bytes)
     return {
         "model": model,
         "size": size,
         "precision": options.get("precision", "bfloat16"),
         "checkpoint": options["checkpoint"],
-        "compiler MiB": _taken(largest) / MIB,
+        "compiler MiB": peak_bytes(largest) / MIB,
         "estimate MiB": max(estimates) / MIB,
-        "error": max(estimates) / _taken(largest) - 1,
-        "forward's error": estimates[0] / _taken(compiled[0]) - 1,
+        "error": max(estimates) / peak_bytes(largest) - 1,
+        "forward's error": estimates[0] / peak_bytes(compiled[0]) - 1,
         "code MiB": largest.generated_code_bytes / MIB,
     }
 
@@ -94,10 +95,6 @@ def _estimates(programs: list[ExportedProgram], options: dict[str, Any]) -> list
 
 def _is_narrow(options: dict[str, Any]) -> bool:
     return options.get("matmul_precision") == "default"
-
-
-def _taken(made: Compiled) -> int:
-    return made.argument_bytes + made.output_bytes + made.temp_bytes + made.generated_code_bytes - made.alias_bytes
 
 
 def main() -> None:

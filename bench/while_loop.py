@@ -20,6 +20,7 @@ from bench import report
 from bench.layer_stack import WORKLOADS, workload
 from bench.loop_cost import cost_of_loop
 from kp_dynamo.aot.compiler import TpuCompiler
+from kp_dynamo.aot.peak_bytes import peak_bytes
 from kp_dynamo.aot.request import request_of
 from kp_dynamo.aot.trace_programs import call_on_fakes
 from kp_dynamo.explanation.run_once import fresh_dynamo
@@ -53,9 +54,8 @@ def loop(is_stacked: bool, model: str, num_layers: int) -> Figures:
         compiler.submit(program)
         made = compiler.result()
     cost = cost_of_loop(made.hlo, num_layers, CHIPS[TARGET])
-    peak = made.argument_bytes + made.output_bytes + made.temp_bytes - made.alias_bytes + made.generated_code_bytes
     cycles_ms = cost.cycles / CHIPS[TARGET].clock_hz * 1e3
-    return _figures(1, cycles_ms, cost.modelled_s * 1e3, peak, made.seconds)
+    return _figures(1, cycles_ms, cost.modelled_s * 1e3, peak_bytes(made), made.seconds)
 
 
 def layer_program(model: str, num_layers: int) -> ExportedProgram:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from kp_dynamo.aot.peak_bytes import peak_bytes
 from kp_dynamo.aot.slice_report import CollectiveReport
 from kp_dynamo.hardware import CHIPS
 
@@ -171,13 +172,8 @@ class ProgramReport:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak memory of a run.
-
-        `temp_bytes` may count a buffer several times, once for each value that it holds: of the gradient of an
-        embedding of 20,480 rows, 3 tables, where the compiler's own check of the memory counts 2.
-        """
-        together = self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
-        return (min(self.live_bytes, together) or together) + self.generated_code_bytes
+        """Peak memory of a run."""
+        return peak_bytes(self)
 
     def flops_floor_ms(self, target: str) -> float:
         """Milliseconds that the graph's matmuls take at the chip's bfloat16 peak."""
