@@ -22,7 +22,7 @@ from bench import report
 from bench.workloads import Workload
 from demo.model import Gpt, next_byte_loss
 from kp_dynamo.aot.report import AotReport
-from kp_dynamo.aot.request import request_of
+from kp_dynamo.aot.request import Machine, request_of
 from kp_dynamo.aot.trace_programs import call_on_fakes
 from kp_dynamo.graph.peak_memory import peak_memory
 from kp_dynamo.hardware import CHIPS
@@ -137,7 +137,7 @@ def estimated_mib(num_blocks: int, options: dict[str, Any]) -> float:
     """The estimate for the larger program, from the graphs alone."""
     made, programs = workload(num_blocks), list[ExportedProgram]()
     torch._dynamo.reset()
-    call_on_fakes(request_of(made.model, made.inputs, "v5e", options, "kp_tpu", True), programs.append, ignore)
+    call_on_fakes(request_of(made.model, made.inputs, Machine("v5e"), options, "kp_tpu", True), programs.append, ignore)
     vmem = CHIPS["v5e"].vmem_bytes
     return max(peak_memory(p.gm.graph, vmem, narrow_matmuls=False).total for p in programs) / MIB
 

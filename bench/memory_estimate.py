@@ -21,7 +21,7 @@ from bench.checkpoint import WITH_SCORES
 from bench.workloads import Workload
 from kp_dynamo.aot.compiler import TpuCompiler
 from kp_dynamo.aot.peak_bytes import peak_bytes
-from kp_dynamo.aot.request import request_of
+from kp_dynamo.aot.request import Machine, request_of
 from kp_dynamo.aot.trace_programs import call_on_fakes
 from kp_dynamo.graph.peak_memory import peak_memory
 from kp_dynamo.hardware import CHIPS
@@ -85,7 +85,9 @@ def _export(model: str, size: str, options: dict[str, Any], receive: Callable[[E
     width, batch, length = SIZES[size]
     made = MODELS[model](num_blocks=2, width=width, batch=batch, length=length)
     torch._dynamo.reset()  # otherwise a second size of a model would become dynamic
-    call_on_fakes(request_of(made.model, made.inputs, "v5e", WITH_SCORES | options, "kp_tpu", True), receive, ignore)
+    call_on_fakes(
+        request_of(made.model, made.inputs, Machine("v5e"), WITH_SCORES | options, "kp_tpu", True), receive, ignore
+    )
 
 
 def _estimates(programs: list[ExportedProgram], options: dict[str, Any]) -> list[int]:

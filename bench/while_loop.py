@@ -21,7 +21,7 @@ from bench.layer_stack import WORKLOADS, workload
 from bench.loop_cost import cost_of_loop
 from kp_dynamo.aot.compiler import TpuCompiler
 from kp_dynamo.aot.peak_bytes import peak_bytes
-from kp_dynamo.aot.request import request_of
+from kp_dynamo.aot.request import Machine, request_of
 from kp_dynamo.aot.trace_programs import call_on_fakes
 from kp_dynamo.explanation.run_once import fresh_dynamo
 from kp_dynamo.hardware import CHIPS
@@ -61,7 +61,7 @@ def loop(is_stacked: bool, model: str, num_layers: int) -> Figures:
 def layer_program(model: str, num_layers: int) -> ExportedProgram:
     """The program that `blocks="on"` makes of a layer."""
     made, programs = workload(model, num_layers), list[ExportedProgram]()
-    request = request_of(made.model, made.inputs, TARGET, {"blocks": "on"}, "kp_tpu", False)
+    request = request_of(made.model, made.inputs, Machine(TARGET), {"blocks": "on"}, "kp_tpu", False)
     with fresh_dynamo(), torch.set_grad_enabled(False):
         call_on_fakes(request, programs.append, ignore)
     [layer] = programs
