@@ -28,7 +28,7 @@ MODELS: dict[str, Callable[..., Workload]] = {
     "llama": lambda length: workloads.llama(num_blocks=2, batch=2, length=length),
     "bert": lambda length: workloads.bert(num_blocks=2, batch=2, length=length),
 }
-OPTIONS = {"buckets": list(BUCKETS)}
+OPTIONS: dict[str, Any] = {"buckets": list(BUCKETS)}
 
 
 def lengths(count: int) -> list[int]:
@@ -49,7 +49,10 @@ def measure(model: str, variant: str, count: int) -> dict[str, float]:
     inputs = [tuple(t[:, :n].contiguous() for t in MODELS[model](BUCKETS[-1]).inputs) for n in lengths(count)]
     is_ours = chosen.name == KP_TPU.name
     run = torch.compile(
-        first.model, backend=chosen.backend, options=OPTIONS if is_ours else None, dynamic=None if is_ours else False
+        first.model,
+        backend=chosen.backend or "eager",
+        options=OPTIONS if is_ours else None,
+        dynamic=None if is_ours else False,
     )
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 10 * NUM_LENGTHS
     before, start = metrics.counter_value("UncachedCompile") or 0, time.perf_counter()

@@ -27,7 +27,8 @@ class DecodingStep(nn.Module):
             hidden_size=WIDTH, intermediate_size=INTERMEDIATE, num_attention_heads=NUM_HEADS,
             num_key_value_heads=NUM_KEY_HEADS, num_hidden_layers=NUM_LAYERS, vocab_size=NUM_TOKENS,
         )  # fmt: skip
-        self.model = LlamaForCausalLM(self.config).to(torch.bfloat16)
+        model: nn.Module = LlamaForCausalLM(self.config)
+        self.model = model.to(torch.bfloat16)
 
     def forward(self, tokens: Tensor, positions: Tensor, *caches: Tensor) -> Tensor:
         from transformers.cache_utils import StaticCache

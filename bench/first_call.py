@@ -35,7 +35,7 @@ def run_once(step: Any, workload: Workload, mode: str) -> None:
         return
     out = step(*workload.inputs)
     out.square().mean().backward()
-    timing.finish(out, *[p.grad for p in workload.model.parameters()][:1])
+    timing.finish(out, *[p.grad for p in workload.model.parameters() if p.grad is not None][:1])
 
 
 def measure(variant: str, mode: str) -> dict[str, float]:

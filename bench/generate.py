@@ -16,6 +16,7 @@ import torch
 from bench import report
 from bench.decoding_step import INTERMEDIATE, NUM_HEADS, NUM_KEY_HEADS, NUM_LAYERS, NUM_TOKENS, WIDTH
 from bench.timing import in_fresh_process
+from bench.workloads import SEED
 
 PROMPT, OTHER_PROMPT, NUM_NEW, MAX_LENGTH = 32, 27, 64, 128
 LIMIT = 0.5
@@ -29,7 +30,7 @@ TITLE = (
 def measure(variant: str, width: int = WIDTH) -> dict[str, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(report.SEED)
+    torch.manual_seed(SEED)
     config = LlamaConfig(
         hidden_size=width, intermediate_size=width * INTERMEDIATE // WIDTH, num_attention_heads=NUM_HEADS,
         num_key_value_heads=NUM_KEY_HEADS, num_hidden_layers=NUM_LAYERS, vocab_size=NUM_TOKENS,

@@ -94,8 +94,8 @@ def _diff_page() -> str:
     """What it costs to keep attention as it is written."""
     work = gpt(2, **_WIDE)
     without = {"disable_passes": ["rewrite_attention"]}
-    reports = [kp_dynamo.aot_compile(work.model, work.inputs, train=True, options=o) for o in ({}, without)]
-    return comparison_html(compare(*reports, 1.05, ("with attention rewritten", "without")))
+    before, after = (kp_dynamo.aot_compile(work.model, work.inputs, train=True, options=o) for o in ({}, without))
+    return comparison_html(compare(before, after, 1.05, ("with attention rewritten", "without")))
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -87,7 +87,7 @@ def _called(model: nn.Module, train: bool, labels: Tensor, /, **inputs: Tensor) 
     return Workload(Called(model, tuple(inputs), "loss" if train else "logits"), tuple(inputs.values()))
 
 
-def _decoder(train: bool, family: str, size: tuple[int, int] = (4, 512), **config: object) -> Workload:
+def _decoder(train: bool, family: str, size: tuple[int, int] = (4, 512), **config: Any) -> Workload:
     import transformers
 
     sizes = dict(hidden_size=WIDTH, num_attention_heads=NUM_HEADS, num_key_value_heads=8, use_cache=False)
@@ -157,7 +157,7 @@ def _trained(model: nn.Module, train: bool, inputs: tuple[Tensor, ...], target: 
     return Workload(Trained(model, loss), (*inputs, target)) if train else Workload(model, inputs)
 
 
-def _timm(train: bool, name: str, **config: object) -> Workload:
+def _timm(train: bool, name: str, **config: Any) -> Workload:
     import timm
 
     images = torch.empty(8, 3, 224, 224)

@@ -31,7 +31,7 @@ class Variant:
 
     def compiled(self, model: Callable[..., Any]) -> Callable[..., Any]:
         """`model` as this variant runs it."""
-        if self.is_eager:
+        if self.backend is None:
             return model
         if self.by_child:
             assert isinstance(model, torch.nn.Module)
