@@ -12,7 +12,7 @@ from torch import nn
 import kp_dynamo
 from kp_dynamo.sharding.mesh import NamedMesh
 from kp_dynamo.sharding.placement import hlo_sharding, shard_shape
-from tests.sharding.registry import BOTH, DATA, check, compiled, small, spec, tokens
+from tests.sharding.registry import BOTH, DATA, check, compiled, slow_check, small, spec, tokens
 
 
 @check
@@ -49,7 +49,7 @@ def a_mesh_of_torch_xla() -> Any:
     return [spec(model[1].weight), spec(x), (y.detach().cpu() - small()(tokens()).detach()).abs().max().item()]
 
 
-@check
+@slow_check
 def sharded_again() -> Any:
     """Another sharding of the same model, after it was trained."""
     model, eager = kp_dynamo.shard(small(), DATA, "fsdp"), small()

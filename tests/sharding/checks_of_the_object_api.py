@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import kp_dynamo
-from tests.sharding.registry import check, compiled, small, spec, tokens
+from tests.sharding.registry import check, compiled, slow_check, small, spec, tokens
 
 
 @check
@@ -25,7 +25,7 @@ def models_of_the_object_api() -> Any:
     return found
 
 
-@check
+@slow_check
 def an_optimizer_of_the_object_api() -> Any:
     config = kp_dynamo.KernelPyTorchConfig()
     config.hardware.tpu.topology = "pod"

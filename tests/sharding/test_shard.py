@@ -93,8 +93,9 @@ def test_a_mesh_of_torch_xla_keeps_its_devices(answers):
     assert difference < CLOSE
 
 
-def test_a_model_is_divided_anew(answers):
-    before, *found, difference = answers["sharded_again"]
+@pytest.mark.slow
+def test_a_model_is_divided_anew():
+    before, *found, difference = asked("sharded_again")["sharded_again"]
     eighths = "{devices=[8,1]0,1,2,3,4,5,6,7}"
     columns = "{devices=[2,1,4]0,2,4,6,1,3,5,7 last_tile_dim_replicate}"
     assert [before, *found] == [eighths, eighths, columns, eighths, "{replicated}"]
@@ -168,8 +169,9 @@ def test_models_of_the_object_api_are_divided(answers):
     assert max(answer[2] for answer in found) < CLOSE
 
 
-def test_an_optimizer_of_the_object_api_divides_the_model(answers):
-    weight, difference = answers["an_optimizer_of_the_object_api"]
+@pytest.mark.slow
+def test_an_optimizer_of_the_object_api_divides_the_model():
+    weight, difference = asked("an_optimizer_of_the_object_api")["an_optimizer_of_the_object_api"]
     assert weight == "{devices=[8,1]0,1,2,3,4,5,6,7}"
     assert difference["gradients"] < 0.05  # of matmuls in bfloat16
 
