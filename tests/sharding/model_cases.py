@@ -187,6 +187,9 @@ MODELS: dict[str, Case] = {
     "llama": Case(partial(_decoder, "Llama"), _causal, _PAIRS),
     "llama_tied": Case(partial(_decoder, "Llama", tie_word_embeddings=True), _causal, {"both": _PAIRS["both"]}),
     "llama_grouped": Case(partial(_decoder, "Llama", num_key_value_heads=2), _causal, {"tensor": _PAIRS["tensor"]}),
+    "llama_cut": Case(  # each chip has half a head of the queries, and a quarter of the one of keys and values
+        partial(_decoder, "Llama", num_attention_heads=2, num_key_value_heads=1), _causal, {"tensor": (WIDE, "tensor")}
+    ),
     "gpt2": Case(
         _gpt2, _causal,
         {**_EACH, "tensor": (BOTH, _GPT2_TENSOR), "both": (WIDE, _GPT2_BOTH), "pairs": _PAIRS["both"]},
