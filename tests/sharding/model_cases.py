@@ -65,6 +65,11 @@ def _causal(step: int, rows: int = B) -> Batch:
     return {"input_ids": ids, "labels": ids}
 
 
+def _repeated(step: int, rows: int = B) -> Batch:
+    """The same batch in each step: the tokens of an expert are a size, and another one compiles dozens of programs."""
+    return _causal(0, rows)
+
+
 def _masked(step: int, rows: int = B) -> Batch:
     """One token in four is to be found; padding has no label."""
     ids, mask = _tokens(step, rows), _mask(step, rows)
@@ -204,7 +209,7 @@ MODELS: dict[str, Case] = {
         _t5, _pairs_of_sequences, _PAIRS,
         lambda batch: (batch["input_ids"], batch["attention_mask"], batch["labels"].clamp(min=0)),
     ),
-    "mixtral": Case(partial(_decoder, "Mixtral", num_local_experts=4), _causal, _PAIRS),
+    "mixtral": Case(partial(_decoder, "Mixtral", num_local_experts=4), _repeated, _PAIRS),
     "resnet18": Case(_Classifier, _images, {**_EACH, "both": (WIDE, _FILTERS)}, lr=1e-4),
 }  # fmt: skip
 

@@ -33,7 +33,6 @@ def _assert_like_eager(answer, *, is_divided=True):
 def _assert_like_one_device(answer, *, is_divided=True):
     _assert_like_eager(answer, is_divided=is_divided)
     assert answer["sgd"] < CLOSE
-    assert answer["programs"] == answer["programs_of_one"]
 
 
 @pytest.mark.parametrize("name", ["a_llama_by_data_and_matmuls", "a_masked_bert_by_parameters"])
@@ -50,16 +49,18 @@ def test_all_shardings_of_a_model_train_it_like_one_device(name):
     for how, (mesh, _) in MODELS[name].shardings.items():
         answer = answers[f"{name}_{how}"]
         _assert_like_one_device(answer, is_divided=how != "data")
-        # Where matmuls are divided, sums over features have another order too. Most seen: 1.7 and 16 (T5).
-        assert answer["adamw"] < answer["adamw_permuted"] * (32 if "model" in mesh else 3), how
-        # Mixtral's own code makes tensors whose sizes are the tokens of an expert: other ones in each step.
-        assert name == "mixtral" or not any(answer["compiled"][3:]), how
+        # Where matmuls are divided, sums over features have another order too. Most seen: 2.5 and 16 (T5).
+        assert answer["adamw"] < answer["adamw_permuted"] * (32 if "model" in mesh else 8), how
+        # Mixtral's own code makes tensors whose sizes are the tokens of an expert. A size that another sharding, or
+        # an earlier step, has met is not compiled again.
+        if name != "mixtral":
+            assert answer["programs"] == answer["programs_of_one"], how
+            assert not any(answer["compiled"][3:]), how
 
 
 @pytest.mark.slow
 def test_a_llama_in_blocks_is_trained_like_one_device():
-    answer = asked("llama_blocks")["llama_blocks"] | {"programs_of_one": None, "programs": None}
-    _assert_like_one_device(answer)
+    _assert_like_one_device(asked("llama_blocks")["llama_blocks"])
 
 
 @pytest.mark.slow
