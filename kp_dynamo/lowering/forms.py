@@ -35,6 +35,7 @@ from kp_dynamo.lowering.reduction_forms import REDUCTION_FORMS
 from kp_dynamo.lowering.scan_forms import SCAN_FORMS
 from kp_dynamo.lowering.scatter_forms import SCATTER_FORMS
 from kp_dynamo.lowering.search_forms import SEARCH_FORMS
+from kp_dynamo.lowering.sharded_convolutions import SHARDED_CONVOLUTIONS
 from kp_dynamo.lowering.sharded_forms import sharding_form
 from kp_dynamo.lowering.sharded_pads import SHARDED_PADS
 from kp_dynamo.lowering.sharded_scatters import SCATTERS, scattered
@@ -53,7 +54,7 @@ FORMS: dict[Any, Callable[..., Any]] = {
 
 # Under SPMD, these come before `FORMS`.
 SHARDED_FORMS: dict[Any, Callable[..., Any]] = {
-    **SHARDED_PADS, **SHARDED_LOOP_FORMS, torch.ops.kp.wait_for_all.default: copies,
+    **SHARDED_PADS, **SHARDED_LOOP_FORMS, **SHARDED_CONVOLUTIONS, torch.ops.kp.wait_for_all.default: copies,
 }  # fmt: skip
 
 

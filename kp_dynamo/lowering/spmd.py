@@ -183,8 +183,11 @@ def shard_batch(tensor: torch.Tensor, mesh_shape: Sequence[int], device_ids: Seq
     """`tensor`, with dimension 0 sharded along the first axis of a mesh from now on.
 
     `device_ids` are the devices of the mesh in row-major order; empty: 0, 1, 2 and so on. Tensors on the CPU, tensors
-    that the user sharded and 0-dim tensors are unchanged; without SPMD, all tensors are.
+    that the user sharded and 0-dim tensors are unchanged; without SPMD, all tensors are. So are the tensors of a
+    transform of torch.func, whose dimension 0 is not the caller's, and those with a tangent.
     """
+    if _is_transformed():
+        return tensor
     if torch.compiler.is_compiling():
         return torch.ops.kp.shard_batch(tensor, mesh_shape, device_ids)  # type: ignore[no-any-return]
     if tensor.device.type != "xla" or not tensor.dim() or not is_spmd():
@@ -193,6 +196,12 @@ def shard_batch(tensor: torch.Tensor, mesh_shape: Sequence[int], device_ids: Seq
         # Like the public `mark_sharding` of torch_xla 2.9, but without the DTensor subclass that it returns.
         xla.xlac()._xla_mark_sharding(tensor, batch_sharding(mesh_shape, tensor.dim(), device_ids))
     return tensor
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # Dynamo has guards for both
+def _is_transformed() -> bool:
+    """Whether a transform of torch.func or a level of forward-mode AD is active, also one that Dynamo is tracing."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def divided_like(tensor: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:

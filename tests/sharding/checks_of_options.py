@@ -190,3 +190,23 @@ def load_in_the_middle() -> Any:
         misplaced = sum(place != want for place, want in zip(placed + state, wanted + wanted, strict=True))
         answers.append([losses, misplaced])
     return answers
+
+
+@slow_check
+def a_compiled_optimizer_whose_state_was_loaded() -> Any:
+    """The state, before and after a step, that does not lie as its parameter."""
+    folder, states = file_of_a_checkpoint(), []
+    for is_loaded in (False, True):
+        torch._dynamo.reset()
+        model, run, mesh = llama("fsdp")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True, capturable=True)
+        if is_loaded:
+            kp_dynamo.load_checkpoint(folder, model, optimizer)
+            states.append([placed_as(optimizer.state[p]["exp_avg"]) for p in model.parameters()])
+        step = torch.compile(optimizer.step, backend="kp_tpu", options={"precision": "float32"})
+        run(**kp_dynamo.shard_batch(MODELS["llama"].batch(0), mesh)).loss.backward()
+        step()
+        kp_dynamo.save_checkpoint(folder, model, optimizer, step=1)
+    states.append([placed_as(optimizer.state[p]["exp_avg"]) for p in model.parameters()])
+    wanted = [placed_as(p) for p in model.parameters()]
+    return [sum(place != want for place, want in zip(found, wanted, strict=True)) for found in states]

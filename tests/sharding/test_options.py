@@ -69,3 +69,8 @@ def test_a_checkpoint_of_one_device_continues_on_eight(tmp_path):
     for losses, misplaced in asked("load_in_the_middle", KP_TEST_CHECKPOINT=str(path))["load_in_the_middle"]:
         assert losses == pytest.approx(expected, rel=CLOSE)
         assert misplaced == 0
+
+
+def test_a_state_that_is_loaded_lies_as_its_parameter(tmp_path):
+    name = "a_compiled_optimizer_whose_state_was_loaded"
+    assert asked(name, KP_TEST_CHECKPOINT=str(tmp_path / "llama"))[name] == [0, 0]

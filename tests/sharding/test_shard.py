@@ -177,6 +177,14 @@ def test_an_optimizer_of_the_object_api_divides_the_model():
     assert difference["gradients"] < 0.05  # of matmuls in bfloat16
 
 
+def test_grouped_convolutions_on_meshes_of_several_axes(answers):
+    assert max(answers["grouped_convolutions"].values()) < CLOSE
+
+
+def test_transforms_of_a_divided_model(answers):
+    assert max(max(pair) for pair in answers["transforms"].values()) < CLOSE
+
+
 def test_batch_norm_sees_the_whole_batch(answers):
     results, statistics, shardings = answers["batch_norm"]
     assert max(results, statistics) < CLOSE

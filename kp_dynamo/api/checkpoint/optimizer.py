@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -48,24 +49,33 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any], undo: contextl
     undo.callback(setattr, optimizer, "param_groups", optimizer.param_groups)
     try:
         optimizer.load_state_dict(state)
-        _keep_dtypes(optimizer, state)
+        _restore(optimizer, state)
     except Exception as cause:
         raise TPUCheckpointError(
             f"{type(optimizer).__name__} rejects its state: {cause}. Nothing was changed."
         ) from cause
 
 
-def _keep_dtypes(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Restore saved dtypes: torch casts state to the parameter's dtype, so float32 moments may become bfloat16."""
+def _restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Restore saved dtypes, and divide each state over the devices as its parameter.
+
+    torch casts state to the parameter's dtype, so float32 moments may become bfloat16, and sends it to the device
+    whole.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = [n for group in saved["param_groups"] for n in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
         if parameter in optimizer.state:
-            state = optimizer.state[parameter]
-            optimizer.state[parameter] = pytree.tree_map(_in_saved_dtype, state, saved["state"].get(number, {}))
+            state, restored = optimizer.state[parameter], partial(_restored, parameter)
+            optimizer.state[parameter] = pytree.tree_map(restored, state, saved["state"].get(number, {}))
 
 
-def _in_saved_dtype(own: Any, saved: Any) -> Any:
+def _restored(parameter: torch.Tensor, own: Any, saved: Any) -> Any:
     if not isinstance(saved, torch.Tensor):
         return saved  # torch turns a string into a generator
+    if parameter.device.type == "xla" and own.device == parameter.device and own.shape == parameter.shape:
+        from kp_dynamo.lowering import pending, spmd  # loading on the CPU needs no torch_xla
+
+        pending.run_pending([parameter])
+        return spmd.divided_like(parameter, saved.to(own.device))
     return saved.to(own.device) if own.dtype != saved.dtype else own
