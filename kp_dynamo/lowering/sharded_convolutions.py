@@ -52,8 +52,7 @@ def _by_rows(x: Tensor) -> Tensor:
     count = xla.num_devices()
     if x.shape[0] % count:
         return _whole(x)
-    meshes = named_meshes()
-    mesh = meshes[0] if meshes else None
+    mesh = next(iter(named_meshes()), None)
     ordered = mesh.beginning_with(DATA) if mesh is not None and mesh.has(DATA) else mesh
     device_ids = () if ordered is None else ordered.device_ids
     return spmd.annotated(x, spmd.batch_sharding((count,), x.dim(), device_ids))

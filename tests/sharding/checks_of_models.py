@@ -7,10 +7,12 @@ from typing import Any
 
 from tests.sharding.like_one_device import against_eager, against_one_device
 from tests.sharding.model_cases import MODELS
-from tests.sharding.registry import SLOW, check
+from tests.sharding.registry import CHECKS, check
 
-SLOW |= {f"{name}_{how}": partial(against_one_device, name, how) for name in MODELS for how in MODELS[name].shardings}
-SLOW["llama_blocks"] = partial(against_one_device, "llama", "both", blocks="on")
+CHECKS.slow |= {
+    f"{name}_{how}": partial(against_one_device, name, how) for name in MODELS for how in MODELS[name].shardings
+}
+CHECKS.slow["llama_blocks"] = partial(against_one_device, "llama", "both", blocks="on")
 
 
 @check

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,20 +9,11 @@ import torch_xla
 from torch import nn
 
 from kp_dynamo.compat import xla
+from tests.worker_checks import Checks
 
-CHECKS: dict[str, Callable[[], Any]] = {}
-SLOW: dict[str, Callable[[], Any]] = {}
+CHECKS = Checks()
+check, slow_check = CHECKS.check, CHECKS.slow_check
 DATA, BOTH = {"data": 8}, {"data": 4, "model": 2}
-
-
-def check(function: Callable[[], Any]) -> Callable[[], Any]:
-    CHECKS[function.__name__] = function
-    return function
-
-
-def slow_check(function: Callable[[], Any]) -> Callable[[], Any]:
-    SLOW[function.__name__] = function
-    return function
 
 
 def spec(tensor: torch.Tensor) -> str:

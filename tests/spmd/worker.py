@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,20 +38,11 @@ from kp_dynamo.api.batch_hook import BatchMesh
 from kp_dynamo.compat import xla
 from kp_dynamo.telemetry import snapshot
 from tests.cross_entropies import fuse_small_heads
+from tests.worker_checks import Checks
 
 STEPS = 20
-CHECKS: dict[str, Callable[[], Any]] = {}
-SLOW: dict[str, Callable[[], Any]] = {}
-
-
-def check(function: Callable[[], Any]) -> Callable[[], Any]:
-    CHECKS[function.__name__] = function
-    return function
-
-
-def slow_check(function: Callable[[], Any]) -> Callable[[], Any]:
-    SLOW[function.__name__] = function
-    return function
+CHECKS = Checks()
+check, slow_check = CHECKS.check, CHECKS.slow_check
 
 
 def devices() -> XLADistributedTraining:
@@ -766,16 +756,6 @@ def programs_that_were_let_go() -> Any:
     return found
 
 
-def answer(function: Callable[[], Any]) -> Any:
-    torch._dynamo.reset()
-    try:
-        return function()
-    except Exception as error:  # noqa: BLE001
-        return f"{type(error).__name__}: {error}"
-
-
 if __name__ == "__main__":
     create_xla_integration(TPUConfig(topology="pod"))
-    for name in sys.argv[1:] or CHECKS:
-        sys.stdout.write(json.dumps({name: answer((CHECKS | SLOW)[name])}) + "\n")
-        sys.stdout.flush()
+    CHECKS.run(sys.argv[1:])
