@@ -65,10 +65,14 @@ class WorkerProcess:
         self.started: Future[dict[str, Any]] = Future()
         self._jobs = jobs
         self._stderr = (folder / "stderr").open("w+")
+        environment = _environment(str(folder))
+        if python != sys.executable:
+            # torch_xla sets it to the libtpu of this environment, which jax would load instead of its own.
+            environment.pop("TPU_LIBRARY_PATH", None)
         self._process = subprocess.Popen(
             [python, "-P", str(_WORKER), *target],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, bufsize=1,
-            env=_environment(str(folder)),
+            env=environment,
         )  # fmt: skip
         # A thread waits for the answers, because a read has no timeout.
         self._thread = threading.Thread(target=self._serve, daemon=True)

@@ -153,6 +153,17 @@ def test_v7_says_what_to_install(monkeypatch):
         kp_dynamo.aot_compile(nn.Linear(8, 8), ROW, target="v7")
 
 
+def test_v7_loads_its_own_libtpu(monkeypatch, tmp_path):
+    """torch_xla sets TPU_LIBRARY_PATH in this process, to a libtpu that does not know a v7."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "{\\"failed\\": \\"library ${TPU_LIBRARY_PATH-unset}\\"}"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("KP_TPU_V7_PYTHON", str(python))
+    monkeypatch.setenv("TPU_LIBRARY_PATH", "/of/another/environment.so")
+    with pytest.raises(TPUNotAvailableError, match="library unset"):
+        kp_dynamo.aot_compile(nn.Linear(8, 8), ROW, target="v7")
+
+
 def test_a_worker_that_dies_is_an_error_with_its_last_words(monkeypatch, tmp_path):
     worker = tmp_path / "worker.py"
     worker.write_text("import sys; sys.exit('my last words')")
