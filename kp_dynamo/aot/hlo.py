@@ -20,7 +20,7 @@ _ARRAY = re.compile(r"\b(pred|token|[subfc]\w*?\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
 # libtpu 0.0.21 writes broken estimates: a negative number as one of 64 bits without a sign, and 2**63 - 1.
 _MOST_CYCLES = (1 << 63) - 1
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_DECLARED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
+_DECLARED = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _INTEGER = re.compile(r"-?\d+")
 _OP_NAME = re.compile(r'metadata=\{op_name="([^"]*)"')
@@ -115,8 +115,8 @@ class Instruction:
         return found[1] if found else ""
 
     def called(self, role: str) -> str:
-        """The computation in a role ("calls", "body", "to_apply"), or ""."""
-        found = re.search(rf"\b{role}=%?([\w.\-]+)", self.attributes)
+        """The computation in a role ("calls", "body", "to_apply"), or ""; the first one of a list in braces."""
+        found = re.search(rf"\b{role}=\{{?%?([\w.\-]+)", self.attributes)
         return found[1] if found else ""
 
     def attribute(self, name: str) -> str:

@@ -1,7 +1,8 @@
-"""Division of Pallas kernels, which XLA cannot divide, among the chips of a slice.
+"""Division of Pallas kernels, which XLA cannot divide, among the devices of a slice.
 
-Each kernel works on the part of its operands that a chip has, between the custom calls by which XLA turns a whole array
-into the part of a chip and back. `worker.py` loads this file, in an environment that may have no torch and no package.
+Each kernel works on the part of its operands that a device has, between the custom calls by which XLA turns a whole
+array into the part of a device and back. `worker.py` loads this file, in an environment that may have no torch and no
+package.
 """
 
 from __future__ import annotations
@@ -27,18 +28,23 @@ def divide_kernels(kernels: list[Any], sharding: str, batch: int, rows: int, col
     for kernel in kernels:
         with kernel.context, kernel.location, ir.InsertionPoint(kernel):
             operands = [parts.of(operand) for operand in kernel.operands]
-            attributes = {named.name: named.attr for named in kernel.attributes}
+            attributes = {name: kernel.attributes[name] for name in _names(kernel.attributes)}
             types = [parts.type_of(result.type) for result in kernel.results]
             own = ir.Operation.create(kernel.name, types, operands, attributes).results[0]
             for whole, part in _results(kernel.results[0], own):
                 whole.replace_all_uses_with(parts.joined(part, whole.type))
 
 
+def _names(attributes: Any) -> list[str]:
+    """The names of the attributes of an operation, over which jaxlib 0.10 iterates, and 0.7 over names with values."""
+    return [found if isinstance(found, str) else found.name for found in attributes]
+
+
 def _results(whole: Any, own: Any) -> list[tuple[Any, Any]]:
     """Each result of a kernel, with that of the kernel that takes its place. Several results are a tuple."""
     from jaxlib.mlir import ir
 
-    if not ir.TupleType.isinstance(whole.type):
+    if not isinstance(whole.type, ir.TupleType):
         return [(whole, own)]
     readers = [use.owner for use in whole.uses]
     types = ir.TupleType(own.type)
@@ -75,7 +81,7 @@ class _Parts:
         """The type of the part of a chip; of several results, a tuple."""
         from jaxlib.mlir import ir
 
-        if ir.TupleType.isinstance(whole):
+        if isinstance(whole, ir.TupleType):
             types = ir.TupleType(whole)
             return ir.TupleType.get_tuple([self.type_of(types.get_type(i)) for i in range(types.num_types)])
         one, number, *rest = ir.RankedTensorType(whole).shape

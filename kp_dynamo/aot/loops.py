@@ -50,10 +50,7 @@ def _start(module: Module, computation: str, loop: Instruction, position: int) -
     values = around[loop.operands[0]]
     if values.opcode != "tuple":
         return None
-    value = around[values.operands[position]]
-    while value.opcode in _COPIES:
-        value = around[value.operands[0]]
-    return value.constant
+    return _original(around, values.operands[position]).constant
 
 
 def _step(module: Module, body_name: str, position: int) -> int | None:
@@ -62,15 +59,22 @@ def _step(module: Module, body_name: str, position: int) -> int | None:
     root = next((i for i in body.values() if i.is_root), None)
     if root is None or root.opcode != "tuple":
         return None
-    added = body[root.operands[position]]
+    added = _original(body, root.operands[position])
     if added.opcode != "add":
         return None
-    parts = [body[name] for name in added.operands]
+    parts = [_original(body, name) for name in added.operands]
     constants = [part.constant for part in parts if part.constant is not None]
     counters = [
         part for part in parts if part.opcode == "get-tuple-element" and part.attribute("index") == str(position)
     ]
     return constants[0] if len(constants) == len(counters) == 1 else None
+
+
+def _original(body: dict[str, Instruction], name: str) -> Instruction:
+    """The instruction whose result a value is, perhaps through copies: libtpu 0.0.51 copies counters."""
+    while body[name].opcode in _COPIES:
+        name = body[name].operands[0]
+    return body[name]
 
 
 def _by_name(module: Module, computation: str) -> dict[str, Instruction]:

@@ -91,13 +91,15 @@ def test_the_model_uses_cycles_for_matmuls_and_bytes_otherwise():
     assert cost.modelled_s == max(sum(op.total_seconds for op in cost.ops), traffic)
 
 
-def test_a_custom_call_takes_its_roofline():
+@pytest.mark.parametrize("before", ["", '"bytes_accessed":"4096",'])  # libtpu 0.0.21, and 0.0.51
+def test_a_custom_call_takes_its_roofline(before):
     by_bytes = (2 * 512 * 128 * 4 + 4) / V5E.hbm_bytes_per_s  # the loop counts in an integer
     (silent,) = (op for op in cost_of(Module(PROGRAM), V5E).ops if op.is_opaque)
     assert (silent.flops, silent.seconds) == (None, by_bytes)
     for flops, seconds in ((1, by_bytes), (10**12, 10**12 / V5E.bf16_flops)):
         declared = (
-            f'"tpu_custom_call", backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"{flops}"}}}}}}'
+            '"tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":'
+            f'{{{before}"flops":"{flops}"}}}}}}'
         )
         cost = cost_of(Module(PROGRAM.replace('"tpu_custom_call"', declared)), V5E)
         (call,) = (op for op in cost.ops if op.is_opaque)

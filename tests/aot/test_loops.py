@@ -19,6 +19,8 @@ HloModule IrToHlo.9, is_scheduled=true
   %get-tuple-element.1 = s32[]{:T(128)} get-tuple-element(%s), index=0
   %get-tuple-element.2 = f32[8]{0:T(128)} get-tuple-element(%s), index=1
   %negate.1 = f32[8]{0:T(128)} negate(%get-tuple-element.2)
+  %copy.2 = s32[]{:T(128)S(6)} copy(%get-tuple-element.1)
+  %copy.3 = s32[]{:T(128)S(6)} copy(%constant.1)
   %add.1 = s32[]{:T(128)} add(%get-tuple-element.1, %constant.1)
   ROOT %tuple.1 = (s32[]{:T(128)}, f32[8]{0:T(128)}) tuple(%add.1, %negate.1)
 }
@@ -52,6 +54,8 @@ ENTRY %main.9 (a: f32[8]) -> f32[8] {
         (("constant(1)", "constant(-1)"), None),
         (("add(%get-tuple-element.1, %constant.1)", "add(%get-tuple-element.1, %get-tuple-element.1)"), None),
         (("add(%get-tuple-element.1,", "multiply(%get-tuple-element.1,"), None),
+        (("add(%get-tuple-element.1, %constant.1)", "add(%copy.2, %copy.3)"), 256),  # copies of them, as on v7
+        (("add(%get-tuple-element.1, %constant.1)", "add(%copy.2, %copy.2)"), None),
         (("tuple(%copy.1, %a)", "tuple(%a, %a)"), None),
         (("while(%tuple.2)", "while(%a)"), None),
         (("condition=%condition", "condition=%other"), None),
