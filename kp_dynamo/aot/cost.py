@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kp_dynamo.aot.calibration import GATHER_S_PER_ROW, VMEM_BYTES_PER_S
-from kp_dynamo.aot.collectives import is_communication, is_end
+from kp_dynamo.aot.collectives import first_of_chain, is_communication, is_end, offloaded
 from kp_dynamo.aot.hlo import Instruction, Module
 from kp_dynamo.aot.loops import trips_of
 from kp_dynamo.aot.traffic import Traffic
@@ -122,6 +122,9 @@ class _Walk:
         yield from self.through(loop.called("body"), times * (1 if trips is None else trips))
 
     def _op(self, op: Instruction, traffic: Traffic, times: int) -> OpCost:
+        if (inner := self._offloaded(op, traffic)) is not None:
+            moved = op.shape.hbm_bytes + inner if op.opcode == "async-done" else 0
+            return OpCost(op.name, "collective", times, None, 0.0, moved, self._op_names(op))
         if _ASYNC.fullmatch(op.opcode):
             moved = max(op.shape.hbm_bytes, op.shape.vmem_bytes) if op.opcode.endswith("-done") else 0
             return OpCost(op.name, "copy", times, None, 0.0, moved, self._op_names(op))
@@ -136,6 +139,15 @@ class _Walk:
             hbm = 2 * op.shape.num_bytes
         seconds = self._seconds(op, kind, hbm, vmem)
         return OpCost(op.name, kind, times, op.cycles, seconds, hbm, self._op_names(op), op.declared_flops)
+
+    def _offloaded(self, op: Instruction, traffic: Traffic) -> int | None:
+        """Bytes that a collective of the SparseCores reads; None for any other instruction."""
+        found = offloaded(self.module, first_of_chain(op, traffic.body)) if op.opcode.startswith("async-") else None
+        if found is None:
+            return None
+        inner, body = found
+        shapes = {i.name: i.shape for i in body}
+        return sum(shapes[name].hbm_bytes for name in inner.operands if name in shapes)
 
     def _seconds(self, op: Instruction, kind: Kind, hbm: int, vmem: int) -> float:
         by_hbm = hbm / self.chip.hbm_bytes_per_s
