@@ -1,7 +1,7 @@
 """Hardware figures of each TPU generation in one table, each figure with its source.
 
-Figures are per chip: a torch_xla device on v5e and v6e, the two cores together on the others.
-GB is 1e9 bytes, GiB is 2**30.
+Figures in `CHIPS` are per chip: the two cores together, on chips with two. A program runs on a device: a chip, but on
+v7 half a chip. `DEVICES` has the figures of a device. GB is 1e9 bytes, GiB is 2**30.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Chip:
         int8_ops: Peak int8 operations a second, or None.
         fp8_flops: Peak float8 operations a second, or None.
         num_cores: TensorCores.
+        num_devices: Devices of JAX and torch_xla, each with its share of the memory and of the cores.
         num_mxus: Matrix units (MXUs) per core.
         mxu_size: Rows and columns of a matrix unit.
         vmem_bytes: Vector memory per core.
@@ -59,6 +60,7 @@ class Chip:
     ici_bytes_per_s: float | None
     clock_hz: float
     usd_per_hour: float
+    num_devices: int = 1
     sources: dict[str, str] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
 
@@ -66,6 +68,33 @@ class Chip:
         """The same chip with the user's own memory size, in GB."""
         sources = {**self.sources, "hbm_bytes": "the user's configuration"}
         return replace(self, hbm_bytes=memory_gb * GB, sources=sources)
+
+    @property
+    def device_word(self) -> str:
+        """What a report calls one device: "chip", or "device" if a chip has several."""
+        return "chip" if self.num_devices == 1 else "device"
+
+    def device_text(self, article: str = "one") -> str:
+        """One device in words: "one v5e", "half a v7"."""
+        return f"{article} {self.name}" if self.num_devices == 1 else f"half a {self.name}"
+
+    def of_a_device(self) -> Chip:
+        """The share of one device in the chip's memory, cores, links and price."""
+        parts = self.num_devices
+        if parts == 1:
+            return self
+        return replace(
+            self,
+            hbm_bytes=self.hbm_bytes / parts,
+            hbm_bytes_per_s=self.hbm_bytes_per_s / parts,
+            bf16_flops=self.bf16_flops / parts,
+            int8_ops=None if self.int8_ops is None else self.int8_ops / parts,
+            fp8_flops=None if self.fp8_flops is None else self.fp8_flops / parts,
+            num_cores=self.num_cores // parts,
+            ici_bytes_per_s=None if self.ici_bytes_per_s is None else self.ici_bytes_per_s / parts,
+            usd_per_hour=self.usd_per_hour / parts,
+            num_devices=1,
+        )
 
     def tiled_shape(self, shape: Sequence[int], element_bytes: int) -> tuple[int, ...]:
         """`shape` with its last two sizes padded to the chip's tiles.
@@ -89,6 +118,7 @@ def _sources(**others: str) -> dict[str, str]:
     """The usual source of each field, overridden by `others`."""
     usual = {
         **dict.fromkeys(("hbm_bytes", "hbm_bytes_per_s", "bf16_flops", "int8_ops", "ici_bytes_per_s"), GOOGLE),
+        "num_devices": GOOGLE,
         **dict.fromkeys(("num_cores", "num_mxus", "mxu_size", "vmem_bytes", "fp8_flops"), JAX),
         "clock_hz": SCALING_BOOK,
         "usd_per_hour": PRICES,
@@ -126,8 +156,9 @@ CHIPS: dict[str, Chip] = {
         Chip(
             name="v7", hbm_bytes=192 * GIB, hbm_bytes_per_s=7380e9, bf16_flops=2307e12, int8_ops=None,
             fp8_flops=4614e12, num_cores=2, num_mxus=2, mxu_size=256, vmem_bytes=64 * 2**20, ici_bytes_per_s=1200e9,
-            clock_hz=2.2e9, usd_per_hour=12.00, sources=_sources(),
+            clock_hz=2.2e9, usd_per_hour=12.00, num_devices=2, sources=_sources(),
             notes=(
+                "A chip is two devices. Each has half of the memory, of its bandwidth and of the peak.",
                 "Memory is 192 GiB by the vendor and by JAX; a guide that says 128 GB is not followed.",
                 "The clock fits the peak only with four matrix units a core, where the documents say two.",
             ),
@@ -135,13 +166,16 @@ CHIPS: dict[str, Chip] = {
     )
 }  # fmt: skip
 
+DEVICES: dict[str, Chip] = {name: chip.of_a_device() for name, chip in CHIPS.items()}
+"""The figures of one device of each generation; on all except v7, those of the chip."""
+
 
 @dataclass(frozen=True)
 class Spread:
     """The chips that share the work of one program. Its graph has the sizes of all chips together.
 
     Attributes:
-        num_chips: How many.
+        num_chips: How many; on v7, how many devices.
         batch_parts: Among how many of them the batch is divided.
     """
 

@@ -25,6 +25,7 @@ from kp_dynamo.exceptions import (
     XLACompilationTimeoutError,
 )
 from kp_dynamo.graph.least_memory import remedies
+from kp_dynamo.hardware import CHIPS
 
 _INSTALL = 'Install the TPU compiler with pip install "kp_dynamo[tpu]".'
 _NARROWER = (
@@ -66,7 +67,7 @@ class Compiled:
 
 
 class TpuCompiler:
-    """Compiles for one chip of a generation or for a slice, in worker processes that start in the background.
+    """Compiles for one device of a generation or for a slice, in worker processes that start in the background.
 
     The first worker starts at once. Another one starts when a program is submitted while all are busy, if this process
     may use another core and memory is free. libtpu itself uses one to two cores for a program.
@@ -77,7 +78,7 @@ class TpuCompiler:
         target: "v4", "v5e", "v5p", "v6e" or "v7".
         deadline: `time.monotonic()` at which compiling is aborted, or None.
         checkpoint: The option of the programs, so that no error advises what is on.
-        shape: The shape of the slice, such as "4x4"; "" for one chip.
+        shape: The shape of the slice, such as "4x4"; "" for one device.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class TpuCompiler:
             raise TPUNotAvailableError(f"the TPU compiler for target={self.target} cannot start: {problem}. {advice}")
         if _NO_ROOM.search(problem):
             raise TPUOutOfMemoryError(
-                f"the program does not fit the memory of a {self.target}. {_short(problem)} "
+                f"the program does not fit the memory of {CHIPS[self.target].device_text('a')}. {_short(problem)} "
                 f"{remedies(self._checkpoint)}"
             )
         advice = _NARROWER if "Mosaic failed" in problem and "Bad lhs type" in problem else ""

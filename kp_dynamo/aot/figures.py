@@ -12,7 +12,7 @@ from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.aot.slice_report import CollectiveReport, SliceReport, added_up
 from kp_dynamo.explanation.graph_reports import FallbackReport, PassOnGraph
 from kp_dynamo.explanation.subject import Subject
-from kp_dynamo.hardware import CHIPS
+from kp_dynamo.hardware import CHIPS, DEVICES
 
 DISCLAIMER = "All times are estimates of the TPU compiler, or modelled on them: no chip ran this program or was timed."
 
@@ -21,7 +21,8 @@ DISCLAIMER = "All times are estimates of the TPU compiler, or modelled on them: 
 class AotFigures:
     """The figures of a model compiled for a TPU generation, as frozen values; its properties are derived from them.
 
-    On several chips, times, memory and work are those of one chip; tokens and prices are those of all.
+    On several chips, times, memory and work are those of one chip; tokens and prices are those of all. On v7, they are
+    those of one device, which is half a chip.
 
     Attributes:
         target: The generation.
@@ -72,8 +73,18 @@ class AotFigures:
 
     @property
     def num_chips(self) -> int:
-        """Chips that a step runs on."""
+        """Chips that a step runs on; a step on half a v7 has one, too."""
         return 1 if self.slice is None else self.slice.num_chips
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that a step runs on: chips, and on v7 the two halves of each."""
+        return 1 if self.slice is None else self.slice.num_chips * CHIPS[self.target].num_devices
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of an hour of what a step runs on; for half a v7, half the price of a chip."""
+        return DEVICES[self.target].usd_per_hour * self.num_devices
 
     @property
     def collectives(self) -> tuple[CollectiveReport, ...]:
@@ -207,7 +218,7 @@ class AotFigures:
     @property
     def usd_per_million_steps(self) -> float:
         """Price of a million steps at the hourly price of the chips and the time of a step."""
-        return CHIPS[self.target].usd_per_hour * self.num_chips * self.step_ms * 1e6 / 3.6e6
+        return self.usd_per_hour * self.step_ms * 1e6 / 3.6e6
 
     @property
     def usd_per_million_tokens(self) -> float | None:

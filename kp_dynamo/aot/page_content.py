@@ -18,7 +18,7 @@ from kp_dynamo.aot.slice_text import where_text
 from kp_dynamo.explanation.page_content import layers_sentence, versions_parts
 from kp_dynamo.explanation.page_passes import passes_section
 from kp_dynamo.explanation.page_stages import stages_section
-from kp_dynamo.hardware import CHIPS
+from kp_dynamo.hardware import CHIPS, DEVICES
 from kp_dynamo.page.content import Figure, Lines, Page, Section, Table, Verbatim
 from kp_dynamo.page.units import part_text, short_price, size_text, time_text
 
@@ -58,7 +58,8 @@ def _step(report: AotFigures) -> str:
 
 def _headline(report: AotFigures) -> str:
     """ "A training step takes 13.3 ms on one v5e, 52% of its peak; 1.9 of 13.4 GiB; USD 2.16 a billion tokens."."""
-    where = f"one {report.target}" if report.slice is None else f"{report.num_chips} {report.target}"
+    one = CHIPS[report.target].device_text()
+    where = one if report.slice is None else f"{report.num_chips} {report.target}"
     takes = f"{_step(report)} takes {time_text(report.step_ms)} on {where}, {report.mfu:.0%} of its peak"
     memory = part_text(report.step_peak_bytes, report.memory_budget_bytes)
     held = memory if report.fits else f"it does NOT fit: {memory}"
@@ -72,17 +73,17 @@ def _price(report: AotFigures) -> str:
 
 
 def _figures(report: AotFigures) -> tuple[Figure, ...]:
-    chip = CHIPS[report.target]
+    device, word = DEVICES[report.target], CHIPS[report.target].device_word
     memory = report.step_peak_bytes / report.memory_budget_bytes if report.memory_budget_bytes else None
-    hour = f"{chip.usd_per_hour * report.num_chips:.2f} USD an hour"
+    hour = f"{report.usd_per_hour:.2f} USD an hour"
     least = max(report.flops_floor_ms, report.bytes_floor_ms)
     tokens = () if report.tokens_per_s is None else (Figure("Tokens a second", f"{report.tokens_per_s:,.0f}"),)
     return (
         Figure("Time of a step", time_text(report.step_ms), f"at least {time_text(least)}{_by_cycles(report)}"),
         Figure(
-            "Of the chip's peak",
+            f"Of the {word}'s peak",
             f"{report.mfu:.0%}",
-            f"of {chip.bf16_flops / 1e12:.0f} TFLOP/s{_recomputing(report)}",
+            f"of {device.bf16_flops / 1e12:.0f} TFLOP/s{_recomputing(report)}",
             report.mfu,
         ),
         Figure("Peak memory", size_text(report.step_peak_bytes), f"of {size_text(report.memory_budget_bytes)}", memory),

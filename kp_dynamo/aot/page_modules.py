@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kp_dynamo.aot.figures import AotFigures
 from kp_dynamo.aot.module_times import of_all_layers
-from kp_dynamo.hardware import CHIPS
+from kp_dynamo.hardware import DEVICES
 from kp_dynamo.page.content import Section, Tree
 from kp_dynamo.page.limits import ModuleRow, limits_sentence
 from kp_dynamo.page.module_tree import CAPTION, HEAD, module_branches
@@ -28,7 +28,7 @@ def what_limits(report: AotFigures) -> str:
     """What limits the step, in a sentence: by module, or by program for a report of an earlier version."""
     if rows := _module_rows(report):
         return limits_sentence([*rows, _waiting(report)])
-    bandwidth = CHIPS[report.target].hbm_bytes_per_s
+    bandwidth = DEVICES[report.target].hbm_bytes_per_s
     programs = [
         ModuleRow(p.name, "", *(p.runs * ms for ms in (p.modelled_ms, p.flops_floor_ms(report.target), memory_ms)))
         for p in report.programs

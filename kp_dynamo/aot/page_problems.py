@@ -9,6 +9,7 @@ from kp_dynamo.aot.report_text import which_to_believe
 from kp_dynamo.explanation.page_problems import fallback_problems, refusal_problems
 from kp_dynamo.explanation.text_layout import counted, first_of
 from kp_dynamo.graph.places import short_line
+from kp_dynamo.hardware import CHIPS
 from kp_dynamo.page.content import Problem
 from kp_dynamo.page.units import part_text, time_text
 
@@ -31,7 +32,7 @@ def problems_of(report: AotFigures) -> Iterator[Problem]:
 def _memory(report: AotFigures) -> Iterator[Problem]:
     if not report.fits:
         needs = part_text(report.step_peak_bytes, report.memory_budget_bytes)
-        what = f"The step does not fit a {report.target}: its peak is {needs} that it may use."
+        what = f"The step does not fit {CHIPS[report.target].device_text('a')}: its peak is {needs} that it may use."
         yield Problem("stop", what, cure=_SMALLER_STEP if report.train else _SMALLER)
 
 
@@ -53,14 +54,15 @@ def _fallbacks(report: AotFigures) -> Iterator[Problem]:
 def _chips(report: AotFigures) -> Iterator[Problem]:
     if report.slice is None:
         return
+    device = CHIPS[report.target].device_word
     share = report.exposed_ms / report.step_ms if report.step_ms else 0.0
     if share > _LONG_WAIT:
         [longest, *_] = sorted(report.collectives, key=lambda row: -row.exposed_ms)
-        what = f"Each chip waits {time_text(report.exposed_ms)} of a step for its links, {share:.0%} of it."
+        what = f"Each {device} waits {time_text(report.exposed_ms)} of a step for its links, {share:.0%} of it."
         where = f"{longest.kind} along {longest.axes}: {time_text(longest.exposed_ms)}"
         yield Problem("slow", what, where, cure="another mesh or sharding, or a larger batch; docs/sharding.md.")
     if report.slice.whole:
-        what = f"Whole on every chip, and larger than 64 MiB: {counted(len(report.slice.whole), 'tensor')}."
+        what = f"Whole on every {device}, and larger than 64 MiB: {counted(len(report.slice.whole), 'tensor')}."
         details = "\n".join(first_of(report.slice.whole, _NUM_LISTED))
         yield Problem("slow", what, cure="name an axis for it in the sharding; docs/sharding.md.", details=details)
 

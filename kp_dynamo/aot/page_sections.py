@@ -9,7 +9,7 @@ from kp_dynamo.aot.figures import AotFigures
 from kp_dynamo.aot.operation_text import dearest, origin_lines
 from kp_dynamo.aot.program_report import ProgramReport
 from kp_dynamo.explanation.text_layout import counted
-from kp_dynamo.hardware import CHIPS
+from kp_dynamo.hardware import CHIPS, DEVICES
 from kp_dynamo.page.content import Cell, Lines, Picture, Section, Share, Table
 from kp_dynamo.page.pictures import MAX_ROWS, Run, bars, left_out, timeline
 from kp_dynamo.page.roofline import MAX_LABELS, Point, roofline
@@ -82,7 +82,7 @@ def _share(report: AotFigures, ms: float) -> Share:
 
 def roofline_section(report: AotFigures) -> Section:
     """Work per byte against speed."""
-    chip, points = CHIPS[report.target], list(_points(report))
+    device, points = DEVICES[report.target], list(_points(report))
     if not points:
         return Section("roofline", "Roofline", ())
     caption = (
@@ -91,7 +91,7 @@ def roofline_section(report: AotFigures) -> Section:
     )
     if len(points) > MAX_LABELS:
         caption += f" The {MAX_LABELS} of {len(points)} that take most of the step have names."
-    drawn = roofline(points, chip.bf16_flops, chip.hbm_bytes_per_s)
+    drawn = roofline(points, device.bf16_flops, device.hbm_bytes_per_s)
     return Section("roofline", "Roofline", (Picture(drawn, caption),))
 
 
@@ -102,7 +102,7 @@ def _points(report: AotFigures) -> Iterator[Point]:
 
 
 def links_section(report: AotFigures) -> Section:
-    """The communication of one chip; nothing on one chip."""
+    """The communication of one device; nothing without a slice."""
     if report.slice is None:
         return Section("links", "Links", ())
     rows = tuple(
@@ -117,5 +117,6 @@ def links_section(report: AotFigures) -> Section:
     )
     table = Table(("collective", "count", "bytes", "on the links", "waits"), rows)
     share = report.exposed_ms / report.step_ms if report.step_ms else 0.0
-    summary = f"A chip waits {time_text(report.exposed_ms)} of a step for its links, {share:.0%}; the rest overlaps."
+    word = CHIPS[report.target].device_word
+    summary = f"A {word} waits {time_text(report.exposed_ms)} of a step for its links, {share:.0%}; the rest overlaps."
     return Section("links", "Communication", (table,) if rows else (Lines(("None.",)),), summary)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kp_dynamo.aot.peak_bytes import peak_bytes
 from kp_dynamo.aot.slice_report import CollectiveReport
-from kp_dynamo.hardware import CHIPS
+from kp_dynamo.hardware import DEVICES
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ModuleTime:
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """One program compiled by the TPU compiler. Sizes are padded to the chip's tiles; figures are those of one chip.
+    """One program compiled by the TPU compiler. Sizes are padded to the chip's tiles; figures are those of one device.
 
     Attributes:
         name: Name of the graph, such as "1.forward".
@@ -177,11 +177,11 @@ class ProgramReport:
 
     def flops_floor_ms(self, target: str) -> float:
         """Milliseconds that the graph's matmuls take at the chip's bfloat16 peak."""
-        return self.model_flops / CHIPS[target].bf16_flops * 1e3
+        return self.model_flops / DEVICES[target].bf16_flops * 1e3
 
     def bytes_floor_ms(self, target: str) -> float:
         """Milliseconds to read the arguments and write the results once."""
-        return (self.argument_bytes + self.output_bytes) / CHIPS[target].hbm_bytes_per_s * 1e3
+        return (self.argument_bytes + self.output_bytes) / DEVICES[target].hbm_bytes_per_s * 1e3
 
 
 def program_from_dict(content: Mapping[str, Any]) -> ProgramReport:

@@ -14,7 +14,7 @@ from kp_dynamo.explanation.pass_text import pass_lines
 from kp_dynamo.explanation.report_text import fallback_place
 from kp_dynamo.explanation.text_layout import first_of, table, wrapped
 from kp_dynamo.graph.places import short_line
-from kp_dynamo.hardware import CHIPS, GB
+from kp_dynamo.hardware import DEVICES, GB
 from kp_dynamo.page.units import TimeUnit, are_far_apart, price, time_unit
 
 _MIB = 2**20
@@ -51,7 +51,7 @@ def text_of(report: AotFigures, verbose: bool = False) -> str:
 
 
 def _headline(report: AotFigures) -> Iterator[str]:
-    chip = CHIPS[report.target]
+    device = DEVICES[report.target]
     mode = "training step" if report.train else "inference"
     options = ", ".join(f"{k}={v!r}" for k, v in report.options.items()) or "default options"
     where = where_text(report) if report.slice is None else f"{where_text(report)},"
@@ -69,8 +69,8 @@ def _headline(report: AotFigures) -> Iterator[str]:
         )
     by_flops, by_bytes = unit.text(report.flops_floor_ms), unit.text(report.bytes_floor_ms)
     yield (
-        f"  lower bounds    {by_flops} for the matmuls at {chip.bf16_flops / 1e12:.0f} TFLOP/s, "
-        f"{by_bytes} for arguments and results at {chip.hbm_bytes_per_s / 1e9:.0f} GB/s"
+        f"  lower bounds    {by_flops} for the matmuls at {device.bf16_flops / 1e12:.0f} TFLOP/s, "
+        f"{by_bytes} for arguments and results at {device.hbm_bytes_per_s / 1e9:.0f} GB/s"
     )
     hardware = f" ({report.hfu:.1%} with recomputed matmuls)" if report.recomputed_flops else ""
     utilization = f"model FLOP utilization {report.mfu:.1%}{hardware}{counted_text(report)}"
@@ -78,8 +78,8 @@ def _headline(report: AotFigures) -> Iterator[str]:
     yield f"  work            {report.flops / 1e9:.2f} GFLOP, {report.bytes / GB:.3f} GB touched, by the compiler"
     tokens = report.usd_per_million_tokens
     by_token = "" if tokens is None else f", {price(tokens, 'tokens')}"
-    by_step, usd_per_hour = price(report.usd_per_million_steps, "steps"), chip.usd_per_hour * report.num_chips
-    yield f"  price           {usd_per_hour:.2f} USD an hour: {by_step}{by_token}"
+    by_step = price(report.usd_per_million_steps, "steps")
+    yield f"  price           {report.usd_per_hour:.2f} USD an hour: {by_step}{by_token}"
     yield f"  float32 matmuls at precision {report.matmul_precision!r}"
 
 
@@ -100,14 +100,14 @@ def which_to_believe(report: AotFigures) -> str:
 
 
 def _memory(report: AotFigures) -> Iterator[str]:
-    chip = CHIPS[report.target]
+    device = DEVICES[report.target]
     verdict = "fits" if report.fits else "DOES NOT FIT"
     yield (
         f"memory: {verdict}. The step takes {report.step_peak_bytes / _MIB:.1f} MiB at its peak, its largest program "
         f"{report.peak_bytes / _MIB:.1f} MiB; allowed are "
-        f"{report.memory_budget_bytes / _MIB:.0f} of {chip.hbm_bytes / _MIB:.0f} MiB."
+        f"{report.memory_budget_bytes / _MIB:.0f} of {device.hbm_bytes / _MIB:.0f} MiB."
     )
-    yield from (f"  {note}" for note in chip.notes)
+    yield from (f"  {note}" for note in device.notes)
     yield from memory_chart(report.memory_line)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kp_dynamo.aot.figures import AotFigures
 from kp_dynamo.explanation.text_layout import first_of, table
+from kp_dynamo.hardware import CHIPS
 
 _MIB = 2**20
 _NUM_LISTED = 20
@@ -15,11 +16,11 @@ def where_text(report: AotFigures) -> str:
     """ "one v5e", or "16 v5e (4x4, 2 hosts), mesh data=4,model=4, sharding fsdp+tensor"."""
     found = report.slice
     if found is None:
-        return f"one {report.target}"
+        return CHIPS[report.target].device_text()
     hosts = "1 host" if found.num_hosts == 1 else f"{found.num_hosts} hosts"
-    return (
-        f"{found.num_chips} {report.target} ({found.topology}, {hosts}), mesh {found.mesh}, sharding {found.sharding}"
-    )
+    devices = "" if report.num_devices == found.num_chips else f", {report.num_devices} devices"
+    where = f"{found.num_chips} {report.target} ({found.topology}, {hosts}{devices})"
+    return f"{where}, mesh {found.mesh}, sharding {found.sharding}"
 
 
 def step_lines(report: AotFigures) -> Iterator[str]:
@@ -40,10 +41,11 @@ def counted_text(report: AotFigures) -> str:
 
 
 def slice_lines(report: AotFigures, verbose: bool) -> Iterator[str]:
-    """The communication of a step, and the large tensors that are whole on every chip."""
+    """The communication of a step, and the large tensors that are whole on every device."""
     if report.slice is None:
         return
-    yield "communication of one chip in a step"
+    device = CHIPS[report.target].device_word
+    yield f"communication of one {device} in a step"
     rows = [("", "along", "count", "MiB", "on the links ms", "exposed ms", "overlapped")]
     for row in report.collectives:
         overlapped = max(0.0, 1 - row.exposed_ms / row.link_ms) if row.link_ms else 0.0
@@ -56,6 +58,6 @@ def slice_lines(report: AotFigures, verbose: bool) -> Iterator[str]:
     yield ""
     whole = report.slice.whole
     if whole:
-        yield f"whole on every chip, more than 64 MiB: {len(whole)}"
+        yield f"whole on every {device}, more than 64 MiB: {len(whole)}"
         yield from (f"  {line}" for line in first_of(whole, None if verbose else _NUM_LISTED))
         yield ""

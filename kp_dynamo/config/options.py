@@ -13,7 +13,7 @@ from kp_dynamo.config import rules
 from kp_dynamo.config.levels import LEVELS, CastScope, Level
 from kp_dynamo.config.matmul_precision import MatmulPrecision
 from kp_dynamo.exceptions import TPUConfigurationError
-from kp_dynamo.hardware import CHIPS, ONE_CHIP, Chip, Spread, memory_budget_bytes
+from kp_dynamo.hardware import DEVICES, ONE_CHIP, Chip, Spread, memory_budget_bytes
 
 Precision = Literal["float32", "bfloat16"]
 Target = Literal["auto", "v4", "v5e", "v5p", "v6e", "v7"]
@@ -207,8 +207,8 @@ class CompileOptions:
 
     @property
     def chip(self) -> Chip:
-        """The chip that `target` selects if no chip is present."""
-        return CHIPS["v5e" if self.target == "auto" else self.target]
+        """The chip that `target` selects if no chip is present: what a program has of it, so half of a v7."""
+        return DEVICES["v5e" if self.target == "auto" else self.target]
 
     @property
     def memory_budget_bytes(self) -> float:

@@ -116,7 +116,8 @@ def _memory_options(config: TPUConfig, present: str | None) -> dict[str, Any]:
     if config.memory_fraction != CompileOptions().memory_fraction:
         options["memory_fraction"] = config.memory_fraction
     if chip.hbm_bytes != CHIPS[chip.name].hbm_bytes:
-        options["memory_budget_gb"] = chip.hbm_bytes * config.memory_fraction / GB
+        # Of what one program has: a chip, or half a v7.
+        options["memory_budget_gb"] = chip.of_a_device().hbm_bytes * config.memory_fraction / GB
     return options
 
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from kp_dynamo.exceptions import TPUOutOfMemoryError
 from kp_dynamo.graph.source_lines import source_line
-from kp_dynamo.hardware import GB, Chip
+from kp_dynamo.hardware import CHIPS, GB, Chip
 
 _NUM_SHOWN = 5
 
@@ -21,10 +21,10 @@ class MemoryBudget:
     """How much of a chip's memory a program may use.
 
     Attributes:
-        chip: The chip.
+        chip: The chip; of a v7, the half that is a device.
         num_bytes: The bytes that a program may use, of all chips together.
         checkpoint: The option, so that no remedy is one that is on already.
-        num_chips: The chips that share the program.
+        num_chips: The chips that share the program; on v7, the devices.
     """
 
     chip: Chip
@@ -35,8 +35,10 @@ class MemoryBudget:
     @property
     def of_what(self) -> str:
         """The memory of which it is a part."""
-        total, name = self.num_chips * self.chip.hbm_bytes / GB, self.chip.name
-        return f"{total:.2f} GB of " + (f"a {name}" if self.num_chips == 1 else f"{self.num_chips} {name} together")
+        total, whole = self.num_chips * self.chip.hbm_bytes / GB, CHIPS[self.chip.name]
+        if self.num_chips == 1:
+            return f"{total:.2f} GB of {whole.device_text('a')}"
+        return f"{total:.2f} GB of {self.num_chips // whole.num_devices} {whole.name} together"
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ MEANS = [
     ({"enable_strict_validation": True}, {"strict": True}),
     ({"version": "v5p"}, {"target": "v5p"}),
     ({"version": "v6e", "v6e_memory_gb": 20}, {"target": "v6e", "memory_budget_gb": 18.0}),
-    ({"version": "v7", "v7_memory_gb": 128.0}, {"target": "v7", "memory_budget_gb": 115.2}),
+    ({"version": "v7", "v7_memory_gb": 128.0}, {"target": "v7", "memory_budget_gb": 57.6}),  # of half a chip
     ({"version": "v5e", "v7_memory_gb": 128.0}, {"target": "v5e"}),
     ({"allocation_history_retention_seconds": 1.0, "monitoring_interval_seconds": 1, "topology": "single"}, {}),
 ]
