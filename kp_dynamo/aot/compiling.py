@@ -27,7 +27,7 @@ from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.explanation.graph_reports import PieceReport
 from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks, uncompiled
 from kp_dynamo.explanation.subject import Subject
-from kp_dynamo.hardware import CHIPS
+from kp_dynamo.hardware import DEVICES
 from kp_dynamo.lowering.fake_run import ProgramRun
 
 
@@ -56,8 +56,10 @@ def aot_compile(
         model: A module or function; its tensors may be on the CPU, on the XLA device or on the meta device.
         args: Its arguments, on any of these devices.
         target: "v4", "v5e", "v5p", "v6e" or "v7".
-        chips: The number of chips, or their topology, such as "4x4". None: one chip. Several hosts are allowed.
-        mesh: Names and sizes of the axes, such as {"data": 4, "model": 4}. None: all chips along "data".
+        chips: The number of chips, or their topology, such as "4x4". Several hosts are allowed. None: one device, which
+            is a chip, and on v7 half a chip.
+        mesh: Names and sizes of the axes, such as {"data": 4, "model": 4}, whose product is the number of devices: of
+            chips, and on v7 twice as many. None: all along "data".
         sharding: How the parameters lie on the mesh: "data", "fsdp", "tensor", "fsdp+tensor", or a dict.
         options: As for `torch.compile`.
         train: True: training mode, with the backward programs. False: eval mode, without gradients.
@@ -67,7 +69,7 @@ def aot_compile(
 
     Raises:
         TPUConfigurationError: An unknown target, option or backend; chips that are not sold; a mesh that is not all
-            chips; a sharding that does not fit the model.
+            devices; a sharding that does not fit the model.
         TPUNotAvailableError: The TPU compiler is not installed.
         TPUModelPreparationError: The model cannot be copied, or its parameters have no shapes yet.
         TPUOutOfMemoryError: The model cannot fit the chip, or the compiler did not make it fit.
@@ -164,7 +166,7 @@ class _Run:
         """Reports of the submitted programs."""
         compiled = ((name, p, self.compiler.result()) for name, p in self._named())
         pieces = self._pieces()
-        target = Target(CHIPS[self.request.target], self.request.slice)
+        target = Target(DEVICES[self.request.target], self.request.slice)
         return tuple(program_report(n, p, made, target, pieces.get(n.split(".")[0])) for n, p, made in compiled)
 
     def _named(self) -> list[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def shard(module: Any, num_chips: int, arguments: list[str], results: list[str]) -> None:
+def shard(module: Any, num_devices: int, arguments: list[str], results: list[str]) -> None:
     """Give each argument and result its sharding. XLA would replicate a result without one."""
     from jaxlib.mlir import ir
 
@@ -22,12 +22,12 @@ def shard(module: Any, num_chips: int, arguments: list[str], results: list[str])
         for name, shardings in (("arg_attrs", arguments), ("res_attrs", results)):
             attributes = [ir.DictAttr.get({"mhlo.sharding": ir.StringAttr.get(text)}) for text in shardings]
             main.attributes[name] = ir.ArrayAttr.get(attributes)
-        number = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), num_chips)
+        number = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), num_devices)
         module.operation.attributes["mhlo.num_partitions"] = number
 
 
 def gather(module: Any) -> None:
-    """Let each chip have the whole of what `lowering/export.py` marked."""
+    """Let each device have the whole of what `lowering/export.py` marked."""
     from jaxlib.mlir import ir
 
     for call in calls(module, "kp_gathered"):

@@ -20,7 +20,7 @@ from kp_dynamo.hardware import Chip
 from kp_dynamo.lowering.export import node_of
 
 
-def module_times(graph: fx.Graph, cost: ProgramCost, chip: Chip, num_chips: int) -> tuple[ModuleTime, ...]:
+def module_times(graph: fx.Graph, cost: ProgramCost, chip: Chip, num_devices: int) -> tuple[ModuleTime, ...]:
     """One row for each module, in the order of the graph; together they take the modelled time of the program."""
     stacks = {node.name: modules_of(node) or [("", "")] for node in graph.nodes}
     rows = dict.fromkeys(module for stack in stacks.values() for module in stack)
@@ -33,7 +33,7 @@ def module_times(graph: fx.Graph, cost: ProgramCost, chip: Chip, num_chips: int)
             seconds[module] += share * op.total_seconds
             num_bytes[module] += share * op.hbm_bytes * op.times
     for name, count in work.items():
-        flops[stacks[name][-1]] += count / num_chips
+        flops[stacks[name][-1]] += count / num_devices
     # What the program takes beyond its operations: asynchronous copies that nothing overlaps.
     seconds["", ""] += max(0.0, cost.modelled_s - sum(op.total_seconds for op in cost.ops))
     by_flops, by_bytes = 1e3 / chip.bf16_flops, 1e3 / chip.hbm_bytes_per_s

@@ -23,7 +23,12 @@ from kp_dynamo.lowering.fake_run import ExportedProgram
 
 @dataclass(frozen=True)
 class Target:
-    """What a program is compiled for: a chip, or all chips of a slice."""
+    """What a program is compiled for: one device, or all of a slice.
+
+    Attributes:
+        chip: The figures of one device.
+        slice: The slice, or None.
+    """
 
     chip: Chip
     slice: Slice | None = None
@@ -35,7 +40,7 @@ def program_report(
     """The figures of a program that the TPU compiler compiled; `piece` is that of a divided graph that it computes."""
     module, chip = Module(made.hlo), target.chip
     cost = cost_of(module, chip)
-    num_chips = 1 if target.slice is None else target.slice.topology.num_chips
+    num_devices = 1 if target.slice is None else target.slice.topology.num_devices
     by_kind: defaultdict[str, float] = defaultdict(float)
     for op in cost.ops:
         by_kind[op.kind] += op.total_seconds * 1e3
@@ -53,7 +58,7 @@ def program_report(
         flops=made.flops,
         bytes=made.bytes,
         hbm_bytes=cost.hbm_bytes,
-        model_flops=model_flops(program.gm.graph) // num_chips,
+        model_flops=model_flops(program.gm.graph) // num_devices,
         cycles=cost.cycles,
         estimated_ms=cost.cycles / chip.clock_hz * 1e3,
         modelled_ms=cost.modelled_s * 1e3,
@@ -66,8 +71,8 @@ def program_report(
         modules=piece.modules if piece else (),
         layers=piece.layers if piece else 1,
         collectives=() if target.slice is None else _collectives(module, cost, target.slice),
-        by_module=module_times(program.gm.graph, cost, chip, num_chips),
-        recomputed_flops=recomputed_flops(program.gm.graph) // num_chips,
+        by_module=module_times(program.gm.graph, cost, chip, num_devices),
+        recomputed_flops=recomputed_flops(program.gm.graph) // num_devices,
     )
 
 

@@ -25,8 +25,8 @@ class AotRequest:
     """What to compile, and how.
 
     Attributes:
-        memory_budget_bytes: What a program may use of the memory of one chip.
-        slice: The chips to compile for; None for one.
+        memory_budget_bytes: What a program may use of the memory of one device: a chip, or half a v7.
+        slice: The chips to compile for; None for one device.
     """
 
     model: Callable[..., Any]
@@ -88,7 +88,7 @@ def request_of(model: Any, args: Any, machine: Machine, options: Any, backend: s
     found = slice_of(target, machine.chips, machine.mesh, machine.sharding)
     if found is not None:
         _require_our_lowering(backend, checked)
-        checked = checked.over(Spread(found.topology.num_chips, found.mesh.count(DATA)))
+        checked = checked.over(Spread(found.topology.num_devices, found.mesh.count(DATA)))
     return AotRequest(model, tuple(args), target, given, checked, backend, train, budget, found)
 
 

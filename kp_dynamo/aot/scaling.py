@@ -31,7 +31,8 @@ def scaling(
         args: Its arguments at the batch of the first slice. Every tensor that begins with that batch is resized.
         chips: The numbers of chips, such as (4, 16, 64).
         target: The generation.
-        mesh: The axes besides "data", such as {"model": 4}; "data" takes the other chips. None: all are along "data".
+        mesh: The axes besides "data", such as {"model": 4}; "data" takes the other devices. None: all are along
+            "data".
         sharding: As for `aot_compile`.
         options: As for `torch.compile`.
         train: With the backward.
@@ -51,7 +52,7 @@ def scaling(
     how = {"target": target, "sharding": sharding, "options": options, "train": train}
     sizes = []
     for number in numbers:
-        batch, axes = samples * number // numbers[0], _mesh(number, mesh or {})
+        batch, axes = samples * number // numbers[0], _mesh(topology_of(target, number).num_devices, mesh or {})
         try:
             sizes.append(Size(number, batch, aot_compile(model, resized(args, batch), chips=number, mesh=axes, **how)))
         except TPUOutOfMemoryError as problem:
@@ -69,12 +70,13 @@ def _checked(chips: Sequence[int], target: str, mesh: Mapping[str, int]) -> tupl
             f"mesh={dict(mesh)} has {DATA!r}, which takes the chips that are left. Try: leave it out."
         )
     for number in numbers:
-        topology_of(target, number)
-        if mesh and number % NamedMesh.of(mesh).num_devices:
-            raise TPUConfigurationError(f"{number} chips do not divide among mesh={dict(mesh)}. Try: another number.")
+        devices = topology_of(target, number).num_devices
+        if mesh and devices % NamedMesh.of(mesh).num_devices:
+            what = f"{number} chips" if devices == number else f"the {devices} devices of {number} chips"
+            raise TPUConfigurationError(f"{what} do not divide among mesh={dict(mesh)}. Try: another number.")
     return numbers
 
 
-def _mesh(number: int, mesh: Mapping[str, int]) -> dict[str, int]:
+def _mesh(num_devices: int, mesh: Mapping[str, int]) -> dict[str, int]:
     others = NamedMesh.of(mesh).num_devices if mesh else 1
-    return {DATA: number // others, **mesh}
+    return {DATA: num_devices // others, **mesh}

@@ -8,6 +8,7 @@ from typing import Any
 
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.explanation.text_layout import table
+from kp_dynamo.hardware import CHIPS
 from kp_dynamo.page.content import Page, Picture, Section, Table, Verbatim
 from kp_dynamo.page.pictures import bars
 from kp_dynamo.page.render import html_of, notebook_html
@@ -15,10 +16,6 @@ from kp_dynamo.page.units import unit_of_time
 
 _GB = 1e9
 _NOTE = "Times are modelled on the TPU compiler's figures: no chip ran any of these programs."
-_HEAD = (
-    "chips", "mesh", "samples", "step ms", "exposed ms", "tokens/s", "of a chip", "MFU", "GB a chip", "fits",
-    "USD/M tokens",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,11 +57,19 @@ class Scaling:
         speeds = [s.samples / s.chips / s.report.step_ms for s in (size, first) if s.report is not None]
         return speeds[0] / speeds[1]
 
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The titles of `rows`."""
+        return (
+            "chips", "mesh", "samples", "step ms", "exposed ms", "tokens/s", "of a chip", "MFU",
+            f"GB a {CHIPS[self.target].device_word}", "fits", "USD/M tokens",
+        )  # fmt: skip
+
     def text(self) -> str:
         """The table; a slice that does not fit has a line of its own below it."""
         problems = [f"{size.chips} chips: {size.problem}" for size in self.sizes if size.problem]
         title = f"scaling on {self.target}, sharding {self.sharding}, samples of a chip constant"
-        return "\n".join([title, *table([_HEAD, *self.rows()], 2), *problems, _NOTE])
+        return "\n".join([title, *table([self.head, *self.rows()], 2), *problems, _NOTE])
 
     def __str__(self) -> str:
         return self.text()
@@ -106,7 +111,7 @@ class Scaling:
         headline = f"{len(fitting)} of {len(self.sizes)} slices compiled{kept}."
         sections = (
             Section("times", "Time of a step", (_picture(fitting),) if fitting else ()),
-            Section("table", "The slices", (Table(_HEAD, tuple(self.rows()), 2),)),
+            Section("table", "The slices", (Table(self.head, tuple(self.rows()), 2),)),
             Section("text", "The same as text", (Verbatim("as the terminal shows it", self.text()),)),
         )
         title = f"kp_tpu: scaling on {self.target}, {self.sharding}"

@@ -26,11 +26,12 @@ def slice_of(target: str, chips: int | str | None, mesh: Any, sharding: Any) -> 
     Args:
         target: The generation.
         chips: A number of chips or a shape, such as "4x4".
-        mesh: Names and sizes of axes, whose product is the number of chips. None: all chips along "data".
+        mesh: Names and sizes of axes, whose product is the number of devices: of chips, and on v7 twice as many. None:
+            all along "data".
         sharding: How the parameters lie on the mesh.
 
     Raises:
-        TPUConfigurationError: The slice is not sold, the mesh is not all of its chips, or an argument is missing.
+        TPUConfigurationError: The slice is not sold, the mesh is not all of its devices, or an argument is missing.
     """
     if chips is None:
         given = f"mesh={mesh}" if mesh is not None else f"sharding={sharding!r}"
@@ -38,14 +39,9 @@ def slice_of(target: str, chips: int | str | None, mesh: Any, sharding: Any) -> 
             raise TPUConfigurationError(f"{given} needs chips, such as chips=16.")
         return None
     topology = topology_of(target, chips)
-    if topology.num_chips > 1 and target == "v7":
-        raise TPUConfigurationError(
-            f"chips={chips!r} is unsupported for target='v7': its devices are cores, of which a chip has two. Allowed: "
-            "one chip. Try: another target."
-        )
-    named = NamedMesh.of({DATA: topology.num_chips} if mesh is None else mesh)
-    _require_all_chips(named, topology)
-    if topology.num_chips == 1:
+    named = NamedMesh.of({DATA: topology.num_devices} if mesh is None else mesh)
+    _require_all_devices(named, topology)
+    if topology.num_devices == 1:
         return None
     if sharding is None:
         raise TPUConfigurationError(
@@ -54,9 +50,19 @@ def slice_of(target: str, chips: int | str | None, mesh: Any, sharding: Any) -> 
     return Slice(topology, named, dict(sharding) if isinstance(sharding, Mapping) else sharding)
 
 
-def _require_all_chips(mesh: NamedMesh, topology: Topology) -> None:
-    if mesh.num_devices != topology.num_chips:
-        raise TPUConfigurationError(
-            f"mesh={mesh} is invalid: it has {mesh.num_devices} places, but {topology.target} {topology} has "
-            f"{topology.num_chips} chips. Allowed: sizes whose product is {topology.num_chips}."
-        )
+def _require_all_devices(mesh: NamedMesh, topology: Topology) -> None:
+    if mesh.num_devices == topology.num_devices:
+        return
+    per_chip = topology.devices_per_chip
+    devices = "" if per_chip == 1 else f" with {per_chip} devices each"
+    missing = mesh.num_devices * per_chip == topology.num_devices  # a mesh of chips, which other targets take
+    advice = f" Try: {_with_devices(mesh, per_chip)}." if missing else ""
+    raise TPUConfigurationError(
+        f"mesh={mesh} is invalid: it has {mesh.num_devices} places, but {topology.target} {topology} has "
+        f"{topology.num_chips} chips{devices}. Allowed: sizes whose product is {topology.num_devices}.{advice}"
+    )
+
+
+def _with_devices(mesh: NamedMesh, per_chip: int) -> str:
+    """The mesh with the devices of each chip along its last axis, where they are neighbours."""
+    return str(NamedMesh(mesh.names, (*mesh.sizes[:-1], mesh.sizes[-1] * per_chip)))

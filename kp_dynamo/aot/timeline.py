@@ -52,7 +52,7 @@ class Timeline:
 
     def __init__(self, module: Module, compute_s: Mapping[str, float], links: Links) -> None:
         self._module, self._compute_s, self._links = module, compute_s, links
-        self._reader = CollectiveReader(module, links.topology.num_chips)
+        self._reader = CollectiveReader(module, links.topology.num_devices)
         self._found: list[TimedCollective] = []
         self._running: dict[str, _Running] = {}
         self._now = self._links_free_at = 0.0

@@ -6,7 +6,8 @@ Sources, read in 2026:
   accelerator type v5p-32 on the same page (16 chips) is 2x2x4 in axlearn/common/aot_compilation.py.
 * v4: cloud.google.com/tpu/docs/types-topologies: AxBxC with A <= B <= C, each at most 4 or a multiple of 4; a number
   of chips is the shape that is most like a cube.
-* v7: cloud.google.com/tpu/docs/tpu7x, shapes of the TPU7x; the numbers in axlearn/common/aot_compilation.py.
+* v7: cloud.google.com/tpu/docs/tpu7x, shapes of the TPU7x; the numbers in axlearn/common/aot_compilation.py. Its chip
+  is two devices ("Dual-chiplet architecture" on that page); on all others, one.
 * Wrap-around links: a v5e or v6e axis has them at its full length, 16 (jax-ml.github.io/scaling-book/tpus). On v4, v5p
   and v7, every axis has them if the slice is made of whole cubes of 4x4x4 (cloud.google.com/tpu/docs/v5p, "Important").
 """
@@ -20,6 +21,7 @@ from functools import cache
 from math import prod
 
 from kp_dynamo.exceptions import TPUConfigurationError
+from kp_dynamo.hardware import CHIPS
 
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _PARTS_OF_A_CUBE = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
@@ -31,36 +33,47 @@ _NUM_NEAREST = 3
 
 @dataclass(frozen=True)
 class Topology:
-    """The chips of a slice, in a grid.
+    """The chips of a slice, in a grid, and their devices.
 
     Attributes:
         target: The generation.
         shape: Chips along each axis of the grid, such as (4, 4).
         wraps: For each axis, whether a link joins its last chip to its first.
         chips_per_host: Chips of one machine: 8 on v5e and v6e (their virtual machines may have fewer), else 4.
+        devices_per_chip: 2 on v7, else 1.
     """
 
     target: str
     shape: tuple[int, ...]
     wraps: tuple[bool, ...]
     chips_per_host: int
+    devices_per_chip: int = 1
 
     @property
     def num_chips(self) -> int:
         return prod(self.shape)
 
     @property
+    def num_devices(self) -> int:
+        """What a program runs on, and a mesh arranges."""
+        return self.num_chips * self.devices_per_chip
+
+    @property
     def num_hosts(self) -> int:
         """Machines; a slice smaller than a machine has one."""
         return -(-self.num_chips // self.chips_per_host)
 
-    def coordinates(self, chip: int) -> tuple[int, ...]:
-        """The place of a chip in the grid; chips are numbered in row-major order."""
-        found = []
+    def coordinates(self, device: int) -> tuple[int, ...]:
+        """The place in the grid of a device's chip; chips are numbered in row-major order, and devices with them."""
+        chip, found = self.chip_of(device), []
         for size in reversed(self.shape):
             chip, at = divmod(chip, size)
             found.append(at)
         return tuple(reversed(found))
+
+    def chip_of(self, device: int) -> int:
+        """The number of a device's chip: the devices of a chip are neighbours."""
+        return device // self.devices_per_chip
 
     def __str__(self) -> str:
         return "x".join(map(str, self.shape))
@@ -88,7 +101,8 @@ def topology_of(target: str, chips: int | str) -> Topology:
     is_flat = len(shape) == len(_FLAT[0])
     is_cubes = all(size % _CUBE == 0 for size in shape)
     wraps = tuple(size == _FULL_AXIS if is_flat else is_cubes for size in shape)
-    return Topology(target, shape, wraps, chips_per_host=8 if is_flat else 4)
+    devices = CHIPS[target].num_devices
+    return Topology(target, shape, wraps, chips_per_host=8 if is_flat else 4, devices_per_chip=devices)
 
 
 def _shape_given(target: str, chips: int | str) -> int | tuple[int, ...]:

@@ -3,12 +3,12 @@
 It can therefore run in an environment without torch and this package (a newer libtpu for a newer chip). A separate
 process also keeps libtpu's output off the user's terminal, and can be killed.
 
-`python worker.py TARGET [SHAPE]` writes one line of JSON per message to its standard output: first {"ready": ...},
-then one answer for each line {"stablehlo": PATH, "hlo": PATH, "donated": [PARAMETER, ...], "arguments": [...],
-"results": [...], "kernels": [...]} that it reads. With a SHAPE, such as 4x4, it compiles for all chips of this slice.
-`arguments` and `results` are then their shardings in XLA's notation, and `kernels` is how Pallas kernels are divided,
-see `kernel_edits.py`; for one chip, they are empty. It exits as soon as its standard input ends, also in the middle of
-a compile: then the process that asked has died.
+`python worker.py TARGET [SHAPE]` writes one line of JSON per message to its standard output: first {"ready": ...}, then
+one answer for each line {"stablehlo": PATH, "hlo": PATH, "donated": [PARAMETER, ...], "arguments": [...], "results":
+[...], "kernels": [...]} that it reads. With a SHAPE, such as 4x4, it compiles for all devices of this slice: its chips,
+and on v7 the two halves of each. `arguments` and `results` are then their shardings in XLA's notation, and `kernels` is
+how Pallas kernels are divided, see `kernel_edits.py`; for one chip, they are empty. It exits as soon as its standard
+input ends, also in the middle of a compile: then the process that asked has died.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _requests() -> Iterator[dict[str, Any]]:
 
 
 class _Compiler:
-    """The TPU compiler for one chip of a generation, or for all chips of a slice."""
+    """The TPU compiler for one device of a generation, or for all devices of a slice."""
 
     def __init__(self, target: str, shape: str = "") -> None:
         import jax
@@ -88,8 +88,8 @@ class _Compiler:
         from jax._src import compiler
         from jax._src.lib import xla_client
 
-        devices = _chips_of_slice(target, shape) if shape else _one_chip(target)
-        self._device, self._num_chips = devices[0], len(devices)
+        devices = _devices_of_slice(target, shape) if shape else _one_device(target)
+        self._device, self._num_devices = devices[0], len(devices)
         self._devices = xla_client.DeviceList(tuple(devices))
         self._options = compiler.get_compile_options(
             num_replicas=1,
@@ -117,7 +117,7 @@ class _Compiler:
     ) -> dict[str, Any]:
         """Compile the file `stablehlo` (MLIR bytecode), write the scheduled program to `hlo`, and return its figures.
 
-        The parameters `donated` may be reused for results. The figures are those of one chip.
+        The parameters `donated` may be reused for results. The figures are those of one device.
         """
         with open(stablehlo, "rb") as file:
             module = self._read(file.read(), donated, arguments, results, kernels)
@@ -163,39 +163,40 @@ class _Compiler:
     ) -> Any:
         """A portable artifact in the form this JAX accepts: bytes for 0.7, a deserialized module for 0.10."""
         takes_bytes = tuple(int(part) for part in self.versions["jax"].split(".")[:2]) < (0, 8)
-        if takes_bytes and not donated and self._num_chips == 1:
+        if takes_bytes and not donated and self._num_devices == 1:
             return artifact
         from jax._src.interpreters import mlir
         from jaxlib.mlir.dialects import stablehlo
 
         self._context = mlir.make_ir_context()  # the module needs it alive
         module = stablehlo.deserialize_portable_artifact(self._context, artifact)
-        if self._num_chips > 1:
-            _module_edits.shard(module, self._num_chips, arguments, results)
+        if self._num_devices > 1:
+            _module_edits.shard(module, self._num_devices, arguments, results)
             _kernel_edits.divide_kernels(_module_edits.calls(module, "tpu_custom_call"), *kernels)
             _module_edits.gather(module)
         _module_edits.donate(module, donated)
         return mlir.module_to_bytecode(module) if takes_bytes else module
 
 
-def _one_chip(target: str) -> list[Any]:
+def _one_device(target: str) -> list[Any]:
     from jax.experimental import topologies
 
-    # (1, 1, 1) chips per host; v7's smallest topology is one host of four chips, of which a program uses one.
+    # (1, 1, 1) chips per host; v7's smallest slice is one host of four chips, of which a program uses half of one.
     hosts = {} if target == "v7" else {"chips_per_host_bounds": [1, 1, 1]}
     return [topologies.get_topology_desc(TOPOLOGIES[target], "tpu", **hosts).devices[0]]
 
 
-def _chips_of_slice(target: str, shape: str) -> list[Any]:
-    """The chips of a slice in row-major order of its grid, which is how the caller numbers them."""
+def _devices_of_slice(target: str, shape: str) -> list[Any]:
+    """The devices of a slice as the caller numbers them: chips in row-major order of the grid, both halves of a v7."""
     from jax.experimental import topologies
 
     name = f"{TOPOLOGIES[target].partition(':')[0]}:{shape}"
     # By default, libtpu 0.0.21 has a device for each of the two cores of a v4; "megacore" joins them, as on Cloud TPU.
     cores = {"chip_config_name": "megacore"} if target in ("v4", "v5p") else {}
-    devices = sorted(topologies.get_topology_desc(name, "tpu", **cores).devices, key=lambda d: tuple(d.coords))
+    found = topologies.get_topology_desc(name, "tpu", **cores).devices
+    devices = sorted(found, key=lambda d: (tuple(d.coords), d.core_on_chip))
     num_chips = len({tuple(device.coords) for device in devices})
-    if num_chips != len(devices):
+    if len(devices) != num_chips * (2 if target == "v7" else 1):
         raise ValueError(f"{name} has {len(devices)} devices on {num_chips} chips")
     return devices
 

@@ -111,7 +111,8 @@ def _check_goal(goal: Goal) -> None:
         require_target(target)
         if target == "v7":
             raise TPUConfigurationError(
-                "targets=['v7'] is unsupported: its slices cannot be compiled for yet. Allowed: v4, v5e, v5p, v6e."
+                "targets=['v7'] is unsupported: the bounds of plan take a chip for one device, and a v7 is two. "
+                "Allowed: v4, v5e, v5p, v6e. Try: aot_compile(..., target='v7', chips=16), which compiles one way."
             )
     if goal.objective not in OBJECTIVES:
         raise TPUConfigurationError(f"objective={goal.objective!r} is invalid. Allowed: {', '.join(OBJECTIVES)}.")

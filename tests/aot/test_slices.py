@@ -29,7 +29,15 @@ X = (torch.empty(8, 64),)
             {"chips": 4, "sharding": "fsdp", "options": {"lowering": "stock"}},
             "lowering='stock' is unsupported for several chips",
         ),
-        ({"chips": 4, "sharding": "fsdp", "target": "v7"}, "unsupported for target='v7': its devices are cores"),
+        (
+            {"chips": 4, "mesh": {"data": 2, "model": 2}, "sharding": "fsdp+tensor", "target": "v7"},
+            "it has 4 places, but v7 2x2x1 has 4 chips with 2 devices each. Allowed: sizes whose product is 8. Try: "
+            "data=2,model=4.",
+        ),
+        (
+            {"chips": 4, "mesh": {"data": 3}, "sharding": "fsdp", "target": "v7"},
+            "with 2 devices each. Allowed: sizes whose product is 8.$",
+        ),
         ({"chips": 4, "sharding": "sideways"}, "sharding='sideways'"),
         ({"chips": 4, "sharding": "data", "batch": 6}, "a batch of 6 does not divide among 4 chips along 'data'"),
         ({"chips": 4, "mesh": {"model": 4}, "sharding": "fsdp"}, "'data'"),
@@ -51,3 +59,9 @@ def test_one_chip_is_no_slice():
 def test_by_default_all_chips_are_along_data():
     found = slice_of("v5e", 16, None, "fsdp")
     assert (str(found.mesh), str(found.topology)) == ("data=16", "4x4")
+
+
+def test_a_chip_of_v7_is_two_places_of_the_mesh():
+    assert str(slice_of("v7", 16, None, "fsdp").mesh) == "data=32"
+    assert slice_of("v7", "2x2x4", {"data": 16, "model": 2}, "tensor").topology.num_devices == 32
+    assert slice_of("v7", None, None, None) is None

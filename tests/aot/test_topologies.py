@@ -84,7 +84,9 @@ def test_no_shape_is_listed_twice():
 
 
 # The vendor's bandwidth of a chip, both directions: v5e 400 GB/s over 4 links, v5p and v7 1200 over 6, v6e 800 over 4.
-@pytest.mark.parametrize(("target", "expected"), [("v5e", 5e10), ("v5p", 1e11), ("v6e", 1e11), ("v4", 4.5e10)])
+@pytest.mark.parametrize(
+    ("target", "expected"), [("v5e", 5e10), ("v5p", 1e11), ("v6e", 1e11), ("v7", 1e11), ("v4", 4.5e10)]
+)
 def test_a_link_has_its_share_of_the_bandwidth_of_a_chip(target, expected):
     assert Links(topology_of(target, 8)).bytes_per_s == pytest.approx(expected)
 
