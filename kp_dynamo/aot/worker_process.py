@@ -10,6 +10,7 @@ import sys
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
@@ -128,6 +129,26 @@ def python_for(target: str) -> str:
     if not os.access(python, os.X_OK):
         raise TPUNotAvailableError(f"target='v7' has no compiler at {python}. {INSTALL_V7}")
     return python
+
+
+def separate_versions(target: str) -> dict[str, str]:
+    """The versions of jax and libtpu for a target that has an environment of its own; {} for any other.
+
+    Raises:
+        TPUNotAvailableError: The environment lacks one of them.
+    """
+    python = python_for(target)
+    return {} if python == sys.executable else _versions_in(python)
+
+
+@cache
+def _versions_in(python: str) -> dict[str, str]:
+    code = "import json, importlib.metadata as m; print(json.dumps({n: m.version(n) for n in ('jax', 'libtpu')}))"
+    told = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=False)
+    if told.returncode:
+        raise TPUNotAvailableError(f"the environment of {python} has no jax or no libtpu. {INSTALL_V7}")
+    versions: dict[str, str] = json.loads(told.stdout)
+    return versions
 
 
 def _environment(folder: str) -> dict[str, str]:

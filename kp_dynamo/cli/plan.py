@@ -18,7 +18,7 @@ def add_arguments(plan: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     plan.add_argument("spec", metavar="SPEC", help="module_or_file:callable, which returns (model, args)")
     plan.add_argument("--train", action="store_true", help="training with an optimizer (default: inference)")
-    plan.add_argument("--targets", default="v5e,v6e,v5p", help="v4, v5e, v5p, v6e (default: v5e,v6e,v5p)")
+    plan.add_argument("--targets", default="v5e,v6e,v5p", help="v4, v5e, v5p, v6e, v7 (default: v5e,v6e,v5p)")
     plan.add_argument("--max-chips", type=int, default=256, metavar="N", help="most chips of a slice (default: 256)")
     plan.add_argument("--tokens-per-step", type=_count, metavar="N", help="such as 1M (default: the batch of SPEC)")
     plan.add_argument("--objective", default="cost", help="cost or time (default: cost)")

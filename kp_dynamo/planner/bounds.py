@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from kp_dynamo.aot.links import Kind, Links
-from kp_dynamo.hardware import CHIPS
+from kp_dynamo.hardware import DEVICES
 from kp_dynamo.planner.candidates import Candidate, Layout
 from kp_dynamo.planner.step_facts import Activations
 from kp_dynamo.planner.weights import Weights
@@ -24,7 +24,7 @@ from kp_dynamo.sharding.mesh import DATA, MODEL
 
 @dataclass(frozen=True)
 class MemoryBound:
-    """Bytes of a chip.
+    """Bytes of a chip, on v7 of a device.
 
     Attributes:
         parameters: With buffers.
@@ -106,7 +106,7 @@ class Facts:
 
 
 def memory_bound(candidate: Candidate, facts: Facts) -> MemoryBound:
-    """The least memory of a chip."""
+    """The least memory of a chip, on v7 of a device."""
     trained = facts.weights.trained_bytes
     return MemoryBound(
         parameters=facts.weights.num_bytes,
@@ -126,15 +126,15 @@ def _activations(candidate: Candidate, facts: Facts) -> int:
 
 def time_bound(candidate: Candidate, facts: Facts) -> TimeBound:
     """The least time of an optimizer step."""
-    chip, layout, batches = CHIPS[candidate.layout.topology.target], candidate.layout, candidate.accumulate
+    device, layout, batches = DEVICES[candidate.layout.topology.target], candidate.layout, candidate.accumulate
     trained = facts.weights.trained_bytes
     moved = 3 * trained + 2 * int(trained * facts.state_factor) if facts.train else 0
-    chips = layout.topology.num_chips
+    devices = layout.topology.num_devices
     return TimeBound(
-        matmuls=facts.flops * candidate.step_samples / chips / chip.bf16_flops,
-        traffic=batches * facts.activations.traffic.per_sample * candidate.samples / chip.hbm_bytes_per_s,
+        matmuls=facts.flops * candidate.step_samples / devices / device.bf16_flops,
+        traffic=batches * facts.activations.traffic.per_sample * candidate.samples / device.hbm_bytes_per_s,
         links=batches * max(_along_data(candidate, facts), _along_model(candidate, facts)),
-        optimizer=moved / chip.hbm_bytes_per_s,
+        optimizer=moved / device.hbm_bytes_per_s,
     )
 
 

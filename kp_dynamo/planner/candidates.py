@@ -20,8 +20,8 @@ class Layout:
 
     Attributes:
         topology: The chips.
-        data: Chips along the axis "data".
-        model: Chips along the axis "model"; 1: the mesh has no such axis.
+        data: Devices along the axis "data": chips, and on v7 halves of chips.
+        model: Devices along the axis "model"; 1: the mesh has no such axis.
         sharding: "data", "fsdp", "tensor" or "fsdp+tensor"; "" on one chip.
     """
 
@@ -86,18 +86,18 @@ def sold(target: str, max_chips: int) -> list[Topology]:
 
 def layouts(topology: Topology, with_tensor: bool) -> Iterator[Layout]:
     """Meshes and shardings of a slice; the axis "model" has a power of two."""
-    chips = topology.num_chips
-    if chips == 1:
+    devices = topology.num_devices
+    if devices == 1:
         yield Layout(topology, 1, 1, "")
         return
-    yield Layout(topology, chips, 1, "data")
-    yield Layout(topology, chips, 1, "fsdp")
+    yield Layout(topology, devices, 1, "data")
+    yield Layout(topology, devices, 1, "fsdp")
     model = 2
-    while with_tensor and model <= chips:
-        if chips % model == 0:
-            yield Layout(topology, chips // model, model, "tensor")
-            if model < chips:
-                yield Layout(topology, chips // model, model, "fsdp+tensor")
+    while with_tensor and model <= devices:
+        if devices % model == 0:
+            yield Layout(topology, devices // model, model, "tensor")
+            if model < devices:
+                yield Layout(topology, devices // model, model, "fsdp+tensor")
         model *= 2
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, TPUOutOfMemoryError
-from kp_dynamo.hardware import GB, memory_budget_bytes
+from kp_dynamo.hardware import CHIPS, GB, memory_budget_bytes
 from kp_dynamo.planner.candidates import sold
 from kp_dynamo.planner.request import PlanRequest
 from kp_dynamo.planner.search import Bounded, FactSource, Found, search
@@ -30,27 +30,27 @@ def nothing_found(request: PlanRequest, source: FactSource, found: Found) -> TPU
             f"a step of {request.step_samples} samples cannot be divided among the chips: {where}. Try: more tokens a "
             "step, or a target with smaller slices."
         )
-    least = found.least.memory
-    beside = "and" if least.is_added else "or"
+    least, target = found.least.memory, found.least.candidate.layout.topology.target
+    each, beside = CHIPS[target].device_word, "and" if least.is_added else "or"
     return TPUOutOfMemoryError(
-        f"the model fits nowhere on {where}. By its lower bound, it takes at least {least.total / GB:.2f} GB a chip "
+        f"the model fits nowhere on {where}. By its lower bound, it takes at least {least.total / GB:.2f} GB a {each} "
         f"({_described(found.least)}): parameters {least.parameters / GB:.2f}, optimizer state "
         f"{least.optimizer / GB:.2f}, inputs {least.inputs / GB:.2f}, activations {least.activations / GB:.2f} "
         f"{beside} gradients {least.gradients / GB:.2f}. Allowed: "
-        f"{request.budgets[found.least.candidate.layout.topology.target] / GB:.2f} GB. "
+        f"{request.budgets[target] / GB:.2f} GB. "
         f"The nearest thing that fits, by its bound: {_nearest(request, source)}."
     )
 
 
 def _nearest(request: PlanRequest, source: FactSource) -> str:
     """The smallest slices that fit, of the same targets and of the others."""
-    budgets = {}
-    for target in _ALL_TARGETS:
+    budgets, targets = {}, _suggested(request)
+    for target in targets:
         options = CompileOptions.from_dict({**request.options, "target": target})
         budgets[target] = memory_budget_bytes(options.chip, options.memory_fraction, options.memory_budget_gb)
     wider = replace(request, budgets=budgets, goal=replace(request.goal, deadline_hours=None))
     fits = []
-    for target in _ALL_TARGETS:
+    for target in targets:
         for topology in sold(target, _MOST_CHIPS):
             found = search(wider, source, [topology])
             if found.fitting:
@@ -58,9 +58,14 @@ def _nearest(request: PlanRequest, source: FactSource) -> str:
                 break
     if not fits:
         step = f"with {request.step_samples} samples a step"
-        return f"none up to {_MOST_CHIPS} chips of {', '.join(_ALL_TARGETS)}, {step}"
+        return f"none up to {_MOST_CHIPS} chips of {', '.join(targets)}, {step}"
     fits.sort(key=lambda b: (b.candidate.layout.topology.target not in request.goal.targets, _chips(b)))
     return "; ".join(_described(b) for b in fits[:2])
+
+
+def _suggested(request: PlanRequest) -> tuple[str, ...]:
+    """All targets whose compiler is installed with the package, and what was asked for."""
+    return (*_ALL_TARGETS, *(target for target in request.goal.targets if target not in _ALL_TARGETS))
 
 
 def _chips(bounded: Bounded) -> int:

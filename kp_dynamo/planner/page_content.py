@@ -13,7 +13,7 @@ from kp_dynamo.planner.code_lines import code_of
 from kp_dynamo.planner.page_pictures import memory_section, times_section
 from kp_dynamo.planner.page_problems import chips_text, may_be_better, price_text, problems_of
 from kp_dynamo.planner.plan_figures import PlanFigures, PlanRow
-from kp_dynamo.planner.result_text import mesh_text, text_of, why_text
+from kp_dynamo.planner.result_text import devices_note, mesh_text, text_of, why_text
 
 _NUM_LISTED = 40
 _TRUST = (
@@ -61,10 +61,11 @@ def _headline(plan: PlanFigures) -> str:
     else:
         is_best = f"{what} is {best}"
     lies = f", {row.sharding} on {mesh_text(row)}" if row.sharding else ""
+    each = CHIPS[row.target].device_word
     told = (
         f"{is_best} on {chips_text(row)}{lies}, {counted(row.step_samples, 'sample')} a step: "
         f"{least}{time_text(row.step_ms)} a step, {most}{row.mfu:.0%} of the peak; "
-        f"{least}{part_text(row.memory_bytes, row.budget_bytes)} a chip; {least}{price_text(row)}."
+        f"{least}{part_text(row.memory_bytes, row.budget_bytes)} a {each}; {least}{price_text(row)}."
     )
     if row.hours is None:
         return told
@@ -111,7 +112,10 @@ def _figures(plan: PlanFigures) -> Iterator[Figure]:
     yield Figure("Time of a step", f"{least}{time_text(row.step_ms)}")
     yield Figure("Of the peak", f"{most}{row.mfu:.0%}", f"of {peak / 1e12:,.0f} TFLOP/s", row.mfu)
     yield Figure(
-        "Memory of a chip", f"{least}{size_text(row.memory_bytes)}", f"of {size_text(row.budget_bytes)}", memory
+        f"Memory of a {CHIPS[row.target].device_word}",
+        f"{least}{size_text(row.memory_bytes)}",
+        f"of {size_text(row.budget_bytes)}",
+        memory,
     )
     yield Figure("Price", f"{least}{amount}", f"a {per}")
     if row.hours is not None:
@@ -130,8 +134,8 @@ def _ways(plan: PlanFigures) -> Section:
     details = tuple((_how(row), why_text(row)) for row in plan.rows)
     caption = (
         f"{unit.name}: a step. GiB: the memory of a chip. Peak: the share of the chips' bfloat16 peak. USD: of "
-        f"{per} {'tokens' if plan.winner.step_tokens else 'samples'}. >= and <= mark bounds."
-    )
+        f"{per} {'tokens' if plan.winner.step_tokens else 'samples'}. >= and <= mark bounds. {devices_note(plan)}"
+    ).rstrip()
     return Section(
         "ways", "The best ways", (Table(("way", unit.name, "GiB", "peak", "USD"), rows, 1, details, caption),)
     )

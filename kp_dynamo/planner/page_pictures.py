@@ -6,6 +6,7 @@ from kp_dynamo.page.content import Picture, Section
 from kp_dynamo.page.pictures import parts_apart
 from kp_dynamo.page.units import unit_of_size, unit_of_time
 from kp_dynamo.planner.plan_figures import PlanFigures, PlanRow
+from kp_dynamo.planner.result_text import devices_note
 
 
 def times_section(plan: PlanFigures) -> Section:
@@ -27,8 +28,8 @@ def memory_section(plan: PlanFigures) -> Section:
     drawn = parts_apart("memory", "Least memory of a chip by part", rows, f"{unit.name} a chip, at least")
     caption = (
         "What a chip holds at least, part by part. Parts are not added up: gradients and activations of a step of one "
-        "batch are not held together."
-    )
+        f"batch are not held together. {devices_note(plan)}"
+    ).rstrip()
     return Section("memory", "Why: memory", (Picture(drawn, caption),))
 
 

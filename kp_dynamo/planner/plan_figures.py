@@ -24,14 +24,14 @@ class PlanRow:
         topology: The slice, such as "2x4".
         num_chips: Its chips.
         num_hosts: Its machines; only a slice of one can be run by this version.
-        mesh: Axes and sizes.
+        mesh: Axes and sizes, in chips; on v7, in devices.
         sharding: How the parameters lie on the mesh; "" on one chip.
         batch: Samples of a call of the model, on all chips together.
         accumulate: Calls of an optimizer step.
         step_samples: Samples of an optimizer step.
         step_tokens: Its tokens; 0 if samples have none.
         checkpoint: The checkpoint mode.
-        memory_bytes: Memory of one chip in a step.
+        memory_bytes: Memory of one chip in a step; on v7, of one device.
         budget_bytes: What it may be.
         memory_parts: Of its bound: "parameters", "optimizer", "gradients", "activations" and "inputs".
         step_ms: An optimizer step.

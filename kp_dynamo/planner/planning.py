@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kp_dynamo.aot.step_graphs import StepGraphs
+from kp_dynamo.aot.worker_process import python_for
 from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError, TPUOutOfMemoryError
 from kp_dynamo.explanation.subject import Subject
 from kp_dynamo.planner.candidates import sold
@@ -71,6 +72,8 @@ def plan(
     goal = Goal(targets, max_chips, tokens_per_step, objective, deadline_hours, tokens)
     request = plan_request(model, args, train, goal, options)
     _check_number(num_compiled)
+    if num_compiled:
+        _check_compilers(goal.targets)
     seconds: dict[str, float] = {}
     with _timed(seconds, "capture"):
         captures, fingerprints = _captures(request)
@@ -90,8 +93,14 @@ def _check_number(num_compiled: Any) -> None:
     """Before the search, which takes longer than this."""
     if isinstance(num_compiled, bool) or not isinstance(num_compiled, int) or num_compiled < 0:
         raise TPUConfigurationError(f"num_compiled={num_compiled!r} is invalid. Allowed: a whole number, 0 or more.")
+
+
+def _check_compilers(targets: Sequence[str]) -> None:
+    """Raise TPUNotAvailableError if a target has no compiler, before the search."""
+    for target in targets:
+        python_for(target)
     missing = [name for name in ("libtpu", "jax") if find_spec(name) is None]
-    if num_compiled and missing:
+    if missing and set(targets) != {"v7"}:
         raise TPUNotAvailableError(
             f"the TPU compiler is not installed ({' and '.join(missing)} missing). Install it with "
             'pip install "kp_dynamo[tpu]". Try: num_compiled=0 (--compile 0) for bounds without it.'

@@ -54,7 +54,7 @@ class PlanRequest:
         step_samples: Samples of an optimizer step, as asked for.
         options: The options that the user gave.
         checkpoints: The modes to search.
-        budgets: For each target, the memory of a chip that a step may use.
+        budgets: For each target, the memory of a chip that a step may use; on v7, of a device.
     """
 
     model: nn.Module
@@ -109,11 +109,6 @@ def _check_goal(goal: Goal) -> None:
         )
     for target in goal.targets:
         require_target(target)
-        if target == "v7":
-            raise TPUConfigurationError(
-                "targets=['v7'] is unsupported: the bounds of plan take a chip for one device, and a v7 is two. "
-                "Allowed: v4, v5e, v5p, v6e. Try: aot_compile(..., target='v7', chips=16), which compiles one way."
-            )
     if goal.objective not in OBJECTIVES:
         raise TPUConfigurationError(f"objective={goal.objective!r} is invalid. Allowed: {', '.join(OBJECTIVES)}.")
     for name in ("max_chips", "tokens_per_step", "deadline_hours", "tokens"):

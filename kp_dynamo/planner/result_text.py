@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kp_dynamo.explanation.text_layout import counted, first_of, table
+from kp_dynamo.hardware import CHIPS
 from kp_dynamo.planner.code_lines import code_of
 from kp_dynamo.planner.plan_figures import PlanFigures, PlanRow
 
@@ -40,8 +41,18 @@ def _rows(plan: PlanFigures) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [(*head, f"USD/M {per}", *total)]
     rows += [_cells(number, row) for number, row in enumerate(plan.rows, 1)]
     yield from table(rows, 7)
+    if note := devices_note(plan):
+        yield note
     yield ""
     yield from (f"{number}: {why_text(row)}" for number, row in enumerate(plan.rows, 1))
+
+
+def devices_note(plan: PlanFigures) -> str:
+    """What differs in rows of a target whose chips are several devices; "" without one."""
+    found = [name for name in plan.targets if CHIPS[name].num_devices > 1]
+    if not found:
+        return ""
+    return f"A chip of {' and '.join(found)} is two devices: its mesh arranges them, and GB are those of one."
 
 
 def _cells(number: int, row: PlanRow) -> tuple[str, ...]:
@@ -80,7 +91,8 @@ def _one_host(plan: PlanFigures) -> Iterator[str]:
         cells = _cells(0, plan.one_host)[1:]
         yield f"The first row is {NOT_RUNNABLE}. The best way on one host:"
         yield "  " + ", ".join(cell for cell in cells[:6] if cell != "-")
-        yield f"  {cells[6]} of {cells[7]} GB a chip, step {cells[8]} ms, MFU {cells[9]}, USD {cells[10]} a million"
+        each = CHIPS[plan.one_host.target].device_word
+        yield f"  {cells[6]} of {cells[7]} GB a {each}, step {cells[8]} ms, MFU {cells[9]}, USD {cells[10]} a million"
     yield ""
 
 

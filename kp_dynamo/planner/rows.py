@@ -61,7 +61,8 @@ def figures_of(bounded: Bounded, outcome: Outcome | None, request: PlanRequest) 
     seconds = report.step_ms / 1e3 * bounded.candidate.accumulate + bounded.time.optimizer
     budget = request.budgets[bounded.candidate.layout.topology.target]
     if peak > budget:
-        problem = f"does not fit: {peak / GB:.2f} GB a chip, compiled and with the optimizer's state"
+        each = CHIPS[bounded.candidate.layout.topology.target].device_word
+        problem = f"does not fit: {peak / GB:.2f} GB a {each}, compiled and with the optimizer's state"
         return Figures(bounded, "failed", bounded.memory.total, bounded.time.total, problem)
     return Figures(bounded, "compiled", peak, seconds)
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.aot.step_graphs import StepGraphs
-from kp_dynamo.aot.worker_process import libtpu_flags
+from kp_dynamo.aot.worker_process import libtpu_flags, separate_versions
 from kp_dynamo.compat.versions import check_versions, version_of
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.planner.candidates import Candidate
@@ -115,5 +115,9 @@ class StoredOutcomes:
             "batch": candidate.batch,
             "checkpoint": candidate.checkpoint,
             "flags": libtpu_flags(),
-            "versions": {**check_versions(), **{n: version_of(n) for n in ("libtpu", "jax", "kp_dynamo")}},
+            "versions": {
+                **check_versions(),
+                **{n: version_of(n) for n in ("libtpu", "jax", "kp_dynamo")},
+                **separate_versions(layout.topology.target),
+            },
         }
