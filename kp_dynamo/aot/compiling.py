@@ -27,7 +27,7 @@ from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.explanation.graph_reports import PieceReport
 from kp_dynamo.explanation.run_once import dynamo_seconds, fresh_dynamo, graph_breaks, uncompiled
 from kp_dynamo.explanation.subject import Subject
-from kp_dynamo.hardware import DEVICES
+from kp_dynamo.hardware import CHIPS, DEVICES
 from kp_dynamo.lowering.fake_run import ProgramRun
 
 
@@ -127,7 +127,8 @@ class _Run:
 
             found = self.request.slice
             plan = needed_plan(self.request.model, self.request.args, found.mesh, found.sharding)
-            self.placer = StepPlacer(found.mesh, self._submit, plan)
+            word = CHIPS[self.request.target].device_word
+            self.placer = StepPlacer(found.mesh, self._submit, plan, device_word=word)
 
     def trace(self) -> None:
         """Trace the model and submit each program to the TPU compiler, which works in parallel."""

@@ -26,13 +26,14 @@ def programs_section(report: AotFigures) -> Section:
     rows = tuple(_program_row(p, report) for p in report.programs)
     details = tuple((modules_text(p),) if p.is_block else () for p in report.programs)
     table = Table(("program", "runs", "time", "share", "over the bound"), rows, details=details, folded=folded(report))
+    word = CHIPS[report.target].device_word
     caption = (
         "Each row is a program, each bar a run of it, in the order of the step. In the table, the bound is the longer "
-        "of two times: its matmuls at the chip's peak, and its arguments and results at the memory's speed."
+        f"of two times: its matmuls at the {word}'s peak, and its arguments and results at the memory's speed."
     )
     caption += left_out(len(report.programs), "programs")
     if report.slice is not None:
-        caption += " Thin bars: the chip waits for its links."
+        caption += f" Thin bars: the {word} waits for its links."
     different = "" if len(calls) == len(report.programs) else f", {len(report.programs)} of them different"
     summary = f"A step runs {counted(len(calls), 'program')}{different}."
     return Section("programs", "The step", (Picture(timeline(runs), caption), table), summary)
@@ -85,8 +86,9 @@ def roofline_section(report: AotFigures) -> Section:
     device, points = DEVICES[report.target], list(_points(report))
     if not points:
         return Section("roofline", "Roofline", ())
+    word = CHIPS[report.target].device_word
     caption = (
-        "Each point is a program. The slope is the bandwidth of the chip's memory, the top the peak of its matrix "
+        f"Each point is a program. The slope is the bandwidth of the {word}'s memory, the top the peak of its matrix "
         "units: the farther below, the more time is lost to something else."
     )
     if len(points) > MAX_LABELS:

@@ -49,11 +49,12 @@ class StepPlacer:
     """Places the tensors of a step on a mesh; the `Placer` of an `Export`.
 
     Attributes:
-        mesh: The mesh of all chips.
+        mesh: The mesh of all devices.
         on_program: Called with a program and the same with its shardings, at its first call.
         plan: The plan of "tensor" for a model that brings none.
-        whole: One line for each large tensor that is whole on every chip.
+        whole: One line for each large tensor that is whole on every device.
         batch: The first size of the first input.
+        device_word: What errors call a device: "chip", on v7 "device".
     """
 
     mesh: NamedMesh
@@ -61,6 +62,7 @@ class StepPlacer:
     plan: Mapping[str, Any] | None = None
     whole: list[str] = field(default_factory=list)
     batch: int = 1
+    device_word: str = "chip"
     _known: dict[int, _Known] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
     _waiting: list[_Forward] = field(default_factory=list)
@@ -93,8 +95,8 @@ class StepPlacer:
         count = self.mesh.count(DATA)
         if batch % count:
             raise TPUConfigurationError(
-                f"a batch of {batch} does not divide among {count} chips along {DATA!r}. Allowed: a multiple of "
-                f"{count}. Try: pad the batch, or make the axis smaller."
+                f"a batch of {batch} does not divide among {count} {self.device_word}s along {DATA!r}. Allowed: a "
+                f"multiple of {count}. Try: pad the batch, or make the axis smaller."
             )
         for i, tensor in enumerate(tensors):
             self._names.setdefault(_id(tensor), f"input {i}")
@@ -149,8 +151,8 @@ class StepPlacer:
             if number % self.batch or number // self.batch % self.mesh.count(MODEL):
                 raise TPUConfigurationError(
                     f"{kernel.target} has {number} heads of all sequences, which do not divide among a batch of "
-                    f"{self.batch} and {self.mesh.count(MODEL)} chips along {MODEL!r}. Try: another mesh, or leave "
-                    "FlashAttention() out of extra_passes."
+                    f"{self.batch} and {self.mesh.count(MODEL)} {self.device_word}s along {MODEL!r}. Try: another "
+                    "mesh, or leave FlashAttention() out of extra_passes."
                 )
 
     def bytes_of(self, tensor: torch.Tensor) -> int:

@@ -14,7 +14,7 @@ from kp_dynamo.aot.report import AotReport
 from kp_dynamo.aot.request import Machine, request_of
 from kp_dynamo.aot.worker_process import python_for
 from kp_dynamo.cli.main import main
-from kp_dynamo.exceptions import TPUNotAvailableError
+from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError
 from kp_dynamo.graph.least_memory import MemoryBudget
 from kp_dynamo.hardware import CHIPS, DEVICES, GIB
 from tests.aot.test_flash_attention import OPTIONS, Attention, D, H, S
@@ -133,6 +133,12 @@ def test_the_command_compiles_for_both_devices_of_each_chip(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "16 v7 (2x2x4, 4 hosts, 32 devices), mesh data=16,model=2" in printed
     assert "all-reduce" in printed
+
+
+@needs_compiler
+def test_a_batch_divides_among_the_devices():
+    with pytest.raises(TPUConfigurationError, match="a batch of 12 does not divide among 8 devices along 'data'"):
+        aot_compile(mlp(), (torch.empty(12, WIDTH, device="meta"),), target="v7", chips=4, sharding="data")
 
 
 @needs_compiler
