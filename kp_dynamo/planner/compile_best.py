@@ -17,7 +17,7 @@ from kp_dynamo.exceptions import TPUOutOfMemoryError, XLACompilationError
 from kp_dynamo.planner.candidates import Candidate
 from kp_dynamo.planner.request import PlanRequest
 from kp_dynamo.planner.rows import Figures, Outcome, figures_of
-from kp_dynamo.planner.search import Bounded, Found, best_of_each, group_of
+from kp_dynamo.planner.search import Bounded, Found, best_of_each, group_of, has_room
 from kp_dynamo.planner.stored import StoredOutcomes
 
 _MORE_TRIES = 3
@@ -75,11 +75,15 @@ class BestCompiler:
         return candidate.layout.is_runnable
 
     def _next(self, is_wanted: Callable[[Candidate], bool]) -> Bounded | None:
-        """The best candidate that was not tried, of slices and shardings without a compiled one."""
+        """The best candidate that was not tried, of slices and shardings without a compiled one.
+
+        Any with room for temporaries comes before all others, whose minutes in the compiler often end in a refusal.
+        """
         done = {group_of(f.candidate) for f in self._compiled()}
         left = [b for b in self.found.fitting if group_of(b.candidate) not in done and not self._is_ruled_out(b)]
         wanted = [b for b in left if is_wanted(b.candidate)]
-        return next(iter(best_of_each(wanted, self.request)), None)
+        best = best_of_each(wanted, self.request)
+        return next((b for b in best if has_room(b, self.request)), best[0] if best else None)
 
     def _is_ruled_out(self, bounded: Bounded) -> bool:
         candidate = bounded.candidate

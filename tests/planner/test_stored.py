@@ -85,6 +85,18 @@ def test_a_failure_on_file_is_not_compiled_again_and_rules_out_larger_batches(tm
     assert (figures.kind, figures.problem) == ("failed", PROBLEM.problem)
 
 
+def test_what_leaves_room_for_temporaries_is_compiled_first(tmp_path):
+    request, files = request_and_files(tmp_path)
+    tight = Candidate(Layout(topology_of("v5e", 8), 8, 1, "fsdp"), 8, 1, "off")
+    for candidate in (CANDIDATE, tight):
+        files.write(candidate, PROBLEM)
+    full = MemoryBound(int(0.9 * request.budgets["v5e"]), 0, 0, 0, 0, is_added=False)
+    fitting = [replace(bounded(tight), memory=full), bounded(CANDIDATE)]  # the best first
+    compiler = BestCompiler(request, Found(fitting), files, is_shown=False)
+    compiler.compile(1)
+    assert [f.candidate for f in compiler.tried_and_left()] == [CANDIDATE, tight]
+
+
 @pytest.mark.slow
 def test_the_best_is_compiled_once_and_then_read(tmp_path):
     with torch.device("meta"):
