@@ -20,7 +20,7 @@ from kp_dynamo.capture.cpu_view import retarget_to_cpu
 from kp_dynamo.capture.exponents import specialize_exponents
 from kp_dynamo.capture.held_tensors import lift_held_tensors
 from kp_dynamo.capture.inactive_dropout import remove_inactive_dropout
-from kp_dynamo.capture.inputs_on_cpu import has_static_sizes, inputs_on_cpu, is_fake
+from kp_dynamo.capture.inputs_on_cpu import has_static_sizes, inputs_on_cpu, is_fake, is_parameter
 from kp_dynamo.capture.masked_writes import select_masked_writes
 from kp_dynamo.capture.nested_regions import inline_nested_regions
 from kp_dynamo.capture.nested_tensors import refuse_nested_tensors
@@ -57,6 +57,11 @@ class Capture:
     passed: frozenset[int] | None = None
     stays_on_device: bool = False
     values: tuple[Any, ...] | None = None
+
+    @property
+    def parameters(self) -> frozenset[int]:
+        """The positions of the inputs that are parameters."""
+        return frozenset(i for i, x in enumerate(self.inputs) if is_parameter(x))
 
     @property
     def records_gradients(self) -> bool:

@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 _CPU = torch.device("cpu")
+# An attribute and no nn.Parameter, which AOTAutograd and Dynamo would treat in their own ways.
+_OF_PARAMETER = "_kp_of_parameter"
 
 
 def inputs_on_cpu(inputs: Sequence[Any]) -> list[Any]:
@@ -64,11 +66,18 @@ def cpu_fake(like: torch.Tensor, tensor: torch.Tensor, mode: FakeTensorMode) -> 
     """A new fake CPU tensor with the sizes, strides and dtype of `like`, and what autograd knows of `tensor`."""
     with torch.inference_mode(tensor.is_inference()):
         fake = _empty(like, mode)
+        if is_parameter(tensor):
+            setattr(fake, _OF_PARAMETER, True)
         if not tensor.requires_grad:
             return fake
         leaf = fake.requires_grad_()
         with torch.enable_grad():
             return leaf if tensor.is_leaf else leaf.clone()
+
+
+def is_parameter(tensor: object) -> bool:
+    """Whether a tensor is a parameter, or the fake of one that `cpu_fake` made."""
+    return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, _OF_PARAMETER, False)
 
 
 def _empty(like: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:

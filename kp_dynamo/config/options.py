@@ -67,6 +67,11 @@ class CompileOptions:
     """Ops ("aten.mm") and modules ("model.layers.*.mlp") that are never cast, in addition to the built-in table of
     sensitive ops, which applies at every level."""
 
+    reduce_dtype: Literal["bfloat16"] | None = _option(None, rules.one_of("bfloat16") | rules.nothing())
+    """The dtype in which the chips of a sharded model sum the gradients of matmul weights. None: that of the weight.
+    "bfloat16" rounds what each chip adds, and halves what the chips send each other. It needs a `precision` of
+    "bfloat16", and has no effect where no batch is divided."""
+
     fuse: bool = _option(None, rules.boolean())
     """Linear+activation fusion (one rounding instead of two), attention and a large head with its cross entropy as one
     operator each, `fold_views`, and `recompute_activations`. On at every level except conservative."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -40,6 +40,25 @@ def is_tangent(node: fx.Node) -> bool:
 def primal_inputs(graph: fx.Graph) -> list[fx.Node]:
     """The inputs of a joint or inference graph that are arguments of the function, not incoming gradients."""
     return [node for node in graph.find_nodes(op="placeholder") if not is_tangent(node)]
+
+
+def gradients_of(joint: fx.Graph, arguments: Collection[int]) -> set[fx.Node]:
+    """The results of a joint graph that are the gradients of these arguments of the function.
+
+    Args:
+        joint: A joint graph, or any other, which returns no gradient.
+        arguments: Positions in Dynamo's graph. AOTAutograd may have removed some, or put them in another order.
+    """
+    inputs = primal_inputs(joint)
+    if len(inputs) == len(joint.find_nodes(op="placeholder")):
+        return set()
+    results: Any = joint.output_node().args[0]
+    pairs = zip(inputs, results[len(results) - len(inputs) :], strict=True)
+    return {
+        gradient
+        for node, gradient in pairs
+        if isinstance(gradient, fx.Node) and getattr(node.meta.get("desc"), "idx", None) in arguments
+    }
 
 
 def backward_nodes(graph: fx.Graph) -> set[fx.Node]:

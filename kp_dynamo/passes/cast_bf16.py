@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.editing import insert_call
-from kp_dynamo.graph.nodes import tensor_of
+from kp_dynamo.graph.nodes import gradients_of, tensor_of
 from kp_dynamo.graph.op_tables import BIASES, LINEAR_ACTS, MATMULS, MOVES, PARTS, UNBIASED, VIEWS, users_through
 from kp_dynamo.passes.base import PassReport, Refusal, reported
 from kp_dynamo.passes.precision.cast_nodes import is_downcast, is_float32, is_upcast
@@ -67,16 +67,19 @@ class CastBf16:
     Attributes:
         scope: Which ops may run in bfloat16.
         keep_float32: ATen op names and globs of module paths that stay in float32, see `keep_float32.py`.
+        reduced: Positions of the arguments whose gradients several devices sum in bfloat16. Those that a matmul in
+            scope computes, and that nothing else reads, take the narrow form.
     """
 
     scope: Scope = "matmul"
     keep_float32: tuple[str, ...] = ()
+    reduced: tuple[int, ...] = ()
 
     name: ClassVar[str] = "cast_bf16"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         unused = {node for node in gm.graph.nodes if not node.users}
-        casting = _Casting(gm.graph, self.scope, KeepFloat32(self.keep_float32))
+        casting = _Casting(gm.graph, self.scope, KeepFloat32(self.keep_float32), gradients_of(gm.graph, self.reduced))
         for node in list(gm.graph.nodes):
             casting.visit(node)
         for node in reversed(gm.graph.nodes):
@@ -88,8 +91,8 @@ class CastBf16:
 class _Casting:
     """One walk over a graph, in order: the operands of a node have their final dtype when it is visited."""
 
-    def __init__(self, graph: fx.Graph, scope: Scope, keep: KeepFloat32) -> None:
-        self.scope, self.keep = scope, keep
+    def __init__(self, graph: fx.Graph, scope: Scope, keep: KeepFloat32, reduced: set[fx.Node]) -> None:
+        self.scope, self.keep, self.reduced = scope, keep, reduced
         self.casts = Casts(graph)
         self.unscaling = Unscaling(self.casts)
         self.num_cast = 0
@@ -110,7 +113,7 @@ class _Casting:
     def _form_of(self, matmul: fx.Node, rules: PrecisionRules) -> Form | Refusal:
         if problem := self.keep.reason(matmul) or rules.problem(matmul):
             return Refusal(matmul, problem)
-        return "wide" if keeps_result(matmul) else "narrow"
+        return "wide" if keeps_result(matmul, self.reduced) else "narrow"
 
     def visit(self, node: fx.Node) -> None:
         if is_upcast(node) or is_downcast(node):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import fx
 
@@ -45,13 +47,19 @@ _WEIGHT_FIRST = ("v4", "v5p")
 _SHARE_OF_EXPONENTIALS = 64  # a 64th of the memory, 230 MiB on a v5e
 
 
-def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), share: StepShare = WHOLE) -> Pipeline:
+def build_pipeline(
+    options: CompileOptions,
+    lengths: tuple[str, ...] = (),
+    share: StepShare = WHOLE,
+    parameters: Collection[int] = (),
+) -> Pipeline:
     """The passes for these options, in running order.
 
     Args:
         options: The options.
         lengths: The symbolic sizes that will be padded.
         share: What the graph, a piece of a divided one, gets of the memory.
+        parameters: The positions of the arguments that are parameters.
 
     Raises:
         TPUConfigurationError: `disable_passes` or `keep_float32` names an unknown pass or op.
@@ -73,7 +81,7 @@ def build_pipeline(options: CompileOptions, lengths: tuple[str, ...] = (), share
         *([RewritePatchConvolution()] if options.fuse else []),
         # After the patches, which need no convolution; before the casts, which then read the image once.
         *([RewriteStemConvolution()] if options.fuse else []),
-        *([CastBf16(options.cast_scope, options.keep_float32)] if options.precision == "bfloat16" else []),
+        *([_casts(options, parameters)] if options.precision == "bfloat16" else []),
         # After the casts, which are placed before the views of a value; before the passes that tag views.
         *([FoldViews(options.chip.name in _WEIGHT_FIRST, _has_one_pass(options))] if options.fuse else []),
         # After the passes that rewrite matmuls.
@@ -131,6 +139,11 @@ def _budget(options: CompileOptions, share: StepShare) -> Budget:
         is_hard_limit=options.is_memory_bounded,
         share=share,
     )
+
+
+def _casts(options: CompileOptions, parameters: Collection[int]) -> CastBf16:
+    sums = options.reduce_dtype == "bfloat16" and options.spread.batch_parts > 1
+    return CastBf16(options.cast_scope, options.keep_float32, tuple(sorted(parameters)) if sums else ())
 
 
 def _loss_pass(options: CompileOptions) -> FuseLinearCrossEntropy:

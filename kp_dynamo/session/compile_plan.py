@@ -76,13 +76,20 @@ def plan_for(capture: Capture, options: CompileOptions, share: StepShare = WHOLE
             f"check_indices=True is invalid with {other}: padding may hold any index, and torch_xla's own bridge has "
             "no operator that raises. Allowed: lowering='openxla' without buckets. Try: check in a run of its own."
         )
+    if options.reduce_dtype is not None and (options.precision == "float32" or "cast_bf16" in options.disable_passes):
+        other = "precision='float32'" if options.precision == "float32" else "disable_passes=['cast_bf16']"
+        raise TPUConfigurationError(
+            f"reduce_dtype={options.reduce_dtype!r} is invalid with {other}: the pass 'cast_bf16' rounds the "
+            "gradients. Allowed: precision='bfloat16' with the pass, or reduce_dtype=None."
+        )
     if options.ledger and capture.mode == "fake":
         raise TPUConfigurationError(
             "ledger=True is invalid for fake tensors, which have no values. Allowed: tensors on the CPU or on the XLA "
             "device. Try: kp_dynamo.explain, which runs the model."
         )
     capture, bucketing = _bucketing(capture, options)
-    pipeline = build_pipeline(options, bucketing.symbols if bucketing is not None else (), share)
+    lengths = bucketing.symbols if bucketing is not None else ()
+    pipeline = build_pipeline(options, lengths, share, capture.parameters)
     backward_pipeline = build_backward_pipeline(options)
     device = "cpu" if capture.mode == "fake" else capture.mode
     conditions = _conditions(options, (*pipeline, *backward_pipeline), device)

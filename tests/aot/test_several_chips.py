@@ -138,6 +138,17 @@ def test_weights_are_gathered_and_gradients_scattered_in_the_program_that_makes_
     assert report.slice.whole == ()
 
 
+def test_gradients_summed_in_bfloat16_are_half_of_the_bytes():
+    args, options = (torch.empty(1024, 512, device="meta"),), {"reduce_dtype": "bfloat16"}
+    machine = {"target": "v5e", "chips": 4, "mesh": {"data": 4}, "sharding": "fsdp"}
+    report = aot_compile(mlp(), args, train=True, options=options, **machine)
+    backward = report.programs[1]
+    rows = {row.kind: row for row in backward.collectives}
+    assert rows["reduce-scatter"].num_bytes == 2 * 512 * 2048 * 2
+    # The parameters and their gradients stay in float32.
+    assert backward.output_bytes == pytest.approx(2 * 512 * 2048 * 4 / 4 + 2560 * 4, rel=0.01)
+
+
 def test_the_peak_is_what_lives_at_once_and_not_all_temporaries_together():
     """The gradient of an embedding: zeros, and their sum with the rows of the tokens, which is summed in place."""
     with torch.device("meta"):

@@ -74,6 +74,15 @@ BAD_OPTIONS = [
         "disable_passes=['nonsense'] is invalid: unknown pass. Allowed: cast_bf16, check_indices, checkpoint_attention",
     ),
     ({3: 4}, "option 3 is unknown"),
+    ({"reduce_dtype": "float32"}, "option reduce_dtype='float32' is invalid. Allowed: 'bfloat16', None."),
+    (
+        {"reduce_dtype": "bfloat16", "precision": "float32"},
+        "reduce_dtype='bfloat16' is invalid with precision='float32': the pass 'cast_bf16' rounds the gradients.",
+    ),
+    (
+        {"reduce_dtype": "bfloat16", "disable_passes": ["cast_bf16"]},
+        "reduce_dtype='bfloat16' is invalid with disable_passes=['cast_bf16']",
+    ),
 ]
 
 

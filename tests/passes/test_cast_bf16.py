@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from kp_dynamo.graph.editing import run_on_fakes
 from kp_dynamo.graph.module_paths import module_paths
+from kp_dynamo.graph.nodes import fake_of
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.precision.cast_nodes import is_upcast
@@ -191,6 +192,22 @@ def test_parameters_results_and_gradients_keep_their_dtype():
         results = gm.graph.output_node().all_input_nodes
         assert {n.meta["val"].dtype for n in results} == {F32}
         assert BF16 in dtypes(gm, aten.addmm.default)
+
+
+def test_gradients_that_devices_sum_in_bfloat16_are_rounded():
+    def fn(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        return F.linear(F.linear(x, v).relu(), w)
+
+    gm = trace_joint(fn, leaf(6, 4), leaf(8, 4), leaf(8, 8))
+    reports = [CastBf16("matmul", (), (1, 2))(gm) for _ in range(2)]
+    assert [report.rewritten for report in reports] == [6, 0]
+    _, *gradients = gm.graph.output_node().all_input_nodes
+    assert [(fake_of(n).dtype, fake_of(matmul_behind(n)).dtype) for n in gradients] == [(F32, F32), *[(F32, BF16)] * 2]
+
+
+def matmul_behind(node: fx.Node) -> fx.Node:
+    """The matmul that a result is a view or a cast of."""
+    return node if node.target is aten.mm.default else matmul_behind(*node.all_input_nodes)
 
 
 @pytest.mark.quick("linear-default_partition", "matmul-min_cut_rematerialization_partition", "all-default_partition")

@@ -130,3 +130,22 @@ def eager_without_compile() -> Any:
     misplaced = [name for name, p in model.named_parameters() if spec(p.grad) != spec(p)]
     pairs = zip(model.parameters(), eager.parameters(), strict=True)
     return [misplaced, max((a.grad.cpu() - b.grad).abs().max().item() for a, b in pairs)]
+
+
+def _gradients(mesh: dict[str, int], sharding: Any, **options: Any) -> dict[str, torch.Tensor]:
+    model = small()
+    kp_dynamo.shard(model, mesh, sharding)
+    run = torch.compile(model, backend="kp_tpu", options={"level": "aggressive", **options})
+    run(kp_dynamo.shard_batch(tokens(), mesh)).pow(3).mean().backward()
+    return {name: parameter.grad.cpu() for name, parameter in model.named_parameters()}
+
+
+@check
+def gradients_summed_in_bfloat16() -> Any:
+    """How far the gradients are from those that are summed in float32: divided batches, and the same on all devices."""
+    found = []
+    for mesh, sharding in ((DATA, "fsdp"), ({"data": 1, "model": 8}, {"1": "colwise", "3": "rowwise"})):
+        exact = _gradients(mesh, sharding)
+        rounded = _gradients(mesh, sharding, reduce_dtype="bfloat16")
+        found.append({name: ((rounded[name] - g).norm() / g.norm()).item() for name, g in exact.items()})
+    return found

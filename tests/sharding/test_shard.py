@@ -129,6 +129,15 @@ def test_equal_backwards_whose_gradients_lie_in_other_ways_are_two_programs(answ
     assert first != second
 
 
+def test_gradients_of_matmuls_are_summed_in_bfloat16_on_request(answers):
+    divided, same = answers["gradients_summed_in_bfloat16"]
+    weights = {"1.weight", "3.weight"}
+    # Each device rounds its part once, and a sum of eight parts at most three times on its longest way.
+    assert all(0 < divided[name] < 4 * 2**-9 for name in weights)
+    assert {difference for name, difference in divided.items() if name not in weights} == {0}
+    assert set(same.values()) == {0}
+
+
 def test_results_of_inference_lie_along_the_batch(answers):
     even, other_length, uneven = answers["results_of_inference"]
     assert even[0] == other_length[0] == "{devices=[8,1,1]0,1,2,3,4,5,6,7}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -123,10 +124,11 @@ class PrecisionRules:
         return f"{angle} reads it as an angle, modulo a period" if angle else None
 
 
-def keeps_result(matmul: fx.Node) -> bool:
+def keeps_result(matmul: fx.Node, reduced: Collection[fx.Node] = ()) -> bool:
     """Whether rounding the result of `matmul` would cost accuracy and save little or nothing.
 
-    1. The graph returns it, in float32 anyway: logits, the gradients of weights.
+    1. The graph returns it, in float32 anyway: logits, the gradients of weights. Those in `reduced` are not kept: the
+       devices send each other half of the bytes if they are rounded.
     2. An exponential reads it after scales and masks: scores of attention.
     3. It is added directly to a float32 value: a residual. The sum is fused into the matmul.
     4. Its addend is not a bias: a mask, which bfloat16 may not represent, or a residual.
@@ -138,6 +140,8 @@ def keeps_result(matmul: fx.Node) -> bool:
     if matmul.target in LINEAR_ACTS or not isinstance(matmul.meta["val"], torch.Tensor):
         return False
     users = users_through(matmul, VIEWS + PARTS)
+    if reduced and _is_only(matmul, reduced):
+        return False
     if any(user.op == "output" for user in users) or _reader(matmul, EXPONENTIALS, _MAX_SCALINGS):
         return True
     if matmul.target is aten.baddbmm.default or (matmul.target is aten.addmm.default and not _adds_bias(matmul)):
@@ -145,6 +149,13 @@ def keeps_result(matmul: fx.Node) -> bool:
     if matmul.target is aten.convolution.default and (matmul.args[2] is not None or _is_inference(matmul.graph)):
         return True
     return bool(users) and all(_adds_to_float32(user, matmul) for user in users)
+
+
+def _is_only(matmul: fx.Node, results: Collection[fx.Node]) -> bool:
+    """Whether all that reads a matmul is the output of the graph, and only as one of these results."""
+    if matmul in results:
+        return all(user.op == "output" for user in matmul.users)
+    return bool(matmul.users) and all(user.target in VIEWS and _is_only(user, results) for user in matmul.users)
 
 
 def _is_inference(graph: fx.Graph) -> bool:
