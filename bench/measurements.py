@@ -1,4 +1,4 @@
-"""`make measurements`: write the tables of README.md and two pages of docs from bench/results/*.json.
+"""`make measurements`: write the tables of README.md and three pages of docs from bench/results/*.json.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; the text around it is written by hand.
 With `--check` nothing is written, and the exit code is 1 if a page is out of date.
@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.tables import TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/measurements.md", "docs/planner.md")
+PAGES = ("README.md", "docs/measurements.md", "docs/planner.md", "docs/sharding.md")
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 

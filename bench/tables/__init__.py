@@ -1,4 +1,4 @@
-"""Every generated table of README.md, docs/measurements.md and docs/planner.md, by the name between its markers."""
+"""Every generated table of README.md and docs, by the name between its markers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from bench.tables import cpu, tpu
+from bench.tables.fsdp import fsdp
 from bench.tables.models import kernels, models
 from bench.tables.published import published
 from bench.tables.summary import summary
@@ -25,4 +26,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "blocks": tpu.blocks,
     "while_loop": tpu.while_loop,
     "published": published,
+    "fsdp": fsdp,
 }
