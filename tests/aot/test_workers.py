@@ -192,6 +192,27 @@ worker.main()
     subprocess.run(command, input=request, text=True, timeout=60, check=True, stderr=subprocess.DEVNULL)
 
 
+_FREES = """
+import runpy, sys
+worker = runpy.run_path(sys.argv[1])
+def resident():
+    [line] = [line for line in open("/proc/self/status") if line.startswith("VmRSS")]
+    return int(line.split()[1])
+blocks = [bytes(4000) for _ in range(50_000)]
+kept = blocks[::100]  # the heap cannot shrink below them
+del blocks
+before = resident()
+worker["_return_memory"]()
+print((before - resident()) / before)
+"""
+
+
+def test_a_worker_gives_memory_back_between_programs():
+    command = [sys.executable, "-c", _FREES, worker_process._WORKER]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert float(found.stdout) > 0.7
+
+
 def test_a_report_is_the_same_from_one_process_and_from_two(monkeypatch):
     def figures(cores: int) -> dict[str, object]:
         monkeypatch.setattr(compiler, "num_cores", lambda: cores)
