@@ -1,8 +1,8 @@
 """`python -m bench.fsdp`: how much of the communication of "fsdp" a v5e's compiler leaves exposed.
 
 transformers' Llama with 7 billion parameters, one sequence of 2048 tokens a chip, on one host (8 chips) and on a square
-slice (16 chips), with and without the flags of docs/sharding.md. No chip runs it: `aot_compile` models the times. A row
-takes about a minute.
+slice (16 chips), with gathers by XLA and by `gather_weights`, and with the flags of docs/sharding.md. No chip runs it:
+`aot_compile` models the times. A row takes about a minute.
 """
 
 from __future__ import annotations
@@ -23,37 +23,40 @@ from bench.published_runs import Sizes
 LLAMA_7B = Sizes(width=4096, mlp=11008, heads=32, key_heads=32, layers=32, vocabulary=32000)
 LENGTH = 2048
 CHIPS = (8, 16)
-_NO_LOOPS = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
-FLAGS = {
-    "none": "",
-    "no collective matmuls": _NO_LOOPS,
-    "and asynchronous all-reduces": f"{_NO_LOOPS} --xla_enable_async_all_reduce=true "
-    "--xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true "
-    "--xla_tpu_enable_async_collective_fusion_multiple_steps=true --xla_tpu_overlap_compute_collective_tc=true",
+WAYS: dict[str, tuple[list[str], str]] = {
+    "by XLA": (["gather_weights"], ""),
+    "in the program": ([], ""),
+    "and asynchronous all-reduces": (
+        [],
+        "--xla_enable_async_all_reduce=true --xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true "
+        "--xla_tpu_enable_async_collective_fusion_multiple_steps=true --xla_tpu_overlap_compute_collective_tc=true",
+    ),
 }
+"""How weights are gathered -> passes that are disabled, and the flags of libtpu."""
 DTYPES = {"float32": None, "bfloat16": "bfloat16"}
 """The gradients are summed in it -> the option `reduce_dtype`."""
 MOST_EXPOSED = 0.15
 TITLE = "Llama 7B in training with fsdp on v5e, one sequence a chip, as its compiler models it (no chip ran this)"
 
 
-def compiled(chips: int, flags: str, dtype: str) -> kp_dynamo.AotReport:
+def compiled(chips: int, way: str, dtype: str) -> kp_dynamo.AotReport:
     """A training step as the compiler sees it."""
     with torch.device("meta"):
         model, tokens = Loss(LLAMA_7B, LENGTH), torch.empty(chips, LENGTH, dtype=torch.long)
     options: dict[str, Any] = {"level": "aggressive", "checkpoint": "blocks", "blocks": "on"}
-    options |= {"extra_passes": [kp_dynamo.FlashAttention()], "reduce_dtype": DTYPES[dtype]}
+    disabled, flags = WAYS[way]
+    options |= {"extra_passes": [kp_dynamo.FlashAttention()], "reduce_dtype": DTYPES[dtype], "disable_passes": disabled}
     how: dict[str, Any] = {"target": "v5e", "chips": chips, "sharding": "fsdp", "train": True}
-    with mock.patch.dict(os.environ, {"LIBTPU_INIT_ARGS": FLAGS[flags]}):
+    with mock.patch.dict(os.environ, {"LIBTPU_INIT_ARGS": flags}):
         return kp_dynamo.aot_compile(model, (tokens,), options=options, **how)
 
 
-def measured(chips: int, flags: str, dtype: str) -> dict[str, Any]:
+def measured(chips: int, way: str, dtype: str) -> dict[str, Any]:
     """A row."""
-    found = compiled(chips, flags, dtype)
+    found = compiled(chips, way, dtype)
     return {
         "chips": chips,
-        "flags": flags,
+        "gathers": way,
         "gradients": dtype,
         "step ms": found.step_ms,
         "links ms": sum(row.link_ms for row in found.collectives),
@@ -65,7 +68,7 @@ def measured(chips: int, flags: str, dtype: str) -> dict[str, Any]:
 
 def main() -> None:
     argparse.ArgumentParser(prog="bench.fsdp", description=__doc__).parse_args()
-    cases = [(chips, flags, dtype) for chips in CHIPS for flags in FLAGS for dtype in DTYPES]
+    cases = [(chips, way, dtype) for chips in CHIPS for way in WAYS for dtype in DTYPES]
     rows = [measured(*case) for case in tqdm(cases, unit="row")]
     least = {chips: min(row["exposed share"] for row in rows if row["chips"] == chips) for chips in CHIPS}
     targets = [report.Target(f"exposed share of a step, {n} chips", share, MOST_EXPOSED) for n, share in least.items()]

@@ -182,6 +182,11 @@ class Spread:
     num_chips: int = 1
     batch_parts: int = 1
 
+    @property
+    def is_along_batch(self) -> bool:
+        """Whether there are several, all along the batch: they divide weights for the memory only."""
+        return self.batch_parts == self.num_chips > 1
+
 
 ONE_CHIP = Spread()
 

@@ -42,23 +42,22 @@ def primal_inputs(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.find_nodes(op="placeholder") if not is_tangent(node)]
 
 
-def gradients_of(joint: fx.Graph, arguments: Collection[int]) -> set[fx.Node]:
-    """The results of a joint graph that are the gradients of these arguments of the function.
+def arguments_at(graph: fx.Graph, positions: Collection[int]) -> list[fx.Node]:
+    """The inputs of a joint or inference graph that are these arguments of Dynamo's graph.
 
-    Args:
-        joint: A joint graph, or any other, which returns no gradient.
-        arguments: Positions in Dynamo's graph. AOTAutograd may have removed some, or put them in another order.
+    AOTAutograd may have removed some, or put them in another order.
     """
+    return [node for node in primal_inputs(graph) if getattr(node.meta.get("desc"), "idx", None) in positions]
+
+
+def gradients_of(joint: fx.Graph, positions: Collection[int]) -> set[fx.Node]:
+    """The results of a joint graph that are the gradients of these arguments; any other graph has none."""
     inputs = primal_inputs(joint)
     if len(inputs) == len(joint.find_nodes(op="placeholder")):
         return set()
     results: Any = joint.output_node().args[0]
-    pairs = zip(inputs, results[len(results) - len(inputs) :], strict=True)
-    return {
-        gradient
-        for node, gradient in pairs
-        if isinstance(gradient, fx.Node) and getattr(node.meta.get("desc"), "idx", None) in arguments
-    }
+    gradients = dict(zip(inputs, results[len(results) - len(inputs) :], strict=True))
+    return {gradients[node] for node in arguments_at(joint, positions) if isinstance(gradients[node], fx.Node)}
 
 
 def backward_nodes(graph: fx.Graph) -> set[fx.Node]:

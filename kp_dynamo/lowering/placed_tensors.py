@@ -5,7 +5,7 @@ A mesh of torch_xla may have its devices in any order; a dict of axes has them i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -35,6 +35,17 @@ def device_spread() -> Spread:
         return ONE_CHIP
     count, placed = xla.num_devices(), named_meshes()
     return Spread(count, placed[0].count(DATA) if placed else count)
+
+
+def gather_along_batch() -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """How a program makes a divided weight whole on each device; None unless all devices are along the batch.
+
+    Weights are then divided for the memory only. On other meshes, a whole weight would let devices repeat work.
+    """
+    mesh = next(iter(named_meshes()), None)
+    if mesh is None or mesh.count(DATA) < mesh.num_devices:
+        return None
+    return lambda weight: spmd.annotated(weight, spmd.replicated())
 
 
 def mesh_of(given: Any) -> NamedMesh:

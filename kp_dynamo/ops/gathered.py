@@ -3,9 +3,11 @@
     gathered(x) -> x
 
 Blocks of a divided dimension do not end where the parts of the chips do. For the gradient of a head of 32000 classes,
-made of six blocks on 256 chips, XLA took 260 CPU-seconds; for the sum of the chips' whole gradients, it takes 34.
+made of six blocks on 256 chips, XLA took 260 CPU-seconds; for the sum of the chips' whole gradients, it takes 34. In
+one block, XLA divides the gradient of the logits as the weight is, and gathers it: 1 GiB for 16384 rows on 8 chips of a
+v5e, where a step of a Llama of width 512 with one layer takes 26.7 modelled ms, and 5.6 with the weight gathered.
 
-It appears only in a trace for several chips, by `lowering/export.py`. Elsewhere the value itself is used.
+It appears only in a trace for several chips that are all along the batch. Elsewhere the value itself is used.
 """
 
 from __future__ import annotations

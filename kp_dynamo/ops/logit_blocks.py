@@ -38,9 +38,9 @@ class Head:
 
     @classmethod
     def of(cls, *operands: Any) -> Head:
-        """From the operands of an operator. Several chips gather a weight whose rows are sliced."""
+        """From the operands of an operator; chips along the batch gather a weight that they divide."""
         head = cls(*operands)
-        return replace(head, weight=gathered(head.weight)) if len(head.columns()) > 1 else head
+        return replace(head, weight=gathered(head.weight))
 
     def as_one_block(self) -> Head:
         return replace(self, block=self.weight.shape[0])

@@ -15,6 +15,7 @@ from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.fuse_linear_cross_entropy import FuseLinearCrossEntropy
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.gate_weight_gradients import GateWeightGradients
+from kp_dynamo.passes.gather_weights import GatherWeights
 from kp_dynamo.passes.mask_padding import MaskPadding
 from kp_dynamo.passes.recompute_activations import RecomputeActivations
 from kp_dynamo.passes.recompute_attention import RecomputeAttention
@@ -44,6 +45,7 @@ PASSES: tuple[type[GraphPass], ...] = (
     RecomputeBlocks,  # the backward recomputes the insides of residual blocks
     RecomputeToShare,  # the backward recomputes until a share of the bytes is saved
     RecomputeToBudget,  # the backward recomputes until its peak fits the budget
+    GatherWeights,  # chips that are all along the batch gather the weights of matmuls
     GateRecomputation,  # recomputation waits for the gradient that needs it; runs on backward graphs
     GateWeightGradients,  # a backward goes on when the weight gradients of a layer are there; runs on backward graphs
 )

@@ -22,6 +22,7 @@ from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.fuse_linear_cross_entropy import FuseLinearCrossEntropy
 from kp_dynamo.passes.gate_recomputation import GateRecomputation
 from kp_dynamo.passes.gate_weight_gradients import GateWeightGradients
+from kp_dynamo.passes.gather_weights import GatherWeights
 from kp_dynamo.passes.mask_padding import MaskPadding
 from kp_dynamo.passes.precision.keep_float32 import unknown_op_names
 from kp_dynamo.passes.precision.matmul_rules import has_float32_matmul
@@ -92,6 +93,8 @@ def build_pipeline(
         RecomputeCasts(),
         # After the casts: their results are what would be saved.
         *_recomputation(options, share),
+        # After the casts and views that it follows to the weights.
+        *([GatherWeights(tuple(sorted(parameters)))] if options.spread.is_along_batch else []),
         # Last: the user's passes see the graph that will be lowered.
         *options.extra_passes,
     ]

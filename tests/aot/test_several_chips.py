@@ -103,25 +103,42 @@ def test_passes_know_how_many_chips_share_the_work():
     assert loss.batch_parts == 4
 
 
+class Head(nn.Module):
+    """A head without bias, and its loss."""
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, num_classes, bias=False)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(x), target)
+
+
+def collectives_of_a_head(rows: int, width: int, num_classes: int, chips: int) -> list[dict]:
+    """Of its forward and its backward, by kind."""
+    with torch.device("meta"):
+        head, args = Head(width, num_classes), (torch.empty(rows, width), torch.empty(rows, dtype=torch.long))
+    report = aot_compile(head, args, target="v5e", chips=chips, sharding="fsdp", train=True)
+    return [{row.kind: row for row in program.collectives} for program in report.programs]
+
+
 @pytest.mark.slow
 def test_a_head_by_blocks_is_gathered_once_and_its_gradient_summed_whole(monkeypatch):
     fuse_small_heads(monkeypatch)
-
-    class Head(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(256, 512, bias=False)
-
-        def forward(self, x, target):
-            return nn.functional.cross_entropy(self.head(x), target)
-
-    with torch.device("meta"):
-        head, args = Head(), (torch.empty(1024, 256), torch.empty(1024, dtype=torch.long))
-    report = aot_compile(head, args, target="v5e", chips=4, sharding="fsdp", train=True)
-    forward, backward = ({row.kind: row for row in program.collectives} for program in report.programs)
+    forward, backward = collectives_of_a_head(1024, 256, 512, chips=4)
     assert (forward["all-gather"].count, forward["all-gather"].num_bytes) == (1, 256 * 512 * 2)
     assert sum(row.num_bytes for kind, row in backward.items() if kind != "all-gather") >= 256 * 512 * 4
     assert {*forward, *backward} <= {"all-gather", "all-reduce", "reduce-scatter"}
+
+
+@pytest.mark.slow
+def test_a_head_in_one_block_moves_its_weight_and_not_the_gradient_of_its_logits():
+    weight = 512 * 32000
+    forward, backward = collectives_of_a_head(16384, 512, 32000, chips=8)
+    assert forward["all-gather"].num_bytes == pytest.approx(2 * weight, rel=0.01)
+    # The backward reads the exponentials that the forward saved, and no weight.
+    assert backward["reduce-scatter"].num_bytes == pytest.approx(4 * weight, rel=0.01)
+    assert sum(row.num_bytes for row in backward.values()) < 5 * weight
 
 
 def test_weights_are_gathered_and_gradients_scattered_in_the_program_that_makes_them():

@@ -588,7 +588,7 @@ def test_a_fused_linear_is_kept_by_what_it_was_made_of(name):
 
 
 def test_repr_is_its_identity():
-    assert repr(CastBf16("all", ("aten.mm",))) == "CastBf16(scope='all', keep_float32=('aten.mm',))"
+    assert repr(CastBf16("all", ("aten.mm",))) == "CastBf16(scope='all', keep_float32=('aten.mm',), reduced=())"
 
 
 def test_a_scaled_broadcast_is_not_seen_through():

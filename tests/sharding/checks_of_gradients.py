@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch_xla
 import torch_xla.distributed.spmd as xs
 from torch import nn
 
 import kp_dynamo
+from kp_dynamo.lowering import spmd
 from kp_dynamo.telemetry import snapshot
 from tests.sharding.registry import BOTH, DATA, Wrapped, check, compiled, placed_as, small, spec, tokens
 
@@ -148,4 +150,30 @@ def gradients_summed_in_bfloat16() -> Any:
         exact = _gradients(mesh, sharding)
         rounded = _gradients(mesh, sharding, reduce_dtype="bfloat16")
         found.append({name: ((rounded[name] - g).norm() / g.norm()).item() for name, g in exact.items()})
+    return found
+
+
+@check
+def weights_that_programs_gather() -> Any:
+    """How many tensors a step makes whole, where all devices are along the batch and where they are not."""
+    found = []
+    for mesh, sharding in ((DATA, "fsdp"), (BOTH, {"1": "colwise", "3": "rowwise"})):
+        kp_dynamo.clear_cache()
+        model, eager = small(), small()
+        kp_dynamo.shard(model, mesh, sharding)
+        made_whole: list[torch.Size] = []
+        annotated = spmd.annotated
+
+        def noted(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
+            if sharding is spmd.replicated():
+                made_whole.append(tensor.shape)  # noqa: B023 - called within the iteration
+            return annotated(tensor, sharding)  # noqa: B023
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(spmd, "annotated", noted)
+            compiled(model)(kp_dynamo.shard_batch(tokens(), mesh)).pow(2).mean().backward()
+        eager(tokens()).pow(2).mean().backward()
+        pairs = zip(model.parameters(), eager.parameters(), strict=True)
+        difference = max((a.grad.cpu() - b.grad).abs().max().item() for a, b in pairs)
+        found.append([sorted(map(list, made_whole)), difference])
     return found

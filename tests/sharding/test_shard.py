@@ -129,6 +129,14 @@ def test_equal_backwards_whose_gradients_lie_in_other_ways_are_two_programs(answ
     assert first != second
 
 
+def test_weights_are_gathered_where_all_devices_are_along_the_batch(answers):
+    (along_batch, first), (other, second) = answers["weights_that_programs_gather"]
+    # In the forward, in the backward, and as a gradient.
+    assert along_batch == [[128, 256]] * 3 + [[256, 128]] * 3
+    assert other == []
+    assert max(first, second) < CLOSE
+
+
 def test_gradients_of_matmuls_are_summed_in_bfloat16_on_request(answers):
     divided, same = answers["gradients_summed_in_bfloat16"]
     weights = {"1.weight", "3.weight"}

@@ -1,0 +1,132 @@
+"""GatherWeights: which weights and gradients are gathered, at which dtype, and what is never saved."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from expecttest import assert_expected_inline
+
+from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.graph.nodes import calls
+from kp_dynamo.graph.saved_values import num_forward_results, partitioned
+from kp_dynamo.hardware import Spread
+from kp_dynamo.passes.cast_bf16 import CastBf16
+from kp_dynamo.passes.fold_casts import FoldCasts
+from kp_dynamo.passes.gather_weights import GatherWeights
+from kp_dynamo.passes.recompute_casts import RecomputeCasts
+from kp_dynamo.pipeline import build_pipeline
+from tests.graphs import applied, graph_text, trace_inference, trace_joint
+
+GATHERED = torch.ops.kp.gathered.default
+
+
+def leaf(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+def test_weights_are_gathered_in_bfloat16_and_gradients_where_their_matmul_is():
+    def fn(x, w):
+        return F.linear(F.relu(x), w).tanh()
+
+    gm = trace_joint(fn, leaf(6, 4), leaf(8, 4))
+    for graph_pass in (CastBf16("matmul", (), (1,)), RecomputeCasts()):
+        applied(graph_pass, gm)
+    assert applied(GatherWeights((1,)), gm).rewritten == 2
+    assert_expected_inline(
+        graph_text(gm),
+        """\
+primals_1: f32[6, 4] = input
+primals_2: f32[8, 4] = input
+tangents_1: f32[6, 8] = input
+relu: f32[6, 4] = aten.relu.default(primals_1)
+detach: f32[6, 4] = aten.detach.default(relu)
+detach_1: f32[6, 4] = aten.detach.default(detach)
+_to_copy_default: bf16[6, 4] = aten._to_copy.default(relu, dtype=torch.bfloat16)
+_to_copy_default_1: bf16[8, 4] = aten._to_copy.default(primals_2, dtype=torch.bfloat16)
+gathered_default: bf16[8, 4] = kp.gathered.default(_to_copy_default_1)
+t_default: bf16[4, 8] = aten.t.default(gathered_default)
+mm: bf16[6, 8] = aten.mm.default(_to_copy_default, t_default)
+_to_copy_default_2: f32[6, 8] = aten._to_copy.default(mm, dtype=torch.float32)
+tanh: f32[6, 8] = aten.tanh.default(_to_copy_default_2)
+detach_2: f32[6, 8] = aten.detach.default(tanh)
+detach_3: f32[6, 8] = aten.detach.default(detach_2)
+detach_4: f32[6, 8] = aten.detach.default(detach_3)
+detach_5: f32[6, 8] = aten.detach.default(detach_4)
+tanh_backward: f32[6, 8] = aten.tanh_backward.default(tangents_1, detach_5)
+_to_copy_default_3: bf16[6, 8] = aten._to_copy.default(tanh_backward, dtype=torch.bfloat16)
+t_default_1: bf16[8, 6] = aten.t.default(_to_copy_default_3)
+mm_1: bf16[8, 4] = aten.mm.default(t_default_1, _to_copy_default)
+gathered_default_1: bf16[8, 4] = kp.gathered.default(mm_1)
+_to_copy_default_4: f32[8, 4] = aten._to_copy.default(gathered_default_1, dtype=torch.float32)
+t_2: f32[4, 8] = aten.t.default(_to_copy_default_4)
+t_default_2: bf16[8, 4] = aten.t.default(t_default)
+mm_2: bf16[6, 4] = aten.mm.default(_to_copy_default_3, t_default_2)
+_to_copy_default_5: f32[6, 4] = aten._to_copy.default(mm_2, dtype=torch.float32)
+t_4: f32[8, 4] = aten.t.default(t_2)
+detach_6: f32[6, 4] = aten.detach.default(detach_1)
+detach_7: f32[6, 4] = aten.detach.default(detach_6)
+threshold_backward: f32[6, 4] = aten.threshold_backward.default(_to_copy_default_5, detach_7, 0)
+return [tanh, threshold_backward, t_4]""",
+    )
+
+
+def mlp(x, w, v):
+    return F.linear(F.gelu(F.linear(x, w)), v).square().mean()
+
+
+def test_nothing_that_is_gathered_is_saved():
+    for passes in ((), (CastBf16(), RecomputeCasts())):
+        gm = trace_joint(mlp, leaf(6, 4), leaf(8, 4), leaf(4, 8))
+        for graph_pass in (*passes, GatherWeights((1, 2))):
+            applied(graph_pass, gm)
+        num_results = num_forward_results(gm.graph)
+        forward, backward = partitioned(gm)
+        saved = forward.graph.output_node().args[0][num_results:]
+        assert not any(reads_gathered(node) for node in saved)
+        assert len(list(calls(backward.graph, GATHERED))) == 4  # both weights, and both gradients
+
+
+def reads_gathered(node):
+    """Whether a value is a view or a cast of a gathered one."""
+    while node.op == "call_function" and node.target is not GATHERED and len(node.all_input_nodes) == 1:
+        [node] = node.all_input_nodes
+    return node.target is GATHERED
+
+
+def test_what_the_matrix_unit_would_round_is_rounded_before_it_is_gathered():
+    gm = trace_inference(F.linear, torch.randn(6, 4), leaf(8, 4))
+    for graph_pass in (CastBf16(), FoldCasts()):
+        applied(graph_pass, gm)
+    assert applied(GatherWeights((1,)), gm).rewritten == 1
+    [whole] = calls(gm.graph, GATHERED)
+    assert whole.meta["val"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x, w: F.embedding(x.long(), w), lambda x, w: x * w[0], lambda x, w: x @ w.tanh(),
+    lambda x, w: torch.bmm(x[None], w[None]),
+])  # fmt: skip
+def test_other_uses_are_left_to_xla(fn):
+    gm = trace_inference(fn, torch.ones(4, 4), torch.ones(4, 4))
+    assert applied(GatherWeights((1,)), gm).rewritten == 0
+
+
+def test_arguments_that_are_no_parameters_are_left_alone():
+    gm = trace_joint(mlp, leaf(6, 4), leaf(8, 4), leaf(4, 8))
+    assert applied(GatherWeights(()), gm).rewritten == 0
+
+
+def test_a_weight_that_other_operators_read_is_gathered_for_the_matmul_only():
+    def fn(tokens, w):
+        return F.linear(F.embedding(tokens, w), w)
+
+    gm = trace_inference(fn, torch.arange(3), torch.randn(5, 4))
+    assert applied(GatherWeights((1,)), gm).rewritten == 1
+    [embedding] = calls(gm.graph, torch.ops.aten.embedding.default)
+    assert embedding.args[0].op == "placeholder"
+
+
+@pytest.mark.parametrize(("spread", "is_there"), [(Spread(8, 8), True), (Spread(8, 4), False), (Spread(), False)])
+def test_it_runs_where_all_chips_are_along_the_batch(spread, is_there):
+    pipeline = build_pipeline(CompileOptions().over(spread), parameters={2, 1})
+    assert (GatherWeights((1, 2)) in pipeline) == is_there
+    assert any(p.name == "gather_weights" for p in pipeline) == is_there
