@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import hint_int
 from torch.utils.checkpoint import CheckpointPolicy
 
 import kp_dynamo.ops.gathered  # noqa: F401  # registers the operator
 from kp_dynamo.graph.editing import cast_to, insert_call
-from kp_dynamo.graph.nodes import arguments_at, backward_nodes, calls, fake_of, gradients_of, tensor_of
+from kp_dynamo.graph.nodes import arguments_at, backward_nodes, calls, fake_of, gradients_of
 from kp_dynamo.graph.op_tables import LINEAR_ACTS, MATMULS, VIEWS_AND_CASTS
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.precision.cast_nodes import is_float32
@@ -39,6 +41,9 @@ class GatherWeights:
 
     Fires on the weights of mm, addmm, kp::contract and kp::linear_act that are parameters of two dimensions, behind
     casts and views, and on those of their gradients that a matmul computes. `python -m bench.fsdp` has the figures.
+
+    Leaves alone a weight with more elements than what the matmul multiplies it with and its result have together, as in
+    decoding: then moving those is less.
 
     A gathered weight is never saved for the backward. Values do not change, but for the order of sums.
 
@@ -78,7 +83,7 @@ class _Gathering:
     def gather_operand(self, matmul: fx.Node, position: int) -> None:
         """Gather what an operand is a view of, if that is a weight, in its narrowest dtype."""
         path = _path(matmul.args[position])
-        if path[-1] not in self._weights:
+        if path[-1] not in self._weights or not _has_many_rows(matmul, path[0]):
             return
         source = min(reversed(path), key=lambda node: fake_of(node).dtype.itemsize)
         after = path[: path.index(source)]
@@ -90,7 +95,7 @@ class _Gathering:
         path = _path(gradient)
         matmul = path[-1]
         is_alone = all(len(node.users) == 1 for node in path)
-        if matmul.target not in _MATMULS or not is_alone or tensor_of(matmul) is None:
+        if matmul.target not in _MATMULS or not is_alone or not _has_many_rows(matmul, matmul):
             return
         with self._graph.inserting_after(matmul):
             whole = self._insert(matmul)
@@ -117,6 +122,19 @@ class _Gathering:
 
     def _recompute(self, nodes: Any) -> None:
         tag((n for n in nodes if self._backward and n not in self._backward), CheckpointPolicy.MUST_RECOMPUTE)
+
+
+def _has_many_rows(matmul: fx.Node, weight: fx.Node) -> bool:
+    """Whether `weight`, an operand or the result, has no more elements than the other two together."""
+    three = (matmul, *(matmul.args[position] for position in MATMULS[matmul.target]))
+    sizes = {node: _num_elements(node) for node in three}
+    return 2 * sizes[weight] <= sum(sizes.values())
+
+
+def _num_elements(node: Any) -> int:
+    value = node.meta["val"]
+    first: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]  # of kp::linear_act_train
+    return math.prod(hint_int(size, fallback=1) for size in first.shape)
 
 
 def _path(node: Any) -> list[fx.Node]:

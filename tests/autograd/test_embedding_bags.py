@@ -96,6 +96,7 @@ def test_indices_of_triangles(kind):
     assert metrics.executed_fallback_ops() == []
 
 
+@pytest.mark.quick("mean")
 @pytest.mark.parametrize("mode", MODES)
 def test_lengths_that_vary(mode):
     def bags(i, t):

@@ -228,6 +228,7 @@ OTHER_VALUES = {
     "precision": "float32",
     "matmul_precision": "highest",
     "keep_float32": ["aten.mm"],
+    "reduce_dtype": "bfloat16",
     "fuse": False,
     "checkpoint": "blocks",
     "blocks": "on",

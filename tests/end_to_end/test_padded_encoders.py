@@ -98,6 +98,7 @@ def test_a_part_of_a_larger_model():
         torch.testing.assert_close(compiled(model, fullgraph=True)(ids), model(ids), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_padded_rows():
     """Eager packs nothing if a gradient is wanted, in training or evaluation mode."""
     for train in (False, True):

@@ -105,7 +105,7 @@ def check(module: nn.Module, x: torch.Tensor, states: object, device: str, **opt
 
 
 @given(layers())
-@examples(max_examples=8)
+@examples(max_examples=4)
 def test_results_and_gradients_are_eagers(drawn: tuple[nn.Module, torch.Tensor, object]) -> None:
     torch._dynamo.reset()
     check(*drawn, device="cpu")

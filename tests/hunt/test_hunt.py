@@ -31,7 +31,7 @@ CHUNK = 10
 RIGHT = ("right", "refused")
 
 
-@pytest.mark.quick("0", "40", "60", "90", "140")  # the others run beside random ones in `make test-all`
+@pytest.mark.quick("40", "90")  # the others run beside random ones in `make test-all`
 @pytest.mark.parametrize("first", range(0, len(FIXED), CHUNK))
 def test_fixed_programs(first):
     outcomes = {pair: check(program_of(*pair)) for pair in FIXED[first : first + CHUNK]}
@@ -44,7 +44,7 @@ def test_a_hundred_and_fifty_are_fixed():
 
 def test_a_seed_gives_the_same_program_in_every_process():
     """Hypothesis's own numbers are those of the literals in all modules that are loaded, one time of twenty."""
-    code = "from tests.hunt.drawing import program_of; print([program_of(1999, i) for i in range(40)])"
+    code = "from tests.hunt.drawing import program_of; print([program_of(1999, i) for i in range(10)])"
     few, many = (
         _printed(imports + code) for imports in ("", "import kp_dynamo.session, tests.end_to_end.test_bad_input; ")
     )

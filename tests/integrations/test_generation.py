@@ -166,7 +166,7 @@ _FALLBACK = {
 @pytest.mark.parametrize(
     ("shape", "mode"),
     [
-        (_SHORT, {}),  # finds the language
+        slow(_SHORT, {}),  # finds the language
         slow(_SHORT, {"language": "de", "task": "translate", "num_beams": 3}),
         slow(_SHORT, {"language": "en", "do_sample": True, "temperature": 0.9}),
         slow(_SHORT, {"language": "en", "num_beams": 2, "num_return_sequences": 2}),
@@ -212,7 +212,8 @@ def test_whisper_runs_few_programs():
     assert programs() - before == 2
 
 
-@pytest.mark.parametrize("mode", [{}, slow({"num_beams": 3})])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [{}, {"num_beams": 3}])
 def test_programs_are_divided_at_their_layers(mode):
     """Each piece gets the cache of its own layers, or it could not be donated; `strict` raises then."""
     model = wide(llama(num_layers=4))

@@ -13,7 +13,7 @@ BLOCKS = re.findall(r"```python library=([\w-]+)\n(.*?)```", PAGE.read_text(), r
 LIBRARIES = {"trainer", "accelerate", "lightning", "peft", "sentence-transformers", "timm", "diffusers"}
 
 
-SLOW = {"timm", "diffusers"}  # docs/zoo.md has models of both
+SLOW = {"timm", "diffusers", "trainer", "peft"}  # docs/zoo.md and the tests beside this file have such models
 
 
 @pytest.mark.parametrize(

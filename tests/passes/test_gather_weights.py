@@ -119,10 +119,16 @@ def test_a_weight_that_other_operators_read_is_gathered_for_the_matmul_only():
     def fn(tokens, w):
         return F.linear(F.embedding(tokens, w), w)
 
-    gm = trace_inference(fn, torch.arange(3), torch.randn(5, 4))
+    gm = trace_inference(fn, torch.arange(5), torch.randn(5, 4))
     assert applied(GatherWeights((1,)), gm).rewritten == 1
     [embedding] = calls(gm.graph, torch.ops.aten.embedding.default)
     assert embedding.args[0].op == "placeholder"
+
+
+@pytest.mark.parametrize(("rows", "num_gathered"), [(3, 0), (4, 1), (100, 1)])
+def test_rows_that_are_fewer_than_the_weight_move_instead_of_it(rows, num_gathered):
+    gm = trace_inference(F.linear, torch.randn(rows, 8), torch.randn(8, 8))
+    assert applied(GatherWeights((1,)), gm).rewritten == num_gathered
 
 
 @pytest.mark.parametrize(("spread", "is_there"), [(Spread(8, 8), True), (Spread(8, 4), False), (Spread(), False)])
