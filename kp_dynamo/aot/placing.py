@@ -126,8 +126,8 @@ class StepPlacer:
 
     @property
     def gathers_weights(self) -> bool:
-        """Whether all chips are along the batch, so that weights are divided for the memory only."""
-        return self.mesh.count(DATA) == self.mesh.num_devices > 1
+        """Whether a program gathers divided weights."""
+        return self.mesh.is_along_batch
 
     @property
     def kernels(self) -> KernelParts:

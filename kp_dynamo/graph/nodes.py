@@ -52,12 +52,18 @@ def arguments_at(graph: fx.Graph, positions: Collection[int]) -> list[fx.Node]:
 
 def gradients_of(joint: fx.Graph, positions: Collection[int]) -> set[fx.Node]:
     """The results of a joint graph that are the gradients of these arguments; any other graph has none."""
-    inputs = primal_inputs(joint)
-    if len(inputs) == len(joint.find_nodes(op="placeholder")):
+    if not any(map(is_tangent, joint.find_nodes(op="placeholder"))):
         return set()
-    results: Any = joint.output_node().args[0]
-    gradients = dict(zip(inputs, results[len(results) - len(inputs) :], strict=True))
-    return {gradients[node] for node in arguments_at(joint, positions) if isinstance(gradients[node], fx.Node)}
+    gradients = gradients_by_input(joint)
+    return {gradients[node] for node in arguments_at(joint, positions) if node in gradients}
+
+
+def gradients_by_input(joint: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """The gradient of each input of a joint graph that has one: the last results are those of all inputs, or None."""
+    results, inputs = joint.output_node().args[0], primal_inputs(joint)
+    assert isinstance(results, (list, tuple))
+    pairs = zip(inputs, results[len(results) - len(inputs) :], strict=True)
+    return {node: gradient for node, gradient in pairs if isinstance(gradient, fx.Node)}
 
 
 def backward_nodes(graph: fx.Graph) -> set[fx.Node]:

@@ -40,10 +40,10 @@ def device_spread() -> Spread:
 def gather_along_batch() -> Callable[[torch.Tensor], torch.Tensor] | None:
     """How a program makes a divided weight whole on each device; None unless all devices are along the batch.
 
-    Weights are then divided for the memory only. On other meshes, a whole weight would let devices repeat work.
+    On other meshes, a whole weight would let devices repeat work.
     """
     mesh = next(iter(named_meshes()), None)
-    if mesh is None or mesh.count(DATA) < mesh.num_devices:
+    if mesh is None or not mesh.is_along_batch:
         return None
     return lambda weight: spmd.annotated(weight, spmd.replicated())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -120,7 +121,7 @@ class _Gathering:
         like = None if source.op == "placeholder" else source
         return insert_call(self._graph, kp.gathered.default, (source,), {}, like=like)
 
-    def _recompute(self, nodes: Any) -> None:
+    def _recompute(self, nodes: Iterable[fx.Node]) -> None:
         tag((n for n in nodes if self._backward and n not in self._backward), CheckpointPolicy.MUST_RECOMPUTE)
 
 

@@ -97,6 +97,11 @@ class NamedMesh:
         """The number of devices along an axis; 1 if no axis has this name."""
         return self.size(axis) if self.has(axis) else 1
 
+    @property
+    def is_along_batch(self) -> bool:
+        """Whether there are several devices, all along the batch: they divide weights for the memory only."""
+        return self.count(DATA) == self.num_devices > 1
+
     def devices_along(self, axes: Sequence[str]) -> tuple[int, ...]:
         """The ids of all devices, in row-major order of all axes in another order."""
         strides = {name: prod(self.sizes[i + 1 :]) for i, name in enumerate(self.names)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from kp_dynamo.graph.nodes import primal_inputs
+from kp_dynamo.graph.nodes import gradients_by_input
 from kp_dynamo.graph.peak_memory import code_bytes, peak_memory
 from kp_dynamo.graph.saved_values import ForwardPart, partitioned, saved_by_min_cut
 from kp_dynamo.graph.sizes import node_bytes
@@ -173,7 +173,4 @@ def _peak(gm: fx.GraphModule, budget: Budget) -> int:
 
 def _trainable_bytes(joint: fx.Graph) -> int:
     """Bytes of the inputs for which a joint graph returns a gradient."""
-    results, inputs = joint.output_node().args[0], primal_inputs(joint)
-    assert isinstance(results, (list, tuple))
-    gradients = results[len(results) - len(inputs) :]
-    return sum(node_bytes(node) for node, gradient in zip(inputs, gradients, strict=True) if gradient is not None)
+    return sum(map(node_bytes, gradients_by_input(joint)))
