@@ -56,14 +56,23 @@ class TimeBound:
     Attributes:
         matmuls: Matmuls at the bfloat16 peak.
         traffic: What programs pass to each other, through the memory.
-        links: Communication; that along the two axes of a mesh may overlap.
+        gathers: All-gathers of weights along "data".
+        gradient_sums: Sums of gradients along "data".
+        result_sums: Sums of the results of row matmuls along "model".
         optimizer: Parameters, gradients and state through the memory.
     """
 
     matmuls: float
     traffic: float
-    links: float
+    gathers: float
+    gradient_sums: float
+    result_sums: float
     optimizer: float
+
+    @property
+    def links(self) -> float:
+        """Communication, at least: that along the two axes of a mesh may overlap."""
+        return max(self.gathers + self.gradient_sums, self.result_sums)
 
     @property
     def total(self) -> float:
@@ -71,15 +80,15 @@ class TimeBound:
         return max(self.matmuls, self.traffic, self.links) + self.optimizer
 
     @property
-    def in_turn(self) -> float:
-        """The same without overlap, which tells apart what has equal bounds."""
-        return self.matmuls + self.traffic + self.links + self.optimizer
+    def with_sums(self) -> float:
+        """The same if nothing overlaps with a sum, as in programs of libtpu 0.0.21: what is compiled first."""
+        return max(self.matmuls, self.traffic, self.gathers) + self.gradient_sums + self.result_sums + self.optimizer
 
     @property
-    def largest(self) -> str:
-        """The name of the longest part."""
-        parts = asdict(self)
-        return max(parts, key=parts.__getitem__)
+    def in_turn(self) -> float:
+        """The same without any overlap, which tells apart what is otherwise equal."""
+        parts: dict[str, float] = asdict(self)
+        return sum(parts.values())
 
 
 @dataclass(frozen=True)
@@ -133,23 +142,27 @@ def time_bound(candidate: Candidate, facts: Facts) -> TimeBound:
     return TimeBound(
         matmuls=facts.flops * candidate.step_samples / devices / device.bf16_flops,
         traffic=batches * facts.activations.traffic.per_sample * candidate.samples / device.hbm_bytes_per_s,
-        links=batches * max(_along_data(candidate, facts), _along_model(candidate, facts)),
+        gathers=batches * _gathers(candidate, facts),
+        gradient_sums=batches * _gradient_sums(candidate, facts) if facts.train else 0.0,
+        result_sums=batches * _result_sums(candidate, facts),
         optimizer=moved / device.hbm_bytes_per_s,
     )
 
 
-def _along_data(candidate: Candidate, facts: Facts) -> float:
-    """Seconds of the communication of weights and gradients in a batch."""
-    layout, weights = candidate.layout, facts.weights
-    rows = facts.rows * candidate.batch
-    seconds = link_seconds(layout, DATA, "all-gather", weights.gathered_bytes(rows))
-    if facts.train:
-        seconds += link_seconds(layout, DATA, "reduce-scatter", weights.scattered_bytes(rows))
-        seconds += link_seconds(layout, DATA, "all-reduce", weights.reduced_bytes(rows))
-    return seconds
+def _gathers(candidate: Candidate, facts: Facts) -> float:
+    """Seconds of the all-gathers of weights in a batch."""
+    num_bytes = facts.weights.gathered_bytes(facts.rows * candidate.batch)
+    return link_seconds(candidate.layout, DATA, "all-gather", num_bytes)
 
 
-def _along_model(candidate: Candidate, facts: Facts) -> float:
+def _gradient_sums(candidate: Candidate, facts: Facts) -> float:
+    """Seconds of the sums of gradients in a batch."""
+    layout, weights, rows = candidate.layout, facts.weights, facts.rows * candidate.batch
+    scattered = link_seconds(layout, DATA, "reduce-scatter", weights.scattered_bytes(rows))
+    return scattered + link_seconds(layout, DATA, "all-reduce", weights.reduced_bytes(rows))
+
+
+def _result_sums(candidate: Candidate, facts: Facts) -> float:
     """Seconds of the sums of row matmuls in a batch."""
     num_bytes = facts.weights.summed_bytes(facts.rows * candidate.samples, facts.train)
     return link_seconds(candidate.layout, MODEL, "all-reduce", num_bytes)

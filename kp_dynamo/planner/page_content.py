@@ -76,7 +76,8 @@ def _headline(plan: PlanFigures) -> str:
 
 def _what_takes_longest(row: PlanRow) -> str:
     """What limits the step by its bounds, in a sentence."""
-    parts = sorted(row.time_parts_ms.items(), key=lambda part: -part[1])
+    named = {name.replace("_", " "): ms for name, ms in row.time_parts_ms.items()}
+    parts = sorted(named.items(), key=lambda part: -part[1])
     if not parts:
         return ""
     (longest, ms), *others = parts

@@ -15,8 +15,8 @@ def times_section(plan: PlanFigures) -> Section:
     rows = {_name(n, row): _scaled(row.time_parts_ms, unit.per_ms) for n, row in enumerate(plan.rows, 1)}
     drawn = parts_apart("times", "Least time of a step by part", rows, f"{unit.name}, at least")
     caption = (
-        "What a step takes at least, part by part. Parts are not added up: matmuls, traffic and links may overlap, so "
-        "a step takes no less than the longest of them, and the optimizer after it."
+        "What a step takes at least, part by part. Parts are not added up: all but the optimizer may overlap. "
+        "Gathers and sums of gradients share links, so they do not overlap with each other."
     )
     return Section("times", "Why: time", (Picture(drawn, caption),))
 
@@ -38,4 +38,4 @@ def _name(number: int, row: PlanRow) -> str:
 
 
 def _scaled(parts: dict[str, float] | dict[str, int], factor: float) -> dict[str, float]:
-    return {name: value * factor for name, value in parts.items()}
+    return {name.replace("_", " "): value * factor for name, value in parts.items()}

@@ -35,7 +35,7 @@ class PlanRow:
         budget_bytes: What it may be.
         memory_parts: Of its bound: "parameters", "optimizer", "gradients", "activations" and "inputs".
         step_ms: An optimizer step.
-        time_parts_ms: Of its bound: "matmuls", "traffic", "links" and "optimizer".
+        time_parts_ms: Of its bound: "matmuls", "traffic", "gathers", "gradient_sums", "result_sums" and "optimizer".
         mfu: Model FLOP utilization, without recomputed FLOPs.
         usd_per_million: Price of a million tokens, or of a million samples if they have no tokens.
         hours: Hours of the whole training; None if its tokens are unknown.

@@ -16,7 +16,9 @@ from kp_dynamo.planner.search import Bounded, usd_per_second
 _PARTS = {
     "matmuls": "its matmuls",
     "traffic": "its memory traffic",
-    "links": "its communication",
+    "gathers": "its gathers of weights",
+    "gradient_sums": "its sums of gradients",
+    "result_sums": "its sums of results",
     "optimizer": "its optimizer step",
 }
 
@@ -147,10 +149,19 @@ class RowMaker:
         if figures.kind == "compiled":
             return f"{ratio:.2f}x the {what} of the first, compiled{self._mostly(figures)}"
         if self.first.kind == "compiled" and ratio < 1:
-            return f"not compiled: its {what} is at least {ratio:.2f}x that of the first, so it may be better"
+            more = self._with_sums(figures, least)
+            told = f", or {more:.2f}x if nothing overlaps with its sums" if more > ratio + 0.005 else ""
+            return f"not compiled: its {what} is at least {ratio:.2f}x that of the first{told}, so it may be better"
+        if ratio < 0.995:
+            more = self._with_sums(figures, self.first.bounded.value_with_sums(objective))
+            return f"at least {ratio:.2f}x the {what} of the first, but {more:.2f}x if nothing overlaps with sums"
         if ratio < 1.005:
             return f"the same bound as the first{self._more_in_turn(figures)}"
         return f"at least {ratio:.2f}x the {what} of the first{self._mostly(figures)}"
+
+    def _with_sums(self, figures: Figures, least: float) -> float:
+        more = figures.bounded.value_with_sums(self.request.goal.objective)
+        return more / least if least else 1.0
 
     def _mostly(self, figures: Figures) -> str:
         """The part of the bounds in which a candidate exceeds the first one most."""

@@ -34,20 +34,23 @@ class Bounded:
     def seconds_per_sample(self) -> float:
         return self.time.total / self.candidate.step_samples
 
-    @property
-    def usd_per_sample(self) -> float:
-        return self.seconds_per_sample * usd_per_second(self.candidate.layout.topology)
-
     def value(self, objective: str) -> float:
         """What the objective minimizes, at least."""
-        return self.usd_per_sample if objective == "cost" else self.seconds_per_sample
+        return self._per_sample(self.time.total, objective)
+
+    def value_with_sums(self, objective: str) -> float:
+        """The same if nothing overlaps with a sum."""
+        return self._per_sample(self.time.with_sums, objective)
 
     def rank(self, objective: str) -> tuple[float, float, int, int]:
-        """The order: by the bound; equal ones by the parts of the time in turn, then fewer chips and batches."""
-        price = usd_per_second(self.candidate.layout.topology) if objective == "cost" else 1.0
-        in_turn = self.time.in_turn / self.candidate.step_samples * price
+        """The order: by the bound in which nothing overlaps with a sum, then without any overlap, then fewer chips."""
+        in_turn = self._per_sample(self.time.in_turn, objective)
         chips, batches = self.candidate.layout.topology.num_chips, self.candidate.accumulate
-        return float(f"{self.value(objective):.3g}"), float(f"{in_turn:.4g}"), chips, batches
+        return float(f"{self.value_with_sums(objective):.3g}"), float(f"{in_turn:.4g}"), chips, batches
+
+    def _per_sample(self, seconds: float, objective: str) -> float:
+        price = usd_per_second(self.candidate.layout.topology) if objective == "cost" else 1.0
+        return seconds / self.candidate.step_samples * price
 
 
 def usd_per_second(topology: Topology) -> float:

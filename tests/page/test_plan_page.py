@@ -31,7 +31,14 @@ FIRST = PlanRow(
         "inputs": 9,
     },
     step_ms=2500.0,
-    time_parts_ms={"matmuls": 1200.0, "traffic": 900.0, "links": 700.0, "optimizer": 40.0},
+    time_parts_ms={
+        "matmuls": 1200.0,
+        "traffic": 900.0,
+        "gathers": 400.0,
+        "gradient_sums": 200.0,
+        "result_sums": 100.0,
+        "optimizer": 40.0,
+    },
     mfu=0.41,
     usd_per_million=0.0512,
     hours=900.0,
@@ -128,19 +135,20 @@ def rows_of(page: str, name: str) -> str:
 
 def test_parts_that_may_overlap_each_begin_at_zero():
     one = replace(PLAN, rows=(FIRST,), one_host=FIRST)
-    for name, num_parts in (("times", 4), ("memory", 5)):
+    for name, num_parts in (("times", 6), ("memory", 5)):
         bars = re.findall(r'<path d="M ([\d.]+) ([\d.]+) L ([\d.]+)[^"]*" clip-path', rows_of(one.to_html(), name))
         assert len(bars) == num_parts
         assert len({left for left, _, _ in bars}) == 1
         assert len({top for _, top, _ in bars}) == num_parts
     page = PLAN.to_html()
-    assert "Parts are not added up: matmuls, traffic and links may overlap" in page
+    assert "Parts are not added up: all but the optimizer may overlap" in page
     assert "Parts are not added up: gradients and activations" in page
 
 
 def test_what_limits_a_step_is_said_below_the_headline():
     lead = (
-        "Of what a step takes at least, the matmuls take longest: 1.2 s; traffic 900 ms, links 700 ms, optimizer 40 ms."
+        "Of what a step takes at least, the matmuls take longest: 1.2 s; traffic 900 ms, gathers 400 ms, "
+        "gradient sums 200 ms, result sums 100 ms, optimizer 40 ms."
     )
     assert f'<p class="lead">{lead}</p>' in PLAN.to_html()
 

@@ -28,7 +28,7 @@ def request(**options: object) -> PlanRequest:
 def figures(accumulate: int, report=REPORT, **options: object) -> Figures:
     is_added = accumulate > 1
     memory = MemoryBound(GRADIENTS, STATE, GRADIENTS, activations=0, inputs=0, is_added=is_added)
-    time = TimeBound(matmuls=1e-6, traffic=0.0, links=0.0, optimizer=OPTIMIZER_S)
+    time = TimeBound(1e-6, 0.0, 0.0, 0.0, 0.0, OPTIMIZER_S)
     bounded = Bounded(Candidate(LAYOUT, 2, accumulate, "off"), memory, time)
     return figures_of(bounded, Outcome(report), request(**options))
 
@@ -57,3 +57,31 @@ def test_the_mfu_of_a_compiled_row_counts_the_flops_of_the_model():
         found = figures(1, report)
         row = RowMaker(request(), flops, found).row(found)
         assert row.mfu == pytest.approx(flops * 8 / found.step_s / (4 * CHIPS["v5e"].bf16_flops))
+
+
+def bounded(matmuls: float, **sums: float) -> Bounded:
+    none = dict.fromkeys(("traffic", "gathers", "gradient_sums", "result_sums", "optimizer"), 0.0)
+    memory = MemoryBound(GRADIENTS, STATE, GRADIENTS, activations=0, inputs=0, is_added=False)
+    return Bounded(Candidate(LAYOUT, 2, 1, "off"), memory, TimeBound(matmuls, **{**none, **sums}))
+
+
+def test_what_sums_much_comes_after_what_computes_a_little_more():
+    """The programs of libtpu 0.0.21 hide gathers behind matmuls, and no sums."""
+    much = bounded(1.0, result_sums=0.9)
+    little = bounded(1.2, gathers=0.9)
+    assert much.value("time") < little.value("time")
+    assert sorted((much, little), key=lambda b: b.rank("time")) == [little, much]
+    first, second = (figures_of(b, None, request()) for b in (little, much))
+    assert RowMaker(request(), 1, first).row(second).why == (
+        "at least 0.83x the cost of the first, but 1.58x if nothing overlaps with sums"
+    )
+
+
+def test_a_row_with_sums_says_what_they_may_cost():
+    first = figures(1)
+    step = REPORT.step_ms / 1e3 + OPTIMIZER_S
+    other = figures_of(bounded(step / 2, gradient_sums=step / 4), None, request())
+    assert RowMaker(request(), 1, first).row(other).why == (
+        "not compiled: its cost is at least 0.50x that of the first, or 0.75x if nothing overlaps with its sums, "
+        "so it may be better"
+    )

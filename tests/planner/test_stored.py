@@ -31,7 +31,7 @@ def request_and_files(folder, graphs="a", **options):
 
 
 def bounded(candidate):
-    return Bounded(candidate, MemoryBound(1, 2, 1, 0, 0, is_added=False), TimeBound(1.0, 0.0, 0.0, 0.0))
+    return Bounded(candidate, MemoryBound(1, 2, 1, 0, 0, is_added=False), TimeBound(1.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 
 
 def test_an_outcome_is_read_again(tmp_path):
