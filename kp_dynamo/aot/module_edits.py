@@ -1,4 +1,4 @@
-"""Edits of a StableHLO module before libtpu compiles it: shardings, gathers and donation.
+"""Edits of a StableHLO module before libtpu compiles it: shardings and donation.
 
 `worker.py` loads this file, in an environment that may have no torch and no package. The module is an MLIR module of
 jaxlib's bindings.
@@ -26,14 +26,15 @@ def shard(module: Any, num_devices: int, arguments: list[str], results: list[str
         module.operation.attributes["mhlo.num_partitions"] = number
 
 
-def gather(module: Any) -> None:
-    """Let each device have the whole of what `lowering/export.py` marked."""
+def place(module: Any) -> None:
+    """Give each value that `lowering/export.py` marked its sharding."""
     from jaxlib.mlir import ir
 
-    for call in calls(module, "kp_gathered"):
+    for call in calls(module, "kp_sharding"):
         with module.context:
             call.attributes["call_target_name"] = ir.StringAttr.get("Sharding")
-            call.attributes["mhlo.sharding"] = ir.StringAttr.get("{replicated}")
+            call.attributes["mhlo.sharding"] = ir.StringAttr.get(call.attributes["backend_config"].value)
+            call.attributes["backend_config"] = ir.StringAttr.get("")
 
 
 def calls(module: Any, target: str) -> list[Any]:

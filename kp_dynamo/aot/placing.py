@@ -125,9 +125,13 @@ class StepPlacer:
         return self.mesh.count(DATA) * self.mesh.count(MODEL)
 
     @property
-    def gathers_weights(self) -> bool:
-        """Whether a program gathers divided weights."""
-        return self.mesh.is_along_batch
+    def along_batch(self) -> Callable[[int, int], str] | None:
+        """(dim, rank) -> the sharding of a tensor with this dimension divided, if all chips are along the batch."""
+
+        def sharding(dim: int, rank: int) -> str:
+            return hlo_sharding(tuple(DATA if i == dim else None for i in range(rank)), self.mesh, rank)
+
+        return sharding if self.mesh.is_along_batch else None
 
     @property
     def kernels(self) -> KernelParts:

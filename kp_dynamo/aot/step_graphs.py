@@ -84,7 +84,7 @@ class _Recorder:
     """A lowering that lowers nothing, and the `Placer` of its calls, which keeps them."""
 
     name = "export"
-    kernel_parts, gathers_weights = 1, False
+    kernel_parts, along_batch = 1, None
 
     def __init__(self) -> None:
         self.calls: list[GraphCall] = []

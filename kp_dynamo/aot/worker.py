@@ -182,7 +182,7 @@ class _Compiler:
         if self._num_devices > 1:
             _module_edits.shard(module, self._num_devices, arguments, results)
             _kernel_edits.divide_kernels(_module_edits.calls(module, "tpu_custom_call"), *kernels)
-            _module_edits.gather(module)
+            _module_edits.place(module)
         _module_edits.donate(module, donated)
         return mlir.module_to_bytecode(module) if takes_bytes else module
 

@@ -30,8 +30,9 @@ from kp_dynamo.lowering.step_memory import Owner, StepMemory
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.ops.flash_kernels import calling_flash
-from kp_dynamo.ops.gathered import gathering
+from kp_dynamo.ops.gathered import Placing, placing
 from kp_dynamo.ops.optimization_barrier import barriers
+from kp_dynamo.sharding.placement import REPLICATED
 
 
 class Export:
@@ -157,17 +158,27 @@ def _interface(traced: Trace) -> dict[str, Any]:
 
 @contextmanager
 def _for_chips(placer: Placer | None) -> Iterator[None]:
-    """Trace kernels and gathers for one chip, or for those of `placer`."""
-    parts, gathers = (1, False) if placer is None else (placer.kernel_parts, placer.gathers_weights)
-    with calling_flash(CustomCalls(parts)), gathering(_gather if gathers else None):
+    """Trace kernels, gathers and sums for one chip, or for those of `placer`."""
+    parts = 1 if placer is None else placer.kernel_parts
+    with calling_flash(CustomCalls(parts)), placing(_placing(placer)):
         yield
 
 
-def _gather(tensor: torch.Tensor) -> torch.Tensor:
+def _placing(placer: Placer | None) -> Placing | None:
+    along_batch = None if placer is None else placer.along_batch
+    if along_batch is None:
+        return None
+    return Placing(
+        whole=lambda tensor: _sharded(tensor, REPLICATED),
+        divided=lambda tensor, dim: _sharded(tensor, along_batch(dim, tensor.dim())),
+    )
+
+
+def _sharded(tensor: torch.Tensor, sharding: str) -> torch.Tensor:
     """A custom call that `aot/module_edits.py` makes a sharding. torch_xla 2.9 annotates no tensor without SPMD."""
-    size, dtype = list(tensor.shape), tensor.dtype
-    whole: torch.Tensor = xla.xlac()._xla_custom_call([tensor], "kp_gathered", [size], [dtype], False, "", 0, {})[0]
-    return whole
+    shape, dtype = [list(tensor.shape)], [tensor.dtype]
+    found: torch.Tensor = xla.xlac()._xla_custom_call([tensor], "kp_sharding", shape, dtype, False, sharding, 0, {})[0]
+    return found
 
 
 _SEPARATOR = "|"

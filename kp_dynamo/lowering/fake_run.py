@@ -6,7 +6,7 @@ at compile time: a program is then passed on at its first call, once for each co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -83,8 +83,11 @@ class Placer(Protocol):
     """How the tensors of a step lie on several chips."""
 
     @property
-    def gathers_weights(self) -> bool:
-        """Whether each chip needs the whole of a weight, and not a part of it for a part of the result."""
+    def along_batch(self) -> Callable[[int, int], str] | None:
+        """(dim, rank) -> the sharding, in XLA's notation, of a tensor whose dimension `dim` is divided as the batch.
+
+        None unless all chips are along the batch: otherwise whole weights would let chips repeat work.
+        """
         ...
 
     @property

@@ -5,7 +5,7 @@ A mesh of torch_xla may have its devices in any order; a dict of axes has them i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from kp_dynamo.compat import importing, xla
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
 from kp_dynamo.hardware import ONE_CHIP, Spread
 from kp_dynamo.lowering import spmd
+from kp_dynamo.ops.gathered import Placing
 from kp_dynamo.sharding.mesh import DATA, NamedMesh
 from kp_dynamo.sharding.placement import Placement, hlo_sharding, is_whole
 
@@ -37,15 +38,19 @@ def device_spread() -> Spread:
     return Spread(count, placed[0].count(DATA) if placed else count)
 
 
-def gather_along_batch() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """How a program makes a divided weight whole on each device; None unless all devices are along the batch.
+def placing_along_batch() -> Placing | None:
+    """How a program makes a divided weight whole, and sums gradients; None unless all devices are along the batch.
 
     On other meshes, a whole weight would let devices repeat work.
     """
     mesh = next(iter(named_meshes()), None)
     if mesh is None or not mesh.is_along_batch:
         return None
-    return lambda weight: spmd.annotated(weight, spmd.replicated())
+
+    def divided(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        return spmd.annotated(tensor, op_sharding(tuple(DATA if i == dim else None for i in range(tensor.dim())), mesh))
+
+    return Placing(lambda tensor: spmd.annotated(tensor, spmd.replicated()), divided)
 
 
 def mesh_of(given: Any) -> NamedMesh:

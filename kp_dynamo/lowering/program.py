@@ -21,14 +21,14 @@ from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import DONORS, Donation
 from kp_dynamo.lowering.flash_calls import CustomCalls
 from kp_dynamo.lowering.pending import OwnBuffers, compute
-from kp_dynamo.lowering.placed_tensors import gather_along_batch
+from kp_dynamo.lowering.placed_tensors import placing_along_batch
 from kp_dynamo.lowering.program_inputs import Slot
 from kp_dynamo.lowering.program_outputs import reader
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
 from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.flash_kernels import calling_flash
-from kp_dynamo.ops.gathered import gathering
+from kp_dynamo.ops.gathered import placing
 from kp_dynamo.ops.optimization_barrier import barriers
 from kp_dynamo.telemetry.stages import stage
 
@@ -71,9 +71,9 @@ def compile_program(
         # XLA:CPU drops barriers and has no kernels. XLA cannot partition a custom call across devices.
         on_tpu = chips.device_kind() == "TPU"
         kernels = CustomCalls() if on_tpu and not spec.is_sharded else None
-        gather = gather_along_batch() if spec.is_sharded else None
+        how = placing_along_batch() if spec.is_sharded else None
         waiting = barriers(xla.optimization_barrier if on_tpu else None)
-        with stage("trace"), waiting, calling_flash(kernels), gathering(gather):
+        with stage("trace"), waiting, calling_flash(kernels), placing(how):
             traced = trace(gm, args, constants, spec)
         if traced.fallbacks:
             return CompiledProgram(None, traced.fallbacks, {"trace": time.perf_counter() - start}, traced.donation)

@@ -3,8 +3,8 @@
     contract(a, b, bias, equation, *, out_dtype) -> result, of the dtype of a and b or of `out_dtype`
 
 "bsk,nk->bns" is x [B, S, K] times a weight [N, K], with the features before the positions. A letter occurs in two of
-the three terms, once per term. `bias` broadcasts to the result. Sums, also the one with the bias, are float32 (float64
-for float64 operands) before they are rounded.
+the three terms, or as a batch in all three, once per term. `bias` broadcasts to the result. Sums, also the one with the
+bias, are float32 (float64 for float64 operands) before they are rounded.
 
 ATen only has matmuls of matrices and of batches of them. Flattening [B, S, K] to [B * S, K] for one fixes the layout
 that the TPU's compiler gives the result: see `passes/fold_views.py`, which inserts this operator into graphs after

@@ -8,6 +8,7 @@
 from kp_dynamo.passes.base import GraphPass
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.check_indices import CheckIndices
+from kp_dynamo.passes.exchange_gradients import ExchangeGradients
 from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fold_views import FoldViews
@@ -45,6 +46,7 @@ PASSES: tuple[type[GraphPass], ...] = (
     RecomputeBlocks,  # the backward recomputes the insides of residual blocks
     RecomputeToShare,  # the backward recomputes until a share of the bytes is saved
     RecomputeToBudget,  # the backward recomputes until its peak fits the budget
+    ExchangeGradients,  # chips along the batch sum gradients by an all-to-all; with the option reduce_scatter
     GatherWeights,  # chips that are all along the batch gather the weights of matmuls
     GateRecomputation,  # recomputation waits for the gradient that needs it; runs on backward graphs
     GateWeightGradients,  # a backward goes on when the weight gradients of a layer are there; runs on backward graphs

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import hint_int
 from torch.utils.checkpoint import CheckpointPolicy
 
 import kp_dynamo.ops.gathered  # noqa: F401  # registers the operator
 from kp_dynamo.graph.editing import cast_to, insert_call
 from kp_dynamo.graph.nodes import arguments_at, backward_nodes, calls, fake_of, gradients_of
-from kp_dynamo.graph.op_tables import LINEAR_ACTS, MATMULS, VIEWS_AND_CASTS
+from kp_dynamo.graph.op_tables import MATMULS, VIEWS_AND_CASTS
+from kp_dynamo.graph.weight_matmuls import WEIGHT_MATMULS, has_many_rows, path_to_matmul, path_to_source
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.precision.cast_nodes import is_float32
 from kp_dynamo.passes.precision.matmul_rules import ONE_PASS
 from kp_dynamo.passes.recompute.tags import tag
 
-aten, kp = torch.ops.aten, torch.ops.kp
-
-_MATMULS = (aten.mm.default, aten.addmm.default, kp.contract.default, *LINEAR_ACTS)
+kp = torch.ops.kp
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class GatherWeights:
         graph = gm.graph
         weights = {node for node in arguments_at(graph, self.parameters) if fake_of(node).dim() == 2}
         gathering = _Gathering(graph, weights)
-        for matmul in calls(graph, *_MATMULS):
+        for matmul in calls(graph, *WEIGHT_MATMULS):
             for position in MATMULS[matmul.target]:
                 gathering.gather_operand(matmul, position)
         for gradient in gradients_of(graph, self.parameters):
@@ -83,8 +80,8 @@ class _Gathering:
 
     def gather_operand(self, matmul: fx.Node, position: int) -> None:
         """Gather what an operand is a view of, if that is a weight, in its narrowest dtype."""
-        path = _path(matmul.args[position])
-        if path[-1] not in self._weights or not _has_many_rows(matmul, path[0]):
+        path = path_to_source(matmul.args[position])
+        if path[-1] not in self._weights or not has_many_rows(matmul, path[0]):
             return
         source = min(reversed(path), key=lambda node: fake_of(node).dtype.itemsize)
         after = path[: path.index(source)]
@@ -93,11 +90,10 @@ class _Gathering:
         self._recompute(node for node in after if node.target in VIEWS_AND_CASTS)
 
     def gather_gradient(self, gradient: fx.Node) -> None:
-        path = _path(gradient)
-        matmul = path[-1]
-        is_alone = all(len(node.users) == 1 for node in path)
-        if matmul.target not in _MATMULS or not is_alone or not _has_many_rows(matmul, matmul):
+        path = path_to_matmul(gradient)
+        if path is None:
             return
+        matmul = path[-1]
         with self._graph.inserting_after(matmul):
             whole = self._insert(matmul)
         matmul.replace_all_uses_with(whole, delete_user_cb=lambda user: user is not whole)
@@ -123,24 +119,3 @@ class _Gathering:
 
     def _recompute(self, nodes: Iterable[fx.Node]) -> None:
         tag((n for n in nodes if self._backward and n not in self._backward), CheckpointPolicy.MUST_RECOMPUTE)
-
-
-def _has_many_rows(matmul: fx.Node, weight: fx.Node) -> bool:
-    """Whether `weight`, an operand or the result, has no more elements than the other two together."""
-    three = (matmul, *(matmul.args[position] for position in MATMULS[matmul.target]))
-    sizes = {node: _num_elements(node) for node in three}
-    return 2 * sizes[weight] <= sum(sizes.values())
-
-
-def _num_elements(node: Any) -> int:
-    value = node.meta["val"]
-    first: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]  # of kp::linear_act_train
-    return math.prod(hint_int(size, fallback=1) for size in first.shape)
-
-
-def _path(node: Any) -> list[fx.Node]:
-    """A node, what it is a view or a cast of, and so on."""
-    path = [node]
-    while path[-1].target in VIEWS_AND_CASTS:
-        path.append(path[-1].args[0])
-    return path

@@ -15,6 +15,7 @@ from kp_dynamo.passes import PASSES
 from kp_dynamo.passes.base import GraphPass
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.check_indices import CheckIndices
+from kp_dynamo.passes.exchange_gradients import ExchangeGradients
 from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_constants import FoldConstants
 from kp_dynamo.passes.fold_views import FoldViews
@@ -93,7 +94,8 @@ def build_pipeline(
         RecomputeCasts(),
         # After the casts: their results are what would be saved.
         *_recomputation(options, share),
-        # After the casts and views that it follows to the weights.
+        # Both after the casts and views that they follow to the weights; gradients that are left are summed whole.
+        *_exchange(options, parameters),
         *([GatherWeights(tuple(sorted(parameters)))] if options.spread.is_along_batch else []),
         # Last: the user's passes see the graph that will be lowered.
         *options.extra_passes,
@@ -147,6 +149,11 @@ def _budget(options: CompileOptions, share: StepShare) -> Budget:
 def _casts(options: CompileOptions, parameters: Collection[int]) -> CastBf16:
     sums = options.reduce_dtype == "bfloat16" and options.spread.batch_parts > 1
     return CastBf16(options.cast_scope, options.keep_float32, tuple(sorted(parameters)) if sums else ())
+
+
+def _exchange(options: CompileOptions, parameters: Collection[int]) -> Pipeline:
+    is_wanted = options.reduce_scatter == "all_to_all" and options.spread.is_along_batch
+    return (ExchangeGradients(tuple(sorted(parameters)), options.spread.num_chips),) if is_wanted else ()
 
 
 def _loss_pass(options: CompileOptions) -> FuseLinearCrossEntropy:

@@ -166,6 +166,22 @@ def test_gradients_summed_in_bfloat16_are_half_of_the_bytes():
     assert backward.output_bytes == pytest.approx(2 * 512 * 2048 * 4 / 4 + 2560 * 4, rel=0.01)
 
 
+def test_gradients_that_are_exchanged_are_one_all_to_all_each():
+    args, options = (
+        (torch.empty(1024, 512, device="meta"),),
+        {"reduce_dtype": "bfloat16", "reduce_scatter": "all_to_all"},
+    )
+    machine = {"target": "v5e", "chips": 4, "mesh": {"data": 4}, "sharding": "fsdp"}
+    backward = aot_compile(mlp(), args, train=True, options=options, **machine).programs[1]
+    rows = {row.kind: row for row in backward.collectives}
+    assert (rows["all-to-all"].axes, rows["all-to-all"].count) == ("data", 2)
+    assert rows["all-to-all"].num_bytes == 2 * 512 * 2048 * 2
+    assert "reduce-scatter" not in rows
+    # The biases and the gradient of the input; the gradients themselves stay in float32.
+    assert sum(row.num_bytes for kind, row in rows.items() if kind == "all-reduce") < 2**16
+    assert backward.output_bytes == pytest.approx(2 * 512 * 2048 * 4 / 4 + 2560 * 4, rel=0.01)
+
+
 def test_the_peak_is_what_lives_at_once_and_not_all_temporaries_together():
     """The gradient of an embedding: zeros, and their sum with the rows of the tokens, which is summed in place."""
     with torch.device("meta"):

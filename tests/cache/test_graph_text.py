@@ -229,6 +229,7 @@ OTHER_VALUES = {
     "matmul_precision": "highest",
     "keep_float32": ["aten.mm"],
     "reduce_dtype": "bfloat16",
+    "reduce_scatter": "all_to_all",
     "fuse": False,
     "checkpoint": "blocks",
     "blocks": "on",

@@ -11,7 +11,16 @@ from kp_dynamo.lowering.program import settings
 
 FORM = CONTRACTION_FORMS[torch.ops.kp.contract.default]
 SIZES = {"b": 2, "s": 5, "k": 6, "n": 4, "h": 3}
-EQUATIONS = ("bsk,nk->bsn", "bsk,nk->bns", "nk,bsk->bns", "bshk,nhk->bsn", "bsn,bsk->nk", "bsk,nhk->bhsn")
+EQUATIONS = (
+    "bsk,nk->bsn",
+    "bsk,nk->bns",
+    "nk,bsk->bns",
+    "bshk,nhk->bsn",
+    "bsn,bsk->nk",
+    "bsk,nhk->bhsn",
+    "bsk,bsn->bkn",
+    "hbsk,bhns->bnkh",
+)
 
 
 def operands(equation: str, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -148,8 +148,39 @@ def gradients_summed_in_bfloat16() -> Any:
     found = []
     for mesh, sharding in ((DATA, "fsdp"), ({"data": 1, "model": 8}, {"1": "colwise", "3": "rowwise"})):
         exact = _gradients(mesh, sharding)
-        rounded = _gradients(mesh, sharding, reduce_dtype="bfloat16")
-        found.append({name: ((rounded[name] - g).norm() / g.norm()).item() for name, g in exact.items()})
+        for how in (None, "all_to_all"):
+            rounded = _gradients(mesh, sharding, reduce_dtype="bfloat16", reduce_scatter=how)
+            found.append({name: ((rounded[name] - g).norm() / g.norm()).item() for name, g in exact.items()})
+    return found
+
+
+@check
+def gradients_summed_by_an_exchange() -> Any:
+    """Of batches that divide or not: what is divided, gradients that lie elsewhere, how far they are from eager's."""
+    found = []
+    for sharding, rows, options in (
+        ("fsdp", 8, {}), ("fsdp", 10, {}), ("data", 8, {}), ("fsdp", 8, {"checkpoint": "blocks"}),
+    ):  # fmt: skip
+        kp_dynamo.clear_cache()
+        model, eager = small(), small()
+        kp_dynamo.shard(model, DATA, sharding)
+        run = compiled(model, reduce_scatter="all_to_all", **options)
+        divided: list[torch.Size] = []
+        annotated = spmd.annotated
+
+        def noted(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
+            if sharding is not spmd.replicated():
+                divided.append(tensor.shape)  # noqa: B023 - called within the iteration
+            return annotated(tensor, sharding)  # noqa: B023
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(spmd, "annotated", noted)
+            for seed in (1, 2):
+                run(kp_dynamo.shard_batch(tokens(seed, rows), DATA)).pow(2).mean().backward()
+                eager(tokens(seed, rows)).pow(2).mean().backward()
+        pairs = zip(model.parameters(), eager.parameters(), strict=True)
+        misplaced = [name for name, p in model.named_parameters() if spec(p.grad) != spec(p)]
+        found.append([divided, misplaced, max((a.grad.cpu() - b.grad).abs().max().item() for a, b in pairs)])
     return found
 
 

@@ -138,12 +138,22 @@ def test_weights_are_gathered_where_all_devices_are_along_the_batch(answers):
 
 
 def test_gradients_of_matmuls_are_summed_in_bfloat16_on_request(answers):
-    divided, same = answers["gradients_summed_in_bfloat16"]
+    divided, exchanged, *same = answers["gradients_summed_in_bfloat16"]
     weights = {"1.weight", "3.weight"}
     # Each device rounds its part once, and a sum of eight parts at most three times on its longest way.
     assert all(0 < divided[name] < 4 * 2**-9 for name in weights)
-    assert {difference for name, difference in divided.items() if name not in weights} == {0}
-    assert set(same.values()) == {0}
+    # In an exchange the sum itself is float32.
+    assert all(0 < exchanged[name] < 2**-9 for name in weights)
+    assert {found[name] for found in (divided, exchanged) for name in found if name not in weights} == {0}
+    assert {difference for found in same for difference in found.values()} == {0}
+
+
+def test_gradients_are_exchanged_on_request(answers):
+    for divided, misplaced, difference in answers["gradients_summed_by_an_exchange"]:
+        # The parts, by the chips that compute them, and then as the weight is divided.
+        assert divided == [[8, 128, 256]] * 2 + [[8, 256, 128]] * 2
+        assert misplaced == []
+        assert difference < CLOSE
 
 
 def test_results_of_inference_lie_along_the_batch(answers):
