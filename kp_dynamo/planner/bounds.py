@@ -58,8 +58,9 @@ class TimeBound:
         traffic: What programs pass to each other, through the memory.
         gathers: All-gathers of weights along "data".
         gradient_sums: Sums of gradients along "data".
-        result_sums: Sums of the results of row matmuls along "model".
+        result_sums: Sums of the results of row matmuls along "model", or of what moves in their place.
         optimizer: Parameters, gradients and state through the memory.
+        whole_result_sums: As `result_sums`, if always the results move. No bound: it ranks ways.
     """
 
     matmuls: float
@@ -68,6 +69,14 @@ class TimeBound:
     gradient_sums: float
     result_sums: float
     optimizer: float
+    whole_result_sums: float = 0.0
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The bounds, by name."""
+        found: dict[str, float] = asdict(self)
+        del found["whole_result_sums"]
+        return found
 
     @property
     def links(self) -> float:
@@ -81,14 +90,14 @@ class TimeBound:
 
     @property
     def with_sums(self) -> float:
-        """The same if nothing overlaps with a sum, as in programs of libtpu 0.0.21: what is compiled first."""
-        return max(self.matmuls, self.traffic, self.gathers) + self.gradient_sums + self.result_sums + self.optimizer
+        """The same if nothing overlaps with a sum, as in programs of libtpu 0.0.21, and results are summed whole."""
+        results = max(self.result_sums, self.whole_result_sums)
+        return max(self.matmuls, self.traffic, self.gathers) + self.gradient_sums + results + self.optimizer
 
     @property
     def in_turn(self) -> float:
-        """The same without any overlap, which tells apart what is otherwise equal."""
-        parts: dict[str, float] = asdict(self)
-        return sum(parts.values())
+        """The bound without any overlap, which tells apart what is otherwise equal."""
+        return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -138,14 +147,15 @@ def time_bound(candidate: Candidate, facts: Facts) -> TimeBound:
     device, layout, batches = DEVICES[candidate.layout.topology.target], candidate.layout, candidate.accumulate
     trained = facts.weights.trained_bytes
     moved = 3 * trained + 2 * int(trained * facts.state_factor) if facts.train else 0
-    devices = layout.topology.num_devices
+    devices, rows = layout.topology.num_devices, facts.rows * candidate.samples
     return TimeBound(
         matmuls=facts.flops * candidate.step_samples / devices / device.bf16_flops,
         traffic=batches * facts.activations.traffic.per_sample * candidate.samples / device.hbm_bytes_per_s,
         gathers=batches * _gathers(candidate, facts),
         gradient_sums=batches * _gradient_sums(candidate, facts) if facts.train else 0.0,
-        result_sums=batches * _result_sums(candidate, facts),
+        result_sums=batches * _result_sums(candidate, facts.weights.summed_bytes(rows, facts.train)),
         optimizer=moved / device.hbm_bytes_per_s,
+        whole_result_sums=batches * _result_sums(candidate, facts.weights.result_bytes(rows, facts.train)),
     )
 
 
@@ -162,9 +172,8 @@ def _gradient_sums(candidate: Candidate, facts: Facts) -> float:
     return scattered + link_seconds(layout, DATA, "all-reduce", weights.reduced_bytes(rows))
 
 
-def _result_sums(candidate: Candidate, facts: Facts) -> float:
+def _result_sums(candidate: Candidate, num_bytes: int) -> float:
     """Seconds of the sums of row matmuls in a batch."""
-    num_bytes = facts.weights.summed_bytes(facts.rows * candidate.samples, facts.train)
     return link_seconds(candidate.layout, MODEL, "all-reduce", num_bytes)
 
 

@@ -1,6 +1,8 @@
 """Compiles the best candidates for real, one after the other, each with the worker processes of `aot_compile`.
 
-A candidate that does not fit rules out those that differ only by a larger batch. Results are kept as files.
+A candidate that does not fit rules out those that differ only by a larger batch. What a compiled one needs beyond its
+bound, for each sample, is expected of the others with its checkpoint mode and its axis "model". Results are kept as
+files.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from kp_dynamo.exceptions import TPUOutOfMemoryError, XLACompilationError
 from kp_dynamo.planner.candidates import Candidate
 from kp_dynamo.planner.request import PlanRequest
 from kp_dynamo.planner.rows import Figures, Outcome, figures_of
-from kp_dynamo.planner.search import Bounded, Found, best_of_each, group_of, has_room
+from kp_dynamo.planner.search import Bounded, Found, best_of_each, group_of
 from kp_dynamo.planner.stored import StoredOutcomes
 
+ROOM = 0.8
+"""A bound of up to this share of the memory budget leaves room for temporaries and padding."""
 _MORE_TRIES = 3
 """How many candidates more than asked for are compiled if some do not fit."""
 
@@ -62,7 +66,8 @@ class BestCompiler:
         """What was compiled, and for each other slice and sharding the best that is left."""
         done = {group_of(f.candidate) for f in self._compiled()}
         left = [b for b in self.found.fitting if group_of(b.candidate) not in done and not self._is_ruled_out(b)]
-        bounds = (figures_of(b, None, self.request) for b in best_of_each(left, self.request))
+        best = best_of_each(left, self.request.goal.objective, self._has_room)
+        bounds = (figures_of(b, None, self.request) for b in best)
         return [*self.figures.values(), *bounds]
 
     def _compiled(self) -> list[Figures]:
@@ -82,8 +87,20 @@ class BestCompiler:
         done = {group_of(f.candidate) for f in self._compiled()}
         left = [b for b in self.found.fitting if group_of(b.candidate) not in done and not self._is_ruled_out(b)]
         wanted = [b for b in left if is_wanted(b.candidate)]
-        best = best_of_each(wanted, self.request)
-        return next((b for b in best if has_room(b, self.request)), best[0] if best else None)
+        best = best_of_each(wanted, self.request.goal.objective, self._has_room)
+        return next((b for b in best if self._has_room(b)), best[0] if best else None)
+
+    def _has_room(self, bounded: Bounded) -> bool:
+        """Whether a candidate is expected to fit, with its temporaries."""
+        candidate, budget = bounded.candidate, self.request.budgets[bounded.candidate.layout.topology.target]
+        found = [
+            (f.peak_bytes - f.bounded.memory.total) / f.candidate.samples
+            for f in self.figures.values()
+            if f.peak_bytes and _kind(f.candidate) == _kind(candidate)
+        ]
+        if not found:
+            return bounded.memory.total <= ROOM * budget
+        return bounded.memory.total + max(found) * candidate.samples <= budget
 
     def _is_ruled_out(self, bounded: Bounded) -> bool:
         candidate = bounded.candidate
@@ -100,6 +117,11 @@ class BestCompiler:
             if is_kept:
                 self.stored.write(bounded.candidate, outcome)
         return figures_of(bounded, outcome, self.request)
+
+
+def _kind(candidate: Candidate) -> tuple[str, int]:
+    """Candidates of a kind have equal programs, but for the batch and the number of chips."""
+    return candidate.checkpoint, candidate.layout.model
 
 
 def _outcome(candidate: Candidate, request: PlanRequest) -> tuple[Outcome, bool]:

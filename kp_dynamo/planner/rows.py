@@ -40,6 +40,8 @@ class Figures:
     memory_bytes: int
     step_s: float
     problem: str = ""
+    peak_bytes: int = 0
+    """Of the compiled programs with the optimizer's state, also if they do not fit; 0 if they were not compiled."""
 
     @property
     def candidate(self) -> Candidate:
@@ -65,8 +67,8 @@ def figures_of(bounded: Bounded, outcome: Outcome | None, request: PlanRequest) 
     if peak > budget:
         each = CHIPS[bounded.candidate.layout.topology.target].device_word
         problem = f"does not fit: {peak / GB:.2f} GB a {each}, compiled and with the optimizer's state"
-        return Figures(bounded, "failed", bounded.memory.total, bounded.time.total, problem)
-    return Figures(bounded, "compiled", peak, seconds)
+        return Figures(bounded, "failed", bounded.memory.total, bounded.time.total, problem, peak)
+    return Figures(bounded, "compiled", peak, seconds, peak_bytes=peak)
 
 
 def in_order(figures: Iterable[Figures], objective: str) -> list[Figures]:
@@ -121,7 +123,7 @@ class RowMaker:
             budget_bytes=self.request.budgets[topology.target],
             memory_parts=memory,
             step_ms=figures.step_s * 1e3,
-            time_parts_ms={name: seconds * 1e3 for name, seconds in asdict(bounded.time).items()},
+            time_parts_ms={name: seconds * 1e3 for name, seconds in bounded.time.parts.items()},
             mfu=self.useful_flops * step_samples / figures.step_s / peak_flops if figures.step_s else 0.0,
             usd_per_million=usd_per_sample * 1e6 / max(1, tokens),
             hours=hours,
@@ -182,4 +184,4 @@ class RowMaker:
 
 def _per_sample(bounded: Bounded, objective: str) -> dict[str, float]:
     price = usd_per_second(bounded.candidate.layout.topology) if objective == "cost" else 1.0
-    return {name: s / bounded.candidate.step_samples * price for name, s in asdict(bounded.time).items()}
+    return {name: s / bounded.candidate.step_samples * price for name, s in bounded.time.parts.items()}

@@ -18,9 +18,6 @@ from kp_dynamo.planner.step_facts import Activations, activations, flops_per_sam
 from kp_dynamo.planner.weights import Weights, weights_of
 from kp_dynamo.sharding.rules import own_plan
 
-ROOM = 0.8
-"""A bound of up to this share of the memory budget leaves room for temporaries and padding."""
-
 
 @dataclass(frozen=True)
 class Bounded:
@@ -209,21 +206,16 @@ def _hours(bounded: Bounded, request: PlanRequest) -> float:
     return bounded.seconds_per_sample * request.goal.tokens / request.samples.tokens / 3600
 
 
-def best_of_each(fitting: Iterable[Bounded], request: PlanRequest) -> list[Bounded]:
-    """The best candidate of each slice and sharding, in order; one that leaves room for temporaries comes first."""
+def best_of_each(fitting: Iterable[Bounded], objective: str, has_room: Callable[[Bounded], bool]) -> list[Bounded]:
+    """The best candidate of each slice and sharding, in order; one that has room for temporaries comes first."""
     chosen: dict[Any, Bounded] = {}
     for bounded in fitting:
         key = group_of(bounded.candidate)
-        if key not in chosen or (not has_room(chosen[key], request) and has_room(bounded, request)):
+        if key not in chosen or (not has_room(chosen[key]) and has_room(bounded)):
             chosen[key] = bounded
-    return sorted(chosen.values(), key=lambda b: b.rank(request.goal.objective))
+    return sorted(chosen.values(), key=lambda b: b.rank(objective))
 
 
 def group_of(candidate: Candidate) -> tuple[Topology, str]:
     """What a row of a plan stands for: mesh, batch and checkpoint mode are the best for it."""
     return candidate.layout.topology, candidate.layout.sharding
-
-
-def has_room(bounded: Bounded, request: PlanRequest) -> bool:
-    """Whether the memory bound leaves room for temporaries."""
-    return _over(bounded, request) <= ROOM

@@ -8,7 +8,7 @@ in at most two bytes an element, because a cast to bfloat16 may come first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -82,11 +82,18 @@ class Weights:
         return sum(n * w.moved_bytes(rows) for w, n in self.kinds if w.is_trained and not w.is_gathered)
 
     def summed_bytes(self, rows: int, train: bool) -> int:
-        """Bytes of the results of row matmuls, and in training of their counterparts', summed along "model"."""
+        """The least bytes of sums along "model": results of row matmuls, in training their counterparts' too."""
+        return self._summed_bytes(rows, train, lambda w: min(prod(w.part), rows * w.row_columns))
+
+    def result_bytes(self, rows: int, train: bool) -> int:
+        """The same if whole results are summed, also where a weight is smaller."""
+        return self._summed_bytes(rows, train, lambda w: rows * w.row_columns)
+
+    def _summed_bytes(self, rows: int, train: bool, elements: Callable[[Weight], int]) -> int:
         found = 0
         for w, count in self.kinds:
-            least = min(prod(w.part), rows * w.row_columns) * min(w.element_bytes, _WIRE_BYTES)
-            found += count * least * (2 if train and w.is_trained and not w.is_lookup else 1)
+            times = 2 if train and w.is_trained and not w.is_lookup else 1
+            found += count * times * elements(w) * min(w.element_bytes, _WIRE_BYTES)
         return found
 
 

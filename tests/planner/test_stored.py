@@ -20,6 +20,7 @@ from kp_dynamo.planner.request import Goal, plan_request
 from kp_dynamo.planner.rows import Outcome
 from kp_dynamo.planner.search import Bounded, Found
 from kp_dynamo.planner.stored import StoredOutcomes
+from tests.aot.test_report import REPORT
 
 CANDIDATE = Candidate(Layout(topology_of("v5e", 4), 4, 1, "fsdp"), 2, 1, "off")
 PROBLEM = Outcome(problem="does not fit: 17.00 GB")
@@ -95,6 +96,24 @@ def test_what_leaves_room_for_temporaries_is_compiled_first(tmp_path):
     compiler = BestCompiler(request, Found(fitting), files, is_shown=False)
     compiler.compile(1)
     assert [f.candidate for f in compiler.tried_and_left()] == [CANDIDATE, tight]
+
+
+def test_what_a_compiled_way_needs_beyond_its_bound_is_expected_of_its_kind(tmp_path):
+    """Twice the samples need twice the temporaries; another axis "model" has other programs."""
+    request, files = request_and_files(tmp_path, memory_budget_gb=1.5 * REPORT.step_peak_bytes / 1e9)
+    larger = Candidate(Layout(topology_of("v5e", 8), 8, 1, "fsdp"), 4, 1, "off")
+    other_kind = replace(larger, layout=Layout(topology_of("v5e", 16), 8, 2, "fsdp+tensor"))
+    for candidate in (CANDIDATE, larger, other_kind):
+        files.write(candidate, Outcome(REPORT))
+    ranked = []
+    for place, candidate in enumerate((CANDIDATE, larger, other_kind), 1):
+        seconds = place * candidate.step_samples / candidate.layout.topology.num_chips
+        ranked.append(replace(bounded(candidate), time=TimeBound(seconds, 0.0, 0.0, 0.0, 0.0, 0.0)))
+    compiler = BestCompiler(request, Found(ranked), files, is_shown=False)
+    compiler.compile(2)
+    assert list(compiler.figures) == [CANDIDATE, other_kind]
+    compiler.compile(3)
+    assert list(compiler.figures) == [CANDIDATE, other_kind, larger]
 
 
 @pytest.mark.slow
