@@ -33,6 +33,7 @@ class MemoryBound:
         activations: The most that programs pass to each other at a time.
         inputs: The inputs of a batch.
         is_added: Whether activations and gradients are live together: from the second batch of a step on.
+        whole: The largest weight that a program gathers, with its gradient. No bound: it tells where temporaries fit.
     """
 
     parameters: int
@@ -41,6 +42,13 @@ class MemoryBound:
     activations: int
     inputs: int
     is_added: bool
+    whole: int = 0
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The bounds, by name."""
+        names = ("parameters", "optimizer", "gradients", "activations", "inputs")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def total(self) -> int:
@@ -133,6 +141,7 @@ def memory_bound(candidate: Candidate, facts: Facts) -> MemoryBound:
         activations=_activations(candidate, facts),
         inputs=facts.input_bytes * candidate.samples,
         is_added=facts.train and candidate.accumulate > 1,
+        whole=facts.weights.largest_whole_bytes,
     )
 
 

@@ -23,7 +23,7 @@ from kp_dynamo.planner.search import Bounded, Found, best_of_each, group_of
 from kp_dynamo.planner.stored import StoredOutcomes
 
 ROOM = 0.8
-"""A bound of up to this share of the memory budget leaves room for temporaries and padding."""
+"""A bound of up to this share of the memory budget, with the largest whole weight, leaves room for temporaries."""
 _MORE_TRIES = 3
 """How many candidates more than asked for are compiled if some do not fit."""
 
@@ -99,7 +99,7 @@ class BestCompiler:
             if f.peak_bytes and _kind(f.candidate) == _kind(candidate)
         ]
         if not found:
-            return bounded.memory.total <= ROOM * budget
+            return bounded.memory.total + bounded.memory.whole <= ROOM * budget
         return bounded.memory.total + max(found) * candidate.samples <= budget
 
     def _is_ruled_out(self, bounded: Bounded) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from kp_dynamo.aot.report import AotReport
@@ -104,8 +104,6 @@ class RowMaker:
         peak_flops = chip.bf16_flops * topology.num_chips
         usd_per_sample = figures.step_s / step_samples * usd_per_second(topology)
         hours, usd = self._total(figures)
-        memory = asdict(bounded.memory)
-        del memory["is_added"]
         return PlanRow(
             kind=figures.kind,
             target=topology.target,
@@ -121,7 +119,7 @@ class RowMaker:
             checkpoint=candidate.checkpoint,
             memory_bytes=figures.memory_bytes,
             budget_bytes=self.request.budgets[topology.target],
-            memory_parts=memory,
+            memory_parts=bounded.memory.parts,
             step_ms=figures.step_s * 1e3,
             time_parts_ms={name: seconds * 1e3 for name, seconds in bounded.time.parts.items()},
             mfu=self.useful_flops * step_samples / figures.step_s / peak_flops if figures.step_s else 0.0,

@@ -69,6 +69,12 @@ class Weights:
         """Parameters with a gradient on a chip."""
         return sum(count * w.shard_bytes for w, count in self.kinds if w.is_trained)
 
+    @property
+    def largest_whole_bytes(self) -> int:
+        """Of the largest weight that a program gathers, in two bytes an element, with its gradient."""
+        gathered = ((prod(w.part), w) for w, _ in self.kinds if w.is_gathered)
+        return max((n * (_WIRE_BYTES + (w.element_bytes if w.is_trained else 0)) for n, w in gathered), default=0)
+
     def gathered_bytes(self, rows: int) -> int:
         """Whole bytes of the all-gathers of a step along "data"."""
         return sum(count * w.reads * w.moved_bytes(rows) for w, count in self.kinds if w.is_gathered)

@@ -44,6 +44,16 @@ def test_fsdp_divides_parameters_gradients_and_state():
     assert of_divided.total * 16 == of_whole.total == 4 * 2 * MATRIX * 4
 
 
+def test_a_weight_that_is_gathered_and_its_gradient_are_whole_beside_the_bound():
+    layout = Layout(topology_of("v5e", 4), 4, 1, "fsdp")
+    trained, inference = (memory_bound(Candidate(layout, 1, 1, "off"), facts(layout, train=t)) for t in (True, False))
+    assert (trained.whole, inference.whole) == (MATRIX * (2 + 4), MATRIX * 2)
+    assert "whole" not in trained.parts
+    assert trained.total == 4 * 2 * MATRIX * 4 // 4
+    whole = Layout(topology_of("v5e", 4), 4, 1, "data")
+    assert memory_bound(Candidate(whole, 1, 1, "off"), facts(whole)).whole == 0
+
+
 def test_gradients_and_activations_are_live_together_from_the_second_batch_on():
     layout = Layout(topology_of("v5e", 4), 4, 1, "fsdp")
     live = Activations((Amount(per_sample=10**9),), Amount())
