@@ -84,7 +84,7 @@ class ExchangeGradients:
         return insert_call(matmul.graph, kp.sum_parts.default, (parts, dim), {}, like=matmul)
 
     def _split(self, operand: Any, dim: int, matmul: fx.Node) -> fx.Node:
-        """An operand with its rows as two dimensions: those of each chip, and the chips."""
+        """An operand with its rows as two dimensions: the chips, and the rows of each."""
         shape = list(fake_of(operand).shape)
         shape[dim : dim + 1] = [self.num_chips, int(shape[dim]) // self.num_chips]
         return insert_call(matmul.graph, aten.reshape.default, (operand, shape), {}, like=matmul)
@@ -95,7 +95,10 @@ def _dtype_of(matmul: fx.Node) -> dict[str, Any]:
 
 
 def _equation(matmul: fx.Node) -> str | None:
-    """The contraction of a matmul; None if it adds a bias or an activation."""
+    """The contraction of a matmul of real numbers and known sizes; None if it adds a bias or an activation."""
+    operands = [fake_of(operand) for operand in matmul.all_input_nodes]
+    if not all(x.is_floating_point() and all(isinstance(size, int) for size in x.shape) for x in operands):
+        return None
     if matmul.target is aten.mm.default:
         return "ab,bc->ac"
     is_plain = matmul.target is kp.contract.default and matmul.args[2] is None
@@ -108,7 +111,7 @@ def _rows_of(equation: str, matmul: fx.Node, num_chips: int) -> str | None:
     summed = [letter for letter in first if letter in second and letter not in result]
     rows = next((letter for letter in summed if letter in (first[0], second[0])), summed[0])
     size = fake_of(matmul.args[0]).shape[first.index(rows)]  # type: ignore[arg-type]
-    return rows if isinstance(size, int) and size % num_chips == 0 else None
+    return rows if size % num_chips == 0 else None
 
 
 def _divided_dim(matmul: fx.Node, gradient: fx.Node, num_chips: int) -> int | None:

@@ -108,6 +108,12 @@ def test_gradients_of_other_arguments_and_of_other_operators_are_left_alone():
     assert applied(ExchangeGradients((1,), 4), trace_inference(linear, leaf(512, 128), leaf(128, 128))).rewritten == 0
 
 
+def test_complex_numbers_are_left_alone():
+    x, w = leaf(512, 128, dtype=torch.complex64), leaf(128, 128, dtype=torch.complex64)
+    gm = trace_joint(lambda x, w: (x @ w).abs(), x, w)
+    assert applied(ExchangeGradients((1,), 4), gm).rewritten == 0
+
+
 def test_what_is_exchanged_is_not_summed_whole():
     gm = trace_joint(linear, leaf(512, 128), leaf(128, 128))
     applied(ExchangeGradients((1,), 4), gm)
