@@ -56,6 +56,11 @@ class MemoryBound:
         beside = both if self.is_added else max(self.gradients, self.activations)
         return self.parameters + self.optimizer + self.inputs + beside
 
+    @property
+    def with_whole(self) -> int:
+        """The bound with the largest whole weight beside it."""
+        return self.total + self.whole
+
 
 @dataclass(frozen=True)
 class TimeBound:

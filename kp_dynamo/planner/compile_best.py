@@ -1,8 +1,8 @@
 """Compiles the best candidates for real, one after the other, each with the worker processes of `aot_compile`.
 
 A candidate that does not fit rules out those that differ only by a larger batch. What a compiled one needs beyond its
-bound, for each sample, is expected of the others with its checkpoint mode and its axis "model". Results are kept as
-files.
+bound and its largest whole weight, for each sample, is expected of the others with its checkpoint mode and its axis
+"model". Results are kept as files.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from kp_dynamo.planner.stored import StoredOutcomes
 
 ROOM = 0.8
 """A bound of up to this share of the memory budget, with the largest whole weight, leaves room for temporaries."""
+_EXPECTED_ROOM = 0.95
+"""The same where a way of the same kind was compiled, and its temporaries are known."""
 _MORE_TRIES = 3
 """How many candidates more than asked for are compiled if some do not fit."""
 
@@ -92,15 +94,16 @@ class BestCompiler:
 
     def _has_room(self, bounded: Bounded) -> bool:
         """Whether a candidate is expected to fit, with its temporaries."""
-        candidate, budget = bounded.candidate, self.request.budgets[bounded.candidate.layout.topology.target]
+        memory, samples = bounded.memory, bounded.candidate.samples
+        budget = self.request.budgets[bounded.candidate.layout.topology.target]
         found = [
-            (f.peak_bytes - f.bounded.memory.total) / f.candidate.samples
+            (f.peak_bytes - f.bounded.memory.with_whole) / f.candidate.samples
             for f in self.figures.values()
-            if f.peak_bytes and _kind(f.candidate) == _kind(candidate)
+            if f.peak_bytes and _kind(f.candidate) == _kind(bounded.candidate)
         ]
         if not found:
-            return bounded.memory.total + bounded.memory.whole <= ROOM * budget
-        return bounded.memory.total + max(found) * candidate.samples <= budget
+            return memory.with_whole <= ROOM * budget
+        return memory.with_whole + max(0.0, *found) * samples <= _EXPECTED_ROOM * budget
 
     def _is_ruled_out(self, bounded: Bounded) -> bool:
         candidate = bounded.candidate

@@ -159,7 +159,8 @@ def gradients_summed_by_an_exchange() -> Any:
     """Of batches that divide or not: what is divided, gradients that lie elsewhere, how far they are from eager's."""
     found = []
     for sharding, rows, options in (
-        ("fsdp", 8, {}), ("fsdp", 10, {}), ("data", 8, {}), ("fsdp", 8, {"checkpoint": "blocks"}), ("fsdp", 8, {"buckets": [16, 32]}),
+        ("fsdp", 8, {}), ("fsdp", 10, {}), ("data", 8, {}),
+        ("fsdp", 8, {"checkpoint": "blocks"}), ("fsdp", 8, {"buckets": [16, 32]}),
     ):  # fmt: skip
         kp_dynamo.clear_cache()
         model, eager = small(), small()
