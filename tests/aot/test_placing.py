@@ -167,7 +167,7 @@ def test_chips_along_the_batch_gather_a_head_that_is_computed_by_blocks(monkeypa
         ({"data": 2, "model": 2}, {"head": "colwise"}, False),
     ):
         programs, _, _ = step(Head(), args, mesh, sharding)
-        assert [b"kp_gathered" in program.stablehlo for program in programs] == [gathers, gathers]
+        assert [b"kp_sharding" in program.stablehlo for program in programs] == [gathers, gathers]
 
 
 KERNEL = {"extra_passes": [FlashAttention()]}
