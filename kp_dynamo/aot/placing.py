@@ -22,7 +22,7 @@ from kp_dynamo.graph.placements import result_placements
 from kp_dynamo.lowering.fake_run import ExportedProgram, GraphCall
 from kp_dynamo.sharding.large_tensors import LARGE_BYTES
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
-from kp_dynamo.sharding.placement import Placement, hlo_sharding, is_whole, shard_shape
+from kp_dynamo.sharding.placement import Placement, along, hlo_sharding, is_whole, shard_shape
 from kp_dynamo.sharding.rules import placements
 
 
@@ -129,7 +129,7 @@ class StepPlacer:
         """(dim, rank) -> the sharding of a tensor with this dimension divided, if all chips are along the batch."""
 
         def sharding(dim: int, rank: int) -> str:
-            return hlo_sharding(tuple(DATA if i == dim else None for i in range(rank)), self.mesh, rank)
+            return hlo_sharding(along(DATA, dim, rank), self.mesh, rank)
 
         return sharding if self.mesh.is_along_batch else None
 

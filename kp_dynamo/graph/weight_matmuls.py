@@ -11,7 +11,8 @@ from torch.fx.experimental.symbolic_shapes import hint_int
 
 from kp_dynamo.graph.nodes import fake_of
 from kp_dynamo.graph.op_tables import LINEAR_ACTS, MATMULS, VIEWS_AND_CASTS
-from kp_dynamo.sharding.fsdp import SMALL
+from kp_dynamo.sharding.fsdp import SMALL, best_dim
+from kp_dynamo.sharding.mesh import DATA, NamedMesh
 
 aten, kp = torch.ops.aten, torch.ops.kp
 
@@ -40,6 +41,12 @@ def path_to_matmul(gradient: fx.Node) -> list[fx.Node] | None:
 def is_small(gradient: fx.Node) -> bool:
     """Whether "fsdp" leaves a parameter of this size whole on every chip."""
     return fake_of(gradient).numel() < SMALL
+
+
+def divided_dim(gradient: fx.Node, num_chips: int) -> int | None:
+    """The dimension that "fsdp" divides of a parameter, by its gradient; None if none divides."""
+    value = fake_of(gradient)
+    return best_dim(value, (None,) * value.dim(), NamedMesh.of({DATA: num_chips}))
 
 
 def has_many_rows(matmul: fx.Node, weight: fx.Node) -> bool:

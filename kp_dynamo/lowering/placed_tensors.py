@@ -17,7 +17,7 @@ from kp_dynamo.hardware import ONE_CHIP, Spread
 from kp_dynamo.lowering import spmd
 from kp_dynamo.ops.gathered import Placing
 from kp_dynamo.sharding.mesh import DATA, NamedMesh
-from kp_dynamo.sharding.placement import Placement, hlo_sharding, is_whole
+from kp_dynamo.sharding.placement import Placement, along, hlo_sharding, is_whole
 
 _meshes: dict[NamedMesh, None] = {}
 
@@ -48,7 +48,7 @@ def placing_along_batch() -> Placing | None:
         return None
 
     def divided(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        return spmd.annotated(tensor, op_sharding(tuple(DATA if i == dim else None for i in range(tensor.dim())), mesh))
+        return spmd.annotated(tensor, op_sharding(along(DATA, dim, tensor.dim()), mesh))
 
     return Placing(lambda tensor: spmd.annotated(tensor, spmd.replicated()), divided)
 

@@ -12,7 +12,7 @@ from torch import fx
 import kp_dynamo.ops.gathered  # noqa: F401  # registers the operator
 from kp_dynamo.graph.editing import cast_to, insert_call, replace_node
 from kp_dynamo.graph.nodes import fake_of, gradients_of
-from kp_dynamo.graph.weight_matmuls import is_small, path_to_matmul
+from kp_dynamo.graph.weight_matmuls import divided_dim, is_small, path_to_matmul
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.precision.matmul_rules import ONE_PASS
 
@@ -115,17 +115,16 @@ def _rows_of(equation: str, matmul: fx.Node, num_chips: int) -> str | None:
 
 
 def _divided_dim(matmul: fx.Node, gradient: fx.Node, num_chips: int) -> int | None:
-    """The dimension of the matmul's result that is divided in the gradient, as `sharding/fsdp.py` divides parameters.
+    """The dimension of the matmul's result that is divided in the gradient, as "fsdp" divides its parameter.
 
     The strides of the gradient say where its dimensions are in the result. Where a view has copied, the largest
     dimension of the result is taken; XLA then moves the sum once more.
     """
     result, whole = fake_of(matmul), fake_of(gradient)
     dims = [dim for dim in range(result.dim()) if result.shape[dim] % num_chips == 0]
-    fits = [dim for dim in range(whole.dim()) if whole.shape[dim] % num_chips == 0]
-    if not fits:
+    along = divided_dim(gradient, num_chips)
+    if along is None:
         return None
-    along = max(fits, key=lambda dim: (whole.shape[dim], -dim))
     least, size = whole.stride(along), whole.shape[along]
     inside = [dim for dim in dims if least <= result.stride(dim) < least * size]
     return min(inside, default=None) if inside else max(dims, key=lambda dim: result.shape[dim], default=None)

@@ -34,7 +34,7 @@ def divided_by_data(
     """
     divided, problems = [], []
     for name, tensor, placement in parameters:
-        dim = _best_dim(tensor, placement, mesh)
+        dim = best_dim(tensor, placement, mesh)
         if tensor.numel() < SMALL:
             divided.append((tensor, placement))
         elif dim is None:
@@ -52,7 +52,7 @@ def divided_by_data(
     return divided
 
 
-def _best_dim(tensor: torch.Tensor, placement: Placement, mesh: NamedMesh) -> int | None:
+def best_dim(tensor: torch.Tensor, placement: Placement, mesh: NamedMesh) -> int | None:
     """A dimension that is whole so far comes first, then the largest, then the first of equal ones."""
     shards, count = counts(placement, mesh, tensor.dim()), mesh.size(DATA)
     fits = [dim for dim, size in enumerate(tensor.shape) if size % (shards[dim] * count) == 0]

@@ -71,6 +71,11 @@ def is_whole(placement: Placement, mesh: NamedMesh) -> bool:
     return prod(counts(placement, mesh, len(placement))) == 1
 
 
+def along(axis: str, dim: int, rank: int) -> Placement:
+    """The placement of a tensor of this rank with one dimension along an axis."""
+    return tuple(axis if i == dim else None for i in range(rank))
+
+
 def hlo_sharding(placement: Placement, mesh: NamedMesh, rank: int) -> str:
     """XLA's text of a placement, as in the attribute `mhlo.sharding`.
 
