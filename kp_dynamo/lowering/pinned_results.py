@@ -17,6 +17,8 @@ import torch
 from kp_dynamo.compat import xla
 from kp_dynamo.lowering.spmd import WHOLE, annotated, replicated
 
+_MOST_DIMS = 5
+"""torch_xla 2.9 divides no tensor with more dimensions ("tile_assignment ranks > 5")."""
 _TILES = re.compile(r"\{devices=\[(?P<tiles>[\d,]+)\](?P<devices>[\d,]+)(?P<copies> last_tile_dim_replicate)?\}")
 
 
@@ -57,7 +59,8 @@ def _is_computed(result: torch.Tensor) -> bool:
 def _sharding(text: str) -> Any | None:
     """XLA's sharding of its text for a tensor that is divided among all devices, or whole.
 
-    None for any other text, whose result is left to XLA: "", and what is marked on a single device, {maximal device=0}.
+    None for any other text, whose result is left to XLA: "", what is marked on a single device, {maximal device=0}, and
+    what torch_xla cannot write.
     """
     if text == WHOLE:
         return replicated()
@@ -67,5 +70,7 @@ def _sharding(text: str) -> Any | None:
     from torch_xla.distributed.spmd import Mesh
 
     tiles = tuple(map(int, found["tiles"].split(",")))
+    if len(tiles) - bool(found["copies"]) > _MOST_DIMS:
+        return None
     mesh = Mesh(list(map(int, found["devices"].split(","))), tiles)
     return mesh.get_op_sharding(tuple(range(len(tiles) - bool(found["copies"]))))

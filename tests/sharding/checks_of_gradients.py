@@ -78,6 +78,33 @@ def equal_backwards_with_other_gradients() -> Any:
     return found
 
 
+class Windows(nn.Module):
+    """Its backward reads a value of six dimensions, as that of a Swin transformer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(128, 128), nn.Linear(128, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        windows = self.up(x).view(8, 2, 4, 2, 4, 128).permute(0, 1, 3, 2, 4, 5).exp()
+        return self.down((windows / windows.sum(-1, keepdim=True)).reshape(-1, 16, 128))
+
+
+@check
+def values_of_six_dimensions() -> Any:
+    """The error of the gradients, and how many of them there are, on one axis and on two."""
+    found = []
+    for mesh, sharding in ((DATA, "fsdp"), (BOTH, {"up": "colwise", "down": "rowwise"})):
+        model, eager = kp_dynamo.shard(Windows(), mesh, sharding), Windows()
+        x = torch.randn(8, 8, 8, 128)
+        compiled(model)(kp_dynamo.shard_batch(x, mesh)).pow(2).mean().backward()
+        eager(x).pow(2).mean().backward()
+        pairs = zip(model.parameters(), eager.parameters(), strict=True)
+        found += [((a.grad.cpu() - b.grad).norm() / b.grad.norm()).item() for a, b in pairs]
+    return found
+
+
 @check
 def programs_of_each_step() -> Any:
     """Of a user's class, for a batch that was divided, and for one that was not."""

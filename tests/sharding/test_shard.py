@@ -42,6 +42,11 @@ def test_a_divided_model_is_trained_like_one_device(answers, name):
     assert not any(answers[name]["compiled"][2:])
 
 
+def test_a_program_may_return_values_of_six_dimensions(answers):
+    assert len(answers["values_of_six_dimensions"]) == 8
+    assert max(answers["values_of_six_dimensions"]) < 1e-5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(MODELS))
 def test_all_shardings_of_a_model_train_it_like_one_device(name):
