@@ -1,10 +1,11 @@
 """`kp::linear_cross_entropy` and its backward: a Linear layer and the cross entropy of its logits, never whole.
 
-    linear_cross_entropy(x, weight, bias, target, scale, soft_cap, block, smooth_weights=None, *, keep=False)
+    linear_cross_entropy(x, weight, bias, target, scale, soft_cap, block, smooth_weights=None, *, keep=False,
+                         parts=1)
         -> (loss, statistics, smooth_loss, exponentials)
     linear_cross_entropy_backward(grad, x, weight, bias, target, scale, soft_cap, block, statistics,
                                   smooth_weights=None, smooth_grad=None, lse_grad=None,
-                                  exponentials=None, loss=None, *, out_dtype=None)
+                                  exponentials=None, loss=None, *, out_dtype=None, parts=1)
         -> (d_x, d_weight, d_bias)
 
     x [N, K], weight [V, K], bias [V] or None, target [N] of 0 to V - 1, smooth_weights [V] or None; loss, smooth_loss,
@@ -24,6 +25,9 @@ bfloat16, those of the logits less their maximum. The backward then reads them a
 logits again. An exponential is rounded relative to its size, as any bfloat16 number; a rounded logit would change it by
 up to 3%. Otherwise `exponentials` has the size 0. A soft cap allows no `keep`: its derivative needs the logits.
 
+If several chips divide the classes into equal `parts`, a block has the same classes of each: then each chip computes
+with its own part of the weight, and only sums of rows travel.
+
 The sum of the two statistics is the log-sum-exp of a row, which a z-loss squares (Chowdhery et al., arXiv:2204.02311).
 `lse_grad` is its gradient.
 
@@ -33,6 +37,7 @@ A pass inserts the operators into graphs after autograd, so they need no derivat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,21 +50,21 @@ from kp_dynamo.ops.logit_gradients import gradients
 _library = torch.library.Library("kp", "FRAGMENT")
 _HEAD = "Tensor x, Tensor weight, Tensor? bias, Tensor target, float scale, float soft_cap, int block"
 _library.define(
-    f"linear_cross_entropy({_HEAD}, Tensor? smooth_weights=None, *, bool keep=False) "
+    f"linear_cross_entropy({_HEAD}, Tensor? smooth_weights=None, *, bool keep=False, int parts=1) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _library.define(
     f"linear_cross_entropy_backward(Tensor grad, {_HEAD}, Tensor statistics, Tensor? smooth_weights=None, "
     "Tensor? smooth_grad=None, Tensor? lse_grad=None, Tensor? exponentials=None, Tensor? loss=None, *, "
-    "ScalarType? out_dtype=None) -> (Tensor, Tensor, Tensor)",
+    "ScalarType? out_dtype=None, int parts=1) -> (Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
 
-def _forward_fake(*arguments: Any, keep: bool = False) -> tuple[Tensor, ...]:
+def _forward_fake(*arguments: Any, keep: bool = False, parts: int = 1) -> tuple[Tensor, ...]:
     smooth = arguments[NUM_OPERANDS:]
-    head = _checked(arguments[:NUM_OPERANDS], *smooth)
+    head = _checked(arguments[:NUM_OPERANDS], *smooth, parts=parts)
     if keep and head.soft_cap:
         raise ValueError(f"kp::linear_cross_entropy: keep=True with soft_cap={head.soft_cap}, must be 0")
     rows = head.target.shape
@@ -70,15 +75,17 @@ def _forward_fake(*arguments: Any, keep: bool = False) -> tuple[Tensor, ...]:
     return (*results, head.x.new_empty(kept, dtype=torch.bfloat16))
 
 
-def _backward_fake(_: Tensor, *arguments: Any, out_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    head = _checked(arguments[:NUM_OPERANDS], *arguments[NUM_OPERANDS + 1 : NUM_OPERANDS + 2])
+def _backward_fake(
+    _: Tensor, *arguments: Any, out_dtype: torch.dtype | None = None, parts: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    head = _checked(arguments[:NUM_OPERANDS], *arguments[NUM_OPERANDS + 1 : NUM_OPERANDS + 2], parts=parts)
     shapes = head.x.shape, head.weight.shape, head.weight.shape[:1]
     return tuple(head.x.new_empty(shape, dtype=out_dtype or head.x.dtype) for shape in shapes)  # type: ignore[return-value]
 
 
-def _checked(operands: Sequence[Any], smooth_weights: Tensor | None = None) -> Head:
+def _checked(operands: Sequence[Any], smooth_weights: Tensor | None = None, *, parts: int = 1) -> Head:
     """The operands by name; raises for invalid ones. Sizes may be symbols: matmuls check them."""
-    head = Head(*operands)
+    head = replace(Head(*operands), parts=parts)
     x, weight, target = head.x, head.weight, head.target
     if x.dtype != weight.dtype or not x.dtype.is_floating_point:
         raise TypeError(
@@ -93,6 +100,10 @@ def _checked(operands: Sequence[Any], smooth_weights: Tensor | None = None) -> H
         raise ValueError(
             f"kp::linear_cross_entropy: smooth_weights has the shape {list(smooth_weights.shape)}, must have one "
             f"number for each of the {weight.shape[0]} classes"
+        )
+    if parts < 1 or (parts > 1 and weight.shape[0] % parts):
+        raise ValueError(
+            f"kp::linear_cross_entropy: parts={parts} is invalid for {weight.shape[0]} classes: it must divide them"
         )
     if head.block < 1 or head.soft_cap < 0:
         raise ValueError(

@@ -30,7 +30,10 @@ class _Sent:
         found = (softmax - head.is_target(columns).to(head.dtype)) * self.grad.to(head.dtype)[:, None]
         if self.smooth_weights is not None and self.smooth_grad is not None:
             weights = self.smooth_weights.to(head.dtype)
-            found = found + (weights.sum() * softmax - weights[columns]) * self.smooth_grad.to(head.dtype)[:, None]
+            found = (
+                found
+                + (weights.sum() * softmax - head.of_block(weights, columns)) * self.smooth_grad.to(head.dtype)[:, None]
+            )
         if self.lse_grad is not None:
             found = found + softmax * self.lse_grad.to(head.dtype)[:, None]
         return found if head.scale == 1 else found * head.scale
@@ -47,18 +50,20 @@ class _Kept:
         """That of the target is not rounded to bfloat16: less 1, it may be small."""
         assert self.exponentials is not None
         assert self.loss is not None
-        softmax = self.exponentials[:, columns].to(head.dtype) * torch.exp(-log_total)[:, None]
+        softmax = head.of_block(self.exponentials, columns, 1).to(head.dtype) * torch.exp(-log_total)[:, None]
         return torch.where(head.is_target(columns), torch.exp(-self.loss)[:, None], softmax)
 
 
-def gradients(grad: Tensor, *arguments: Any, out_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def gradients(
+    grad: Tensor, *arguments: Any, out_dtype: torch.dtype | None = None, parts: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
     """(d_x, d_weight, d_bias) of the arguments of `kp::linear_cross_entropy_backward`."""
-    head, (statistics, *others) = Head.of(*arguments[:NUM_OPERANDS]), arguments[NUM_OPERANDS:]
+    head, (statistics, *others) = Head.of(*arguments[:NUM_OPERANDS], parts=parts), arguments[NUM_OPERANDS:]
     head, sent, kept = replace(head, x=_in_vector_memory(head.x)), _Sent(grad, *others[:3]), _Kept(*others[3:])
     is_kept = kept.exponentials is not None and keeps(head.x, kept.exponentials.numel() > 0)
     head = head.as_one_block() if is_kept else head
     x, result = head.x.to(head.dtype), out_dtype or head.x.dtype
-    d_x, d_weight, d_bias = torch.zeros_like(x), [], []
+    d_x, d_weight, d_bias = x.new_zeros((parts, *x.shape) if parts > 1 else x.shape), [], []
     for columns in head.columns():
         if is_kept:
             d_logits = sent.to_logits(head, kept.softmax(head, columns, statistics[1]), columns)
@@ -67,10 +72,19 @@ def gradients(grad: Tensor, *arguments: Any, out_dtype: torch.dtype | None = Non
             d_logits = _d_logits(head, logits, columns, statistics, sent)
         # Rounded as the gradient of the logits is where they are whole.
         rounded = d_logits.to(head.x.dtype).to(head.dtype)
-        d_x = d_x + rounded @ head.weight[columns].to(head.dtype)
+        d_x = d_x + _times_weight(head, rounded, head.of_block(head.weight, columns).to(head.dtype))
         d_weight.append((rounded.t() @ x).to(result))
         d_bias.append(d_logits.sum(0))
-    return d_x.to(result), gathered(torch.cat(d_weight)), torch.cat(d_bias).to(result)
+    d_x = d_x.sum(0) if parts > 1 else d_x
+    return d_x.to(result), gathered(head.joined(d_weight)), head.joined(d_bias).to(result)
+
+
+def _times_weight(head: Head, d_logits: Tensor, weight: Tensor) -> Tensor:
+    """The product of a block; that of each part by itself, [parts, N, D], so that chips sum all blocks at once."""
+    if head.parts == 1:
+        return d_logits @ weight
+    by_part = d_logits.unflatten(1, (head.parts, -1)).transpose(0, 1)
+    return torch.bmm(by_part, weight.unflatten(0, (head.parts, -1)))
 
 
 def _in_vector_memory(x: Tensor) -> Tensor:

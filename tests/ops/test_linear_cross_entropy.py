@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from kp_dynamo.backend import kp_tpu
@@ -268,3 +269,30 @@ def test_flops_are_those_of_its_matmuls_without_the_recomputed_one():
         _, statistics, *_ = forward(x, weight, bias, torch.arange(6), 1.0, 0.0, 4)
         backward(grad, x, weight, bias, torch.arange(6), 1.0, 0.0, 4, statistics)
     assert counter.get_total_flops() == 3 * 2 * 6 * 8 * 12
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 7), parts=st.sampled_from([2, 3, 4]), own=st.integers(1, 9), block=st.integers(1, 40),
+    is_smooth=st.booleans(), keeps=st.booleans(),
+)  # fmt: skip
+def test_classes_in_parts_are_the_same_classes(rows, parts, own, block, is_smooth, keeps):
+    classes, dtype = parts * own, torch.bfloat16 if keeps else torch.float64
+    x, weight, bias, grad = operands(rows, 6, classes, dtype)
+    target = torch.arange(rows) * 5 % classes
+    smooth = (torch.rand(classes, dtype=torch.float32 if keeps else torch.float64),) if is_smooth else (None,)
+    head = (x, weight, bias, target, 0.5, 0.0, block)
+    whole, divided = (forward(*head, *smooth, keep=keeps, parts=n) for n in (1, parts))
+    for one, other in zip(divided, whole, strict=True):
+        torch.testing.assert_close(one, other)
+    loss, statistics, smooth_loss, exponentials = whole
+    rest = (statistics, *smooth, smooth_loss if is_smooth else None, None, exponentials if keeps else None, loss)
+    whole, divided = (backward(grad, *head, *rest, parts=n) for n in (1, parts))
+    for one, other in zip(divided, whole, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_parts_that_do_not_divide_the_classes_are_refused():
+    x, weight, bias, _ = operands(3, 4, 10)
+    with pytest.raises(ValueError, match="parts=4 is invalid for 10 classes"), FakeTensorMode() as mode:
+        forward(*(mode.from_tensor(t) for t in (x, weight, bias, torch.arange(3))), 1.0, 0.0, 8, parts=4)
