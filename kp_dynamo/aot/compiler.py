@@ -114,7 +114,7 @@ class TpuCompiler:
         donated: Sequence[int] = (),
         arguments: Sequence[str] = (),
         results: Sequence[str] = (),
-        kernels: KernelParts = ("", 1, 1, 1),
+        kernels: KernelParts = ("", 1),
     ) -> None:
         """Submit a program (MLIR bytecode), the indices of its donated parameters, and its shardings for a slice.
 

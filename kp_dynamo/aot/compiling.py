@@ -151,7 +151,7 @@ class _Run:
 
     def _submit(self, program: Any, placed: Any) -> None:
         self.submitted.append((program, placed))
-        kernels = ("", 1, 1, 1) if self.placer is None else self.placer.kernels
+        kernels = ("", 1) if self.placer is None else self.placer.kernels
         lies = placed.input_shardings, placed.result_shardings
         self.compiler.submit(placed.stablehlo, placed.donated, *lies, kernels)
 

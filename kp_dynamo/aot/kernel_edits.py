@@ -10,21 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 
-def divide_kernels(kernels: list[Any], sharding: str, batch: int, rows: int, columns: int) -> None:
-    """Divide kernels whose operands are [1, batch x heads, ...]. The kernel itself is that of one chip already.
+def divide_kernels(kernels: list[Any], sharding: str, count: int) -> None:
+    """Divide kernels whose operands are [1, heads of all sequences, ...]. The kernel is that of one chip already.
 
     Args:
         kernels: The custom calls.
-        sharding: How [batch, heads, ...] lies, in XLA's notation.
-        batch: The batch of all chips.
-        rows: Among how many chips the batch is divided.
-        columns: Among how many chips the heads are divided.
+        sharding: How the operands lie, in XLA's notation.
+        count: Among how many chips.
     """
     from jaxlib.mlir import ir
 
-    if rows * columns == 1:
+    if count == 1:
         return
-    parts = _Parts(sharding, batch, rows, columns)
+    parts = _Parts(sharding, count)
     for kernel in kernels:
         with kernel.context, kernel.location, ir.InsertionPoint(kernel):
             operands = [parts.of(operand) for operand in kernel.operands]
@@ -58,24 +56,20 @@ def _results(whole: Any, own: Any) -> list[tuple[Any, Any]]:
 
 
 class _Parts:
-    """The parts of arrays [1, batch x heads, ...] that the chips have."""
+    """The parts of arrays [1, heads of all sequences, ...] that the chips have."""
 
-    def __init__(self, sharding: str, batch: int, rows: int, columns: int) -> None:
-        self._sharding, self._batch, self._rows, self._columns = sharding, batch, rows, columns
+    def __init__(self, sharding: str, count: int) -> None:
+        self._sharding, self._count = sharding, count
 
     def of(self, whole: Any) -> Any:
         """The part of a chip."""
-        by_head = self._by_head(whole.type)
-        placed = _custom_call("Sharding", self._sharding, _reshape(whole, by_head), by_head)
-        part = _custom_call("SPMDFullToShardShape", "{manual}", placed, self._of_a_chip(by_head))
-        return _reshape(part, self.type_of(whole.type))
+        placed = _custom_call("Sharding", self._sharding, whole, whole.type)
+        return _custom_call("SPMDFullToShardShape", "{manual}", placed, self.type_of(whole.type))
 
     def joined(self, part: Any, whole: Any) -> Any:
         """An array of the type `whole`, of which each chip has a part."""
-        by_head = self._by_head(whole)
-        of_a_chip = _reshape(part, self._of_a_chip(by_head))
-        manual = _custom_call("Sharding", "{manual}", of_a_chip, of_a_chip.type)
-        return _reshape(_custom_call("SPMDShardToFullShape", self._sharding, manual, by_head), whole)
+        manual = _custom_call("Sharding", "{manual}", part, part.type)
+        return _custom_call("SPMDShardToFullShape", self._sharding, manual, whole)
 
     def type_of(self, whole: Any) -> Any:
         """The type of the part of a chip; of several results, a tuple."""
@@ -85,31 +79,13 @@ class _Parts:
             types = ir.TupleType(whole)
             return ir.TupleType.get_tuple([self.type_of(types.get_type(i)) for i in range(types.num_types)])
         one, number, *rest = ir.RankedTensorType(whole).shape
-        return _with_shape(whole, [one, number // self._rows // self._columns, *rest])
-
-    def _by_head(self, whole: Any) -> Any:
-        from jaxlib.mlir import ir
-
-        _, number, *rest = ir.RankedTensorType(whole).shape
-        return _with_shape(whole, [self._batch, number // self._batch, *rest])
-
-    def _of_a_chip(self, by_head: Any) -> Any:
-        from jaxlib.mlir import ir
-
-        batch, heads, *rest = ir.RankedTensorType(by_head).shape
-        return _with_shape(by_head, [batch // self._rows, heads // self._columns, *rest])
+        return _with_shape(whole, [one, number // self._count, *rest])
 
 
 def _with_shape(like: Any, shape: list[int]) -> Any:
     from jaxlib.mlir import ir
 
     return ir.RankedTensorType.get(shape, ir.RankedTensorType(like).element_type)
-
-
-def _reshape(value: Any, result: Any) -> Any:
-    from jaxlib.mlir import ir
-
-    return ir.Operation.create("stablehlo.reshape", [result], [value]).results[0]
 
 
 def _custom_call(target: str, sharding: str, operand: Any, result: Any) -> Any:

@@ -22,7 +22,7 @@ from kp_dynamo.graph.placements import result_placements
 from kp_dynamo.lowering.fake_run import ExportedProgram, GraphCall
 from kp_dynamo.sharding.large_tensors import LARGE_BYTES
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
-from kp_dynamo.sharding.placement import Placement, along, hlo_sharding, is_whole, shard_shape
+from kp_dynamo.sharding.placement import Placement, hlo_sharding, is_whole, shard_shape
 from kp_dynamo.sharding.rules import placements
 
 
@@ -53,7 +53,6 @@ class StepPlacer:
         on_program: Called with a program and the same with its shardings, at its first call.
         plan: The plan of "tensor" for a model that brings none.
         whole: One line for each large tensor that is whole on every device.
-        batch: The first size of the first input.
         device_word: What errors call a device: "chip", on v7 "device".
     """
 
@@ -61,7 +60,6 @@ class StepPlacer:
     on_program: Callable[[ExportedProgram, ExportedProgram], None]
     plan: Mapping[str, Any] | None = None
     whole: list[str] = field(default_factory=list)
-    batch: int = 1
     device_word: str = "chip"
     _known: dict[int, _Known] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
@@ -91,7 +89,7 @@ class StepPlacer:
             TPUConfigurationError: The batch does not divide.
         """
         tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
-        self.batch = batch = next((int(t.shape[0]) for t in tensors if t.dim()), 1)
+        batch = next((int(t.shape[0]) for t in tensors if t.dim()), 1)
         count = self.mesh.count(DATA)
         if batch % count:
             raise TPUConfigurationError(
@@ -125,22 +123,10 @@ class StepPlacer:
         return self.mesh.count(DATA) * self.mesh.count(MODEL)
 
     @property
-    def along_batch(self) -> Callable[[int, int], str] | None:
-        """(dim, rank) -> the sharding of a tensor with this dimension divided, if all chips are along the batch."""
-
-        def sharding(dim: int, rank: int) -> str:
-            return hlo_sharding(along(DATA, dim, rank), self.mesh, rank)
-
-        return sharding if self.mesh.is_along_batch else None
-
-    @property
     def kernels(self) -> KernelParts:
         """How the kernels of a program are divided."""
-        if self.kernel_parts == 1:
-            return ("", 1, 1, 1)
-        along = (DATA if self.mesh.has(DATA) else None, MODEL if self.mesh.has(MODEL) else None)
-        sharding = hlo_sharding((*along, None, None), self.mesh, 4)
-        return (sharding, self.batch, self.mesh.count(DATA), self.mesh.count(MODEL))
+        axes = tuple(axis for axis in (DATA, MODEL) if self.mesh.has(axis))
+        return hlo_sharding((None, axes, None, None), self.mesh, 4), self.kernel_parts
 
     def _require_partitionable(self, gm: fx.GraphModule) -> None:
         """XLA cannot divide a Pallas kernel. Along other axes each chip would compute all of it."""
@@ -150,14 +136,6 @@ class StepPlacer:
                 f"{kernels[0].target} is a Pallas kernel, which is divided along {DATA!r} and {MODEL!r} only, but the "
                 f"mesh is {self.mesh}. Try: a mesh of these axes, or leave FlashAttention() out of extra_passes."
             )
-        for kernel in kernels:
-            number = int(kernel.args[0].meta["val"].shape[0])
-            if number % self.batch or number // self.batch % self.mesh.count(MODEL):
-                raise TPUConfigurationError(
-                    f"{kernel.target} has {number} heads of all sequences, which do not divide among a batch of "
-                    f"{self.batch} and {self.mesh.count(MODEL)} {self.device_word}s along {MODEL!r}. Try: another "
-                    "mesh, or leave FlashAttention() out of extra_passes."
-                )
 
     def bytes_of(self, tensor: torch.Tensor) -> int:
         """The bytes that one chip holds of a tensor."""

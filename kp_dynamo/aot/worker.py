@@ -122,7 +122,7 @@ class _Compiler:
         donated: list[int],
         arguments: list[str],
         results: list[str],
-        kernels: tuple[str, int, int, int],
+        kernels: tuple[str, int],
     ) -> dict[str, Any]:
         """Compile the file `stablehlo` (MLIR bytecode), write the scheduled program to `hlo`, and return its figures.
 
@@ -168,7 +168,7 @@ class _Compiler:
         donated: list[int],
         arguments: list[str],
         results: list[str],
-        kernels: tuple[str, int, int, int],
+        kernels: tuple[str, int],
     ) -> Any:
         """A portable artifact in the form this JAX accepts: bytes for 0.7, a deserialized module for 0.10."""
         takes_bytes = tuple(int(part) for part in self.versions["jax"].split(".")[:2]) < (0, 8)

@@ -21,7 +21,7 @@ INSTALL_V7 = (
     "v7 needs a newer libtpu in an environment of its own: `make aot-v7` in a clone builds it, or set KP_TPU_V7_PYTHON "
     'to the Python of an environment with "jax==0.10.2" and "libtpu==0.0.51".'
 )
-KernelParts = tuple[str, int, int, int]
+KernelParts = tuple[str, int]
 """How the operands [1, batch x heads, ...] of Pallas kernels are divided: the sharding of [batch, heads, ...] in XLA's
 notation, the batch, and among how many chips the batch and the heads are divided."""
 
@@ -47,7 +47,7 @@ class Job:
     donated: tuple[int, ...]
     arguments: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
-    kernels: KernelParts = ("", 1, 1, 1)
+    kernels: KernelParts = ("", 1)
     answer: Future[dict[str, Any]] = field(default_factory=Future)
 
 

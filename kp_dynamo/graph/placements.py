@@ -19,9 +19,10 @@ from torch import fx
 
 import kp_dynamo.ops.contract
 import kp_dynamo.ops.flash_attention
-import kp_dynamo.ops.linear_act  # noqa: F401  # they define the operators in the tables below
+import kp_dynamo.ops.linear_act
+import kp_dynamo.ops.linear_cross_entropy  # noqa: F401  # they define the operators in the tables below
 from kp_dynamo.graph.nodes import tensor_of
-from kp_dynamo.graph.reshapes import reshaped_dim, transposed_order
+from kp_dynamo.graph.reshapes import groups_of_dims, transposed_order
 from kp_dynamo.sharding.mesh import NamedMesh
 from kp_dynamo.sharding.placement import Placement, axes_of
 
@@ -105,9 +106,22 @@ class _Placements:
             return (*first[:1], *self.of(node.args[1])[:1])
         if packet in _WITH_STATISTICS and first and shape == (2, *(_shape(node.args[0]) or ())[:2]):
             return (None, *first[:2])  # two numbers for each query of each head
+        if packet is torch.ops.kp.linear_cross_entropy and self._is_of_logits(node, shape):
+            return self._of_logits(node)
         if packet is torch.ops.kp.contract:
             return self._contraction(node.args[:2], str(node.args[3]))
         return self._kept(node, shape)
+
+    def _is_of_logits(self, node: fx.Node, shape: tuple[int, ...]) -> bool:
+        """Whether a result of a fused loss has one element for each logit: the exponentials that it keeps."""
+        x, weight = (_shape(operand) for operand in node.args[:2])
+        return x is not None and weight is not None and shape == (x[0], weight[0])
+
+    def _of_logits(self, node: fx.Node) -> Placement:
+        """Rows lie as those of the operand, classes as those of the weight along other axes: it is gathered."""
+        rows, classes = self.of(node.args[0])[0], axes_of(self.of(node.args[1])[0])
+        kept = tuple(axis for axis in classes if axis not in axes_of(rows))
+        return rows, kept or None
 
     def _contraction(self, operands: Sequence[Any], equation: str) -> Placement:
         """The placement of an einsum's result."""
@@ -171,10 +185,30 @@ def _without(placement: Placement, dims: Any) -> Placement:
 def _reshaped(
     source: tuple[int, ...], placement: Placement, shape: tuple[int, ...], count: Callable[[Any], int]
 ) -> Placement:
-    """The placement of a tensor after a reshape: what divides a group of dimensions divides its outermost one."""
+    """The placement of a tensor after a reshape: what divides a group of dimensions divides its outermost ones.
+
+    The next dimension counts only if each chip has one element of those before it.
+    """
     found: list[Any] = [None] * len(shape)
-    for dim, along in enumerate(placement):
-        target = reshaped_dim(source, dim, shape, count(along)) if along is not None else None
-        if target is not None:
-            found[target] = along
+    for old, new in groups_of_dims(source, shape):
+        axes = _outermost(source, old, placement, count)
+        for dim in new:
+            taken: list[str] = []
+            while axes and shape[dim] % count((*taken, axes[0])) == 0:
+                taken.append(axes.pop(0))
+            found[dim] = taken[0] if len(taken) == 1 else tuple(taken) or None
+            if shape[dim] != count(tuple(taken)):
+                break
     return tuple(found)
+
+
+def _outermost(
+    source: tuple[int, ...], dims: Sequence[int], placement: Placement, count: Callable[[Any], int]
+) -> list[str]:
+    """The axes that divide the outermost of these dimensions, from the outside."""
+    found: list[str] = []
+    for dim in dims:
+        found.extend(axes_of(placement[dim]))
+        if source[dim] != count(placement[dim]):
+            break
+    return found

@@ -50,6 +50,9 @@ for _also in ("bias", "sinks"):
     _library.define(f"attention_backward.{_also}{_BACKWARD}, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 
 
+_ORDERED = 4  # batch_dims of heads in the order of the pass `divide_heads`
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     return forms.attention(q, k, v, *_checked((q, k, v), *_split(rest)))
 
@@ -130,7 +133,7 @@ def _checked(
         raise ValueError(
             f"kp::attention: sinks of the shape {list(by_name.sinks.shape)} are invalid: must be [B|1, H|1, S|1, 1]"
         )
-    return by_name, _checked_dropout(*optional[:2])
+    return by_name, _checked_dropout(by_name.batch_dims, *optional[:2])
 
 
 def _check_operands(operands: Sequence[Tensor]) -> None:
@@ -153,7 +156,7 @@ def _check_heads(of_queries: Any, of_keys: Any, of_values: Any) -> None:
         )
 
 
-def _checked_dropout(key: Tensor | None = None, rate: float = 0.0) -> Dropout | None:
+def _checked_dropout(batch_dims: Sequence[int], key: Tensor | None = None, rate: float = 0.0) -> Dropout | None:
     if key is None:
         if rate:
             raise ValueError(f"kp::attention: rate={rate} needs a key, {KEY_SIZE} random numbers")
@@ -162,7 +165,7 @@ def _checked_dropout(key: Tensor | None = None, rate: float = 0.0) -> Dropout | 
         raise ValueError(f"kp::attention: the key is {key.dtype}{list(key.shape)}, must be float32 [{KEY_SIZE}]")
     if not 0 <= rate < 1:
         raise ValueError(f"kp::attention: rate={rate} is invalid: it must be at least 0 and less than 1")
-    return Dropout(key, rate)
+    return Dropout(key, rate, tuple(batch_dims) if len(batch_dims) == _ORDERED else ())
 
 
 # torch_xla 2.9 lowers views to views during functionalization, but to gathers of elements below it. So the operators

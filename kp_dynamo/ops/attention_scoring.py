@@ -26,7 +26,8 @@ class Scoring:
     Attributes:
         masks: A boolean mask selects a score or its fill, any other is added; [B|1, H|1, S|1, T|1] or fewer.
         fills: Replacements for the scores where a mask is False; one number per mask.
-        batch_dims: Sizes (B, H), whose product is N; empty if no mask needs them.
+        batch_dims: Sizes (B, H), whose product is N; four sizes in the order of the pass `divide_heads`, for masks of
+            six dimensions; empty if no mask needs them.
         scale: Factor of q @ k.
         is_causal: Whether query i reads keys 0 to i.
         zero_rows: Whether a row without keys is 0; otherwise it is NaN.

@@ -28,10 +28,12 @@ class Dropout:
     Attributes:
         key: Random float32 numbers in [0, 1), [4]; or their node.
         rate: The share of probabilities that become 0; at least 0 and less than 1. The others are divided by 1 - rate.
+        order: The sizes by which the pass `divide_heads` has ordered the heads of all sequences; () for eager's order.
     """
 
     key: Any
     rate: float
+    order: tuple[int, ...] = ()
 
     def kept(self, num_heads: Any, first: int, num_queries: Any, num_keys: Any) -> Tensor:
         """Whether a probability stays: booleans, [N, S, T], for S queries from `first` on and the first T keys."""
@@ -47,6 +49,9 @@ class Dropout:
         """Two words per row, each [N, S]."""
         words = (self.key * 2.0**_KEY_BITS).to(torch.int32)
         heads = torch.arange(num_heads, dtype=torch.int32, device=self.key.device)
+        if self.order:
+            chips, parts, sequences, own = self.order
+            heads = heads.reshape(chips, sequences, parts, own).transpose(1, 2).reshape(-1)
         queries = torch.arange(first, first + num_queries, dtype=torch.int32, device=self.key.device)
         mixed = [self._mixed(p ^ words[i]) for i, p in enumerate((heads, queries, heads, queries))]
         one, other = (self._mixed(h.unsqueeze(-1) + q * self._number(_STRIDE)) for h, q in (mixed[:2], mixed[2:]))

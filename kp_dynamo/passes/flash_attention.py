@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +12,7 @@ from kp_dynamo.graph.editing import insert_call, replace_node
 from kp_dynamo.graph.nodes import calls, fake_of
 from kp_dynamo.ops import flash_attention as _ops  # noqa: F401  # registers the operators
 from kp_dynamo.ops.attention_args import AttentionArgs
+from kp_dynamo.passes.attention.backwards import backwards_of
 from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
 
 kp = torch.ops.kp
@@ -93,16 +93,7 @@ class FlashAttention:
 def _match(attention: fx.Node) -> list[fx.Node] | Refusal:
     """The backward of an attention, if it has one, and the attention, if the kernel can compute them."""
     problem = _problem(AttentionArgs.of(attention))
-    return [*_backwards_of(attention), attention] if problem is None else Refusal(attention, problem)
-
-
-def _backwards_of(node: fx.Node) -> list[fx.Node]:
-    """The backward nodes that read the statistics of an attention."""
-    if node.target is not kp.attention_train.default:
-        return []
-    statistics = [user for user in node.users if user.target is operator.getitem and user.args[1] == 1]
-    readers = dict.fromkeys(reader for value in statistics for reader in value.users)
-    return [reader for reader in readers if reader.target is kp.attention_backward.default]
+    return [*backwards_of(attention), attention] if problem is None else Refusal(attention, problem)
 
 
 def _problem(args: AttentionArgs) -> str | None:
