@@ -177,10 +177,12 @@ class Spread:
     Attributes:
         num_chips: How many; on v7, how many devices.
         batch_parts: Among how many of them the batch is divided.
+        head_parts: Among how many of them heads are divided.
     """
 
     num_chips: int = 1
     batch_parts: int = 1
+    head_parts: int = 1
 
     @property
     def is_along_batch(self) -> bool:

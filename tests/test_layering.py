@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "kp_dynamo.ledger": ("torch", "kp_dynamo.graph", "kp_dynamo.passes"),
     "kp_dynamo.pipeline": (
         "torch", "kp_dynamo.config", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.ledger",
-        "kp_dynamo.passes", "kp_dynamo.telemetry",
+        "kp_dynamo.passes", "kp_dynamo.sharding", "kp_dynamo.telemetry",
     ),
     "kp_dynamo.buckets": (
         "torch", "sympy", "numpy", "matplotlib", "kp_dynamo.autograd", "kp_dynamo.cache", "kp_dynamo.capture",

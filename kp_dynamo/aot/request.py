@@ -14,7 +14,7 @@ from kp_dynamo.aot.slices import Slice, slice_of
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError, TPUModelPreparationError
 from kp_dynamo.hardware import CHIPS, Spread, memory_budget_bytes
-from kp_dynamo.sharding.mesh import DATA
+from kp_dynamo.sharding.mesh import DATA, MODEL
 
 BACKENDS = ("kp_tpu", "openxla")
 _OF_EVERY_BACKEND = ("target", "memory_fraction", "memory_budget_gb", "compile_timeout_s")
@@ -88,7 +88,7 @@ def request_of(model: Any, args: Any, machine: Machine, options: Any, backend: s
     found = slice_of(target, machine.chips, machine.mesh, machine.sharding)
     if found is not None:
         _require_our_lowering(backend, checked)
-        checked = checked.over(Spread(found.topology.num_devices, found.mesh.count(DATA)))
+        checked = checked.over(Spread(found.topology.num_devices, found.mesh.count(DATA), found.mesh.count(MODEL)))
     return AotRequest(model, tuple(args), target, given, checked, backend, train, budget, found)
 
 

@@ -21,6 +21,7 @@ from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.fake_run import ExportedProgram, FakeRun, GraphCall
 from kp_dynamo.lowering.step_memory import StepMemory
 from kp_dynamo.session import Session
+from kp_dynamo.sharding.mesh import DATA, NamedMesh
 
 _NO_LIMIT_GB = 1e9
 """The memory that the capture may assume: the graphs are those of all chips together."""
@@ -84,7 +85,7 @@ class _Recorder:
     """A lowering that lowers nothing, and the `Placer` of its calls, which keeps them."""
 
     name = "export"
-    kernel_parts, along_batch = 1, None
+    kernel_parts, mesh = 1, NamedMesh.of({DATA: 1})
 
     def __init__(self) -> None:
         self.calls: list[GraphCall] = []
@@ -94,6 +95,9 @@ class _Recorder:
         run = FakeRun(gm, [ExportedProgram(spec.name, b"", {}, 0.0, gm)], self._memory, [])
         run.place_by(self, spec)
         return Executable(run, num_programs=1)
+
+    def placement_of(self, tensor: torch.Tensor) -> None:
+        """Nothing lies on several chips."""
 
     def place(self, call: GraphCall) -> tuple[Sequence[str], Sequence[str]]:
         # The caller clears the list of a call's arguments after it.

@@ -20,7 +20,14 @@ from kp_dynamo.capture.cpu_view import retarget_to_cpu
 from kp_dynamo.capture.exponents import specialize_exponents
 from kp_dynamo.capture.held_tensors import lift_held_tensors
 from kp_dynamo.capture.inactive_dropout import remove_inactive_dropout
-from kp_dynamo.capture.inputs_on_cpu import has_static_sizes, inputs_on_cpu, is_fake, is_parameter
+from kp_dynamo.capture.inputs_on_cpu import (
+    PlacementOf,
+    has_static_sizes,
+    inputs_on_cpu,
+    is_fake,
+    is_parameter,
+    placement,
+)
 from kp_dynamo.capture.masked_writes import select_masked_writes
 from kp_dynamo.capture.nested_regions import inline_nested_regions
 from kp_dynamo.capture.nested_tensors import refuse_nested_tensors
@@ -64,6 +71,12 @@ class Capture:
         return frozenset(i for i, x in enumerate(self.inputs) if is_parameter(x))
 
     @property
+    def placements(self) -> dict[int, tuple[Any, ...]]:
+        """How the parameters lie of which that is known, by their positions."""
+        found = {i: placement(self.inputs[i]) for i in self.parameters}
+        return {i: where for i, where in found.items() if where is not None}
+
+    @property
     def records_gradients(self) -> bool:
         """Whether a backward may follow."""
         wanted = any(isinstance(x, torch.Tensor) and x.requires_grad for x in self.inputs)
@@ -72,7 +85,12 @@ class Capture:
 
 
 def read_capture(
-    gm: fx.GraphModule, inputs: Sequence[Any], *, with_modules: bool, with_values: bool = False
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    with_modules: bool,
+    with_values: bool = False,
+    placement_of: PlacementOf | None = None,
 ) -> Capture:
     """Read what Dynamo captured.
 
@@ -81,6 +99,7 @@ def read_capture(
         inputs: The graph inputs.
         with_modules: Whether passes read the modules that nodes came from, so that these enter the key.
         with_values: Whether passes are measured with the values of the inputs.
+        placement_of: How a parameter lies on several devices.
 
     Raises:
         TPUDeviceError: Inputs on several devices, or on one that is neither the CPU nor XLA.
@@ -107,7 +126,7 @@ def read_capture(
         copy_views_of_view_as_real(gm)
     gm, lifted = lift_held_tensors(gm) if mode == "xla" and held else (gm, [])
     values = (*lifted, *inputs) if with_values else None
-    return Capture(gm, inputs_on_cpu([*lifted, *inputs]), mode, lifted, moved, key, values=values)
+    return Capture(gm, inputs_on_cpu([*lifted, *inputs], placement_of), mode, lifted, moved, key, values=values)
 
 
 def piece_capture(

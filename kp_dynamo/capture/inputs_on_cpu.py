@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,18 +13,25 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic
 _CPU = torch.device("cpu")
 # An attribute and no nn.Parameter, which AOTAutograd and Dynamo would treat in their own ways.
 _OF_PARAMETER = "_kp_of_parameter"
+_PLACEMENT = "_kp_placement"
+
+PlacementOf = Callable[[torch.Tensor], tuple[Any, ...] | None]
+"""How a tensor lies on a mesh of devices, see `sharding/placement.py`; None if that is unknown."""
 
 
-def inputs_on_cpu(inputs: Sequence[Any]) -> list[Any]:
+def inputs_on_cpu(inputs: Sequence[Any], placement_of: PlacementOf | None = None) -> list[Any]:
     """`inputs` with every XLA tensor replaced by a CPU fake tensor of the same metadata, one fake per tensor.
 
-    Fake tensors of the caller's fake mode are replaced by fake tensors of Dynamo's.
+    Fake tensors of the caller's fake mode are replaced by fake tensors of Dynamo's. The fake of a parameter knows what
+    `placement_of` says of it.
     """
     mode = _fake_mode()
     fakes: dict[int, torch.Tensor] = {}
     for x in inputs:
         if isinstance(x, torch.Tensor) and (x.device.type == "xla" or is_fake(x)) and id(x) not in fakes:
             fakes[id(x)] = _cpu_fake(x, mode)
+            if placement_of is not None and is_parameter(x):
+                setattr(fakes[id(x)], _PLACEMENT, placement_of(x))
     return [fakes.get(id(x), x) for x in inputs]
 
 
@@ -78,6 +85,12 @@ def cpu_fake(like: torch.Tensor, tensor: torch.Tensor, mode: FakeTensorMode) -> 
 def is_parameter(tensor: object) -> bool:
     """Whether a tensor is a parameter, or the fake of one that `cpu_fake` made."""
     return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, _OF_PARAMETER, False)
+
+
+def placement(tensor: object) -> tuple[Any, ...] | None:
+    """How the parameter lies of which `inputs_on_cpu` made this tensor; None if that is unknown."""
+    found: tuple[Any, ...] | None = getattr(tensor, _PLACEMENT, None)
+    return found
 
 
 def _empty(like: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:

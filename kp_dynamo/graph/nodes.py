@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,20 +42,21 @@ def primal_inputs(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.find_nodes(op="placeholder") if not is_tangent(node)]
 
 
-def arguments_at(graph: fx.Graph, positions: Collection[int]) -> list[fx.Node]:
-    """The inputs of a joint or inference graph that are these arguments of Dynamo's graph.
+def inputs_by_position(graph: fx.Graph) -> dict[int, fx.Node]:
+    """The inputs of a joint or inference graph, by the positions of the arguments of Dynamo's graph that they are.
 
     AOTAutograd may have removed some, or put them in another order.
     """
-    return [node for node in primal_inputs(graph) if getattr(node.meta.get("desc"), "idx", None) in positions]
+    found = {getattr(node.meta.get("desc"), "idx", None): node for node in primal_inputs(graph)}
+    return {position: node for position, node in found.items() if position is not None}
 
 
-def gradients_of(joint: fx.Graph, positions: Collection[int]) -> set[fx.Node]:
-    """The results of a joint graph that are the gradients of these arguments; any other graph has none."""
+def gradients_by_position(joint: fx.Graph) -> dict[int, fx.Node]:
+    """The results of a joint graph that are gradients, by the positions of the arguments; any other graph has none."""
     if not any(map(is_tangent, joint.find_nodes(op="placeholder"))):
-        return set()
+        return {}
     gradients = gradients_by_input(joint)
-    return {gradients[node] for node in arguments_at(joint, positions) if node in gradients}
+    return {i: gradients[node] for i, node in inputs_by_position(joint).items() if node in gradients}
 
 
 def gradients_by_input(joint: fx.Graph) -> dict[fx.Node, fx.Node]:

@@ -1,8 +1,10 @@
-"""Matmuls of weights in graphs for several chips that are all along the batch."""
+"""Matmuls of weights in graphs for several chips, which divide weights along the batch's axis for the memory only."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,12 +13,46 @@ from torch.fx.experimental.symbolic_shapes import hint_int
 
 from kp_dynamo.graph.nodes import fake_of
 from kp_dynamo.graph.op_tables import LINEAR_ACTS, MATMULS, VIEWS_AND_CASTS
-from kp_dynamo.sharding.fsdp import SMALL, best_dim
+from kp_dynamo.sharding.fsdp import SMALL, axes_when_gathered, best_dim
 from kp_dynamo.sharding.mesh import DATA, NamedMesh
+from kp_dynamo.sharding.placement import Placement, axes_of
 
 aten, kp = torch.ops.aten, torch.ops.kp
 
 WEIGHT_MATMULS = (aten.mm.default, aten.addmm.default, kp.contract.default, *LINEAR_ACTS)
+
+
+@dataclass(frozen=True)
+class DividedWeight:
+    """An argument that is a parameter, which several chips divide.
+
+    Attributes:
+        position: Its position among the arguments of Dynamo's graph.
+        axes: The axis of the mesh that divides each dimension beside the batch's, "" for none; (): none at all.
+        dim: The dimension that the batch's axis divides; None if that is unknown.
+        is_along_batch: Whether the batch's axis divides it.
+    """
+
+    position: int
+    axes: tuple[str, ...] = ()
+    dim: int | None = None
+    is_along_batch: bool = True
+
+
+def divided_weights(parameters: Collection[int], placements: Mapping[int, Placement]) -> tuple[DividedWeight, ...]:
+    """The weights that several chips divide, in order.
+
+    Args:
+        parameters: The positions of arguments that chips along the batch divide, by whatever dimension.
+        placements: How arguments lie of which that is known.
+    """
+    found = {i: DividedWeight(i) for i in parameters}
+    for i, placement in placements.items():
+        axes = axes_when_gathered(placement)
+        dim = next((d for d, along in enumerate(placement) if DATA in axes_of(along)), None)
+        if axes is not None and (dim is not None or any(axes)):
+            found[i] = DividedWeight(i, axes if any(axes) else (), dim, dim is not None)
+    return tuple(found[i] for i in sorted(found))
 
 
 def path_to_source(node: Any) -> list[fx.Node]:
@@ -44,9 +80,40 @@ def is_small(gradient: fx.Node) -> bool:
 
 
 def divided_dim(gradient: fx.Node, num_chips: int) -> int | None:
-    """The dimension that "fsdp" divides of a parameter, by its gradient; None if none divides."""
+    """The dimension that "fsdp" divides of a parameter that is whole else, by its gradient; None if none divides."""
     value = fake_of(gradient)
     return best_dim(value, (None,) * value.dim(), NamedMesh.of({DATA: num_chips}))
+
+
+def axes_in(value: fx.Node, view: fx.Node, axes: Sequence[str], num_parts: int) -> tuple[str, ...] | None:
+    """The axis of each dimension of a value, given those of a view of it; None if a dimension is not found.
+
+    Args:
+        value: A value.
+        view: A view or a cast of it, or what it is a view or a cast of.
+        axes: The axis that divides each dimension of `view`, "" for none; () for none at all.
+        num_parts: Among how many chips they divide.
+    """
+    found = [""] * fake_of(value).dim()
+    for dim, axis in enumerate(axes):
+        if axis:
+            place = dim_in(value, view, dim, num_parts)
+            if place is None or found[place]:
+                return None
+            found[place] = axis
+    return tuple(found) if any(found) else ()
+
+
+def dim_in(value: fx.Node, view: fx.Node, dim: int, num_parts: int) -> int | None:
+    """The dimension of a value whose parts are those of a dimension of its view, by the strides of both; else None.
+
+    Where the value has several dimensions in place of one, parts are divided along the outermost of them.
+    """
+    whole, seen = fake_of(value), fake_of(view)
+    least, size = seen.stride(dim), seen.shape[dim]
+    inside = [i for i in range(whole.dim()) if whole.shape[i] > 1 and least <= whole.stride(i) < least * size]
+    outermost = max(inside, key=whole.stride, default=None)
+    return outermost if outermost is not None and whole.shape[outermost] % num_parts == 0 else None
 
 
 def has_many_rows(matmul: fx.Node, weight: fx.Node) -> bool:

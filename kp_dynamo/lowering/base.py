@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import fx
+
+from kp_dynamo.sharding.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -69,4 +72,8 @@ class Lowering(Protocol):
 
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
         """Compile `gm` for the shapes of `args`, without running it."""
+        ...
+
+    def placement_of(self, tensor: torch.Tensor) -> Placement | None:
+        """How an argument lies on several devices; None if that is unknown, or on one device."""
         ...

@@ -32,7 +32,8 @@ from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.ops.flash_kernels import calling_flash
 from kp_dynamo.ops.gathered import Placing, placing
 from kp_dynamo.ops.optimization_barrier import barriers
-from kp_dynamo.sharding.placement import REPLICATED
+from kp_dynamo.sharding.mesh import DATA
+from kp_dynamo.sharding.placement import Placement, hlo_sharding
 
 
 class Export:
@@ -52,6 +53,9 @@ class Export:
         self._receive, self._as_text, self._placer = receive, as_text, placer
         self._memory = StepMemory() if placer is None else StepMemory(placer.bytes_of)
         self._runs: list[ProgramRun] = []
+
+    def placement_of(self, tensor: torch.Tensor) -> Placement | None:
+        return None if self._placer is None else self._placer.placement_of(tensor)
 
     def own_model(self, model: Any) -> None:
         """Say which tensors are the parameters and buffers of which modules."""
@@ -165,13 +169,10 @@ def _for_chips(placer: Placer | None) -> Iterator[None]:
 
 
 def _placing(placer: Placer | None) -> Placing | None:
-    along_batch = None if placer is None else placer.along_batch
-    if along_batch is None:
+    if placer is None:
         return None
-    return Placing(
-        whole=lambda tensor: _sharded(tensor, REPLICATED),
-        divided=lambda tensor, dim: _sharded(tensor, along_batch(dim, tensor.dim())),
-    )
+    mesh = placer.mesh
+    return Placing(lambda x, where: _sharded(x, hlo_sharding(where, mesh, x.dim())), DATA, mesh.is_along_batch)
 
 
 def _sharded(tensor: torch.Tensor, sharding: str) -> torch.Tensor:

@@ -6,7 +6,7 @@ at compile time: a program is then passed on at its first call, once for each co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,6 +19,8 @@ from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.known_results import known_number, set_known
 from kp_dynamo.lowering.spmd import WHOLE
 from kp_dynamo.lowering.step_memory import Live, Owner, StepMemory
+from kp_dynamo.sharding.mesh import NamedMesh
+from kp_dynamo.sharding.placement import Placement
 
 
 @dataclass
@@ -83,11 +85,12 @@ class Placer(Protocol):
     """How the tensors of a step lie on several chips."""
 
     @property
-    def along_batch(self) -> Callable[[int, int], str] | None:
-        """(dim, rank) -> the sharding, in XLA's notation, of a tensor whose dimension `dim` is divided as the batch.
+    def mesh(self) -> NamedMesh:
+        """The mesh of the chips."""
+        ...
 
-        None unless all chips are along the batch: otherwise whole weights would let chips repeat work.
-        """
+    def placement_of(self, value: Any) -> Placement | None:
+        """The placement of a tensor, None if it is unknown."""
         ...
 
     @property

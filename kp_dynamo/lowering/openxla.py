@@ -17,9 +17,11 @@ from kp_dynamo.graph.source_lines import source_line
 from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.checks import check_donation, check_layouts, check_operands, check_runs_somewhere
 from kp_dynamo.lowering.constants import device_constants
+from kp_dynamo.lowering.placed_tensors import placement_of_argument
 from kp_dynamo.lowering.program import compile_program
 from kp_dynamo.lowering.split_graph import cut_around
 from kp_dynamo.ops.at_true_sizes import name_of
+from kp_dynamo.sharding.placement import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -46,3 +48,6 @@ class OpenXla:
         )
         check_donation(kept, args, spec)
         return Executable(pieces, pieces.num_programs, fallbacks, pieces.seconds, pieces.moved_bytes, kept=kept)
+
+    def placement_of(self, tensor: torch.Tensor) -> Placement | None:
+        return placement_of_argument(tensor)

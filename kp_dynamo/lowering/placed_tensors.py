@@ -16,8 +16,8 @@ from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
 from kp_dynamo.hardware import ONE_CHIP, Spread
 from kp_dynamo.lowering import spmd
 from kp_dynamo.ops.gathered import Placing
-from kp_dynamo.sharding.mesh import DATA, NamedMesh
-from kp_dynamo.sharding.placement import Placement, along, hlo_sharding, is_whole
+from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
+from kp_dynamo.sharding.placement import Placement, hlo_sharding, is_whole, placement_of
 
 _meshes: dict[NamedMesh, None] = {}
 
@@ -35,22 +35,24 @@ def device_spread() -> Spread:
     if not spmd.is_spmd():
         return ONE_CHIP
     count, placed = xla.num_devices(), named_meshes()
-    return Spread(count, placed[0].count(DATA) if placed else count)
+    return Spread(count, placed[0].count(DATA), placed[0].count(MODEL)) if placed else Spread(count, count)
 
 
-def placing_along_batch() -> Placing | None:
-    """How a program makes a divided weight whole, and sums gradients; None unless all devices are along the batch.
-
-    On other meshes, a whole weight would let devices repeat work.
-    """
+def placing_on_mesh() -> Placing | None:
+    """How a program places its tensors on the last mesh; None if there is none."""
     mesh = next(iter(named_meshes()), None)
-    if mesh is None or not mesh.is_along_batch:
+    if mesh is None:
         return None
+    return Placing(lambda x, where: spmd.annotated(x, op_sharding(where, mesh)), DATA, mesh.is_along_batch)
 
-    def divided(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        return spmd.annotated(tensor, op_sharding(along(DATA, dim, tensor.dim()), mesh))
 
-    return Placing(lambda tensor: spmd.annotated(tensor, spmd.replicated()), divided)
+def placement_of_argument(tensor: torch.Tensor) -> Placement | None:
+    """How an argument lies on the last mesh; None if there is none, or the tensor lies in another way."""
+    mesh = next(iter(named_meshes()), None)
+    if mesh is None or tensor.device.type != "xla":
+        return None
+    text = xla.xlac()._get_xla_sharding_spec(tensor)
+    return placement_of(text, mesh, tensor.dim()) if text else None
 
 
 def mesh_of(given: Any) -> NamedMesh:

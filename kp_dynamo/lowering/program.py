@@ -21,7 +21,7 @@ from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.donation import DONORS, Donation
 from kp_dynamo.lowering.flash_calls import CustomCalls
 from kp_dynamo.lowering.pending import OwnBuffers, compute
-from kp_dynamo.lowering.placed_tensors import placing_along_batch
+from kp_dynamo.lowering.placed_tensors import placing_on_mesh
 from kp_dynamo.lowering.program_inputs import Slot
 from kp_dynamo.lowering.program_outputs import reader
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
@@ -71,7 +71,7 @@ def compile_program(
         # XLA:CPU drops barriers and has no kernels. XLA cannot partition a custom call across devices.
         on_tpu = chips.device_kind() == "TPU"
         kernels = CustomCalls() if on_tpu and not spec.is_sharded else None
-        how = placing_along_batch() if spec.is_sharded else None
+        how = placing_on_mesh() if spec.is_sharded else None
         waiting = barriers(xla.optimization_barrier if on_tpu else None)
         with stage("trace"), waiting, calling_flash(kernels), placing(how):
             traced = trace(gm, args, constants, spec)

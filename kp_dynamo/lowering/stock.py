@@ -15,6 +15,7 @@ from kp_dynamo.compat import xla
 from kp_dynamo.compat.lock import LOCK
 from kp_dynamo.lowering.base import Executable, LoweringSpec
 from kp_dynamo.lowering.constants import device_constants
+from kp_dynamo.sharding.placement import Placement
 
 
 class Stock:
@@ -24,6 +25,9 @@ class Stock:
 
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
         return Executable(_StockRun(gm), num_programs=1)
+
+    def placement_of(self, tensor: torch.Tensor) -> Placement | None:
+        return None  # the bridge has no operators that place a tensor
 
 
 class _StockRun:

@@ -1,7 +1,10 @@
 """`kp::gathered` and `kp::sum_parts`: how chips that are all along the batch share weights and sum gradients.
 
-    gathered(x) -> x                           every chip has the whole tensor
-    sum_parts(parts, dim) -> parts.sum(0)      each chip has a part of the result, divided along `dim`
+    gathered(x, axes) -> x                          no chip has a part of the tensor by the batch's axis
+    sum_parts(parts, dim, axes) -> parts.sum(0)     the sum is divided along `dim` by the batch's axis
+
+`axes` names the axis of the mesh that divides each dimension of the result anyway: "model," for the first of two
+dimensions, "" for none. It is a text, because operators take no lists of texts.
 
 Such chips divide a weight for the memory only. Blocks of a divided dimension do not end where the parts of the chips
 do. For the gradient of a head of 32000 classes, made of six blocks on 256 chips, XLA took 260 CPU-seconds; for the sum
@@ -12,8 +15,7 @@ modelled ms, and 5.6 with the weight gathered.
 `parts` has one part for each chip, which computes it: a gradient of its own samples. Each chip sends each other chip
 what that one sums: an all-to-all. It sums in float32 (float64 for float64 parts).
 
-They appear only in graphs for several chips that are all along the batch. In other traces they are an identity and a
-sum.
+They appear only in graphs for several chips. In other traces they are an identity and a sum.
 """
 
 from __future__ import annotations
@@ -31,22 +33,24 @@ from kp_dynamo.ops.compute_dtype import compute_dtype
 
 @dataclass(frozen=True)
 class Placing:
-    """How a trace for chips along the batch places an XLA tensor.
+    """How a trace for several chips places an XLA tensor.
 
     Attributes:
-        whole: Returns the tensor, whole on every chip.
-        divided: Returns the tensor, divided among the chips along a dimension.
+        place: Returns the tensor, each dimension divided along these axes of the mesh; None: along none.
+        data: The axis of the batch.
+        is_along_batch: Whether it is the only one. On other meshes, a whole tensor would let chips repeat work.
     """
 
-    whole: Callable[[Tensor], Tensor]
-    divided: Callable[[Tensor, int], Tensor]
+    place: Callable[[Tensor, tuple[tuple[str, ...] | None, ...]], Tensor]
+    data: str
+    is_along_batch: bool
 
 
 _PLACING: ContextVar[Placing | None] = ContextVar("how several chips place a tensor", default=None)
 
 _library = torch.library.Library("kp", "FRAGMENT")
-_library.define("gathered(Tensor x) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-_library.define("sum_parts(Tensor parts, int dim) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+_library.define("gathered(Tensor x, str axes='') -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+_library.define("sum_parts(Tensor parts, int dim, str axes='') -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 
 
 @contextlib.contextmanager
@@ -60,34 +64,54 @@ def placing(how: Placing | None) -> Iterator[None]:
 
 
 def gathered(x: Tensor) -> Tensor:
-    """The value, whole on every chip; for one chip the value itself."""
-    whole: Tensor = x if _PLACING.get() is None else torch.ops.kp.gathered(x)
+    """The value, whole on every chip if all are along the batch; else the value itself."""
+    how = _PLACING.get()
+    whole: Tensor = x if how is None or not how.is_along_batch else torch.ops.kp.gathered(x)
     return whole
 
 
-def _gathered_on_xla(x: Tensor) -> Tensor:
+def _axes(text: str, rank: int) -> list[tuple[str, ...]]:
+    """The axes of each dimension."""
+    return [(name,) if name else () for name in text.split(",")] if text else [()] * rank
+
+
+def _gathered(x: Tensor, axes: str = "") -> Tensor:
+    return x.clone()
+
+
+def _gathered_fake(x: Tensor, axes: str = "") -> Tensor:
+    if len(_axes(axes, x.dim())) != x.dim():
+        raise ValueError(f"kp::gathered: axes={axes!r} for a tensor of {x.dim()} dimensions. Allowed: one for each.")
+    return torch.empty_like(x)
+
+
+def _gathered_on_xla(x: Tensor, axes: str = "") -> Tensor:
     how = _PLACING.get()
-    return x.clone() if how is None else how.whole(x)
+    return x.clone() if how is None else how.place(x, tuple(along or None for along in _axes(axes, x.dim())))
 
 
-def _sum_parts(parts: Tensor, dim: int) -> Tensor:
+def _sum_parts(parts: Tensor, dim: int, axes: str = "") -> Tensor:
     return parts.sum(0, dtype=compute_dtype(parts.dtype))
 
 
-def _sum_parts_on_xla(parts: Tensor, dim: int) -> Tensor:
-    how = _PLACING.get()
-    return _sum_parts(parts if how is None else how.divided(how.divided(parts, 0), dim + 1), dim)
+def _sum_parts_on_xla(parts: Tensor, dim: int, axes: str = "") -> Tensor:
+    if (how := _PLACING.get()) is None:
+        return _sum_parts(parts, dim)
+    divided = _axes(axes, parts.dim() - 1)
+    mine = how.place(parts, ((how.data,), *(along or None for along in divided)))
+    divided[dim] = (*divided[dim], how.data)
+    return _sum_parts(how.place(mine, (None, *(along or None for along in divided))), dim)
 
 
-def _sum_parts_fake(parts: Tensor, dim: int) -> Tensor:
+def _sum_parts_fake(parts: Tensor, dim: int, axes: str = "") -> Tensor:
     if not 0 <= dim < parts.dim() - 1:
         raise ValueError(f"kp::sum_parts: dim={dim} is no dimension of the sum of parts {list(parts.shape)}")
     return parts.new_empty(parts.shape[1:], dtype=compute_dtype(parts.dtype))
 
 
 _library.impl("gathered", _gathered_on_xla, "XLA")
-_library.impl("gathered", Tensor.clone, "CPU")
+_library.impl("gathered", _gathered, "CPU")
 _library.impl("sum_parts", _sum_parts_on_xla, "XLA")
 _library.impl("sum_parts", _sum_parts, "CPU")
-torch.library.register_fake("kp::gathered", torch.empty_like, lib=_library)
+torch.library.register_fake("kp::gathered", _gathered_fake, lib=_library)
 torch.library.register_fake("kp::sum_parts", _sum_parts_fake, lib=_library)

@@ -8,6 +8,7 @@
 from kp_dynamo.passes.base import GraphPass
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.check_indices import CheckIndices
+from kp_dynamo.passes.divide_heads import DivideHeads
 from kp_dynamo.passes.exchange_gradients import ExchangeGradients
 from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_constants import FoldConstants
@@ -40,6 +41,7 @@ PASSES: tuple[type[GraphPass], ...] = (
     CastBf16,  # matmuls run in bfloat16, sensitive ops in float32
     FoldViews,  # a matmul between views becomes one kp::contract
     FoldCasts,  # the matrix unit rounds the arguments of a program itself
+    DivideHeads,  # attention computes the heads of each chip side by side; on a mesh that divides heads
     RecomputeActivations,  # the backward recomputes activations from their saved pre-activation
     RecomputeCasts,  # the backward recomputes casts instead of saving their results
     RecomputeAttention,  # the backward recomputes the scores of attention

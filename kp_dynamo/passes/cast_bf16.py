@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.graph.editing import insert_call
-from kp_dynamo.graph.nodes import gradients_of, tensor_of
+from kp_dynamo.graph.nodes import gradients_by_position, tensor_of
 from kp_dynamo.graph.op_tables import BIASES, LINEAR_ACTS, MATMULS, MOVES, PARTS, UNBIASED, VIEWS, users_through
 from kp_dynamo.passes.base import PassReport, Refusal, reported
 from kp_dynamo.passes.precision.cast_nodes import is_downcast, is_float32, is_upcast
@@ -69,17 +69,21 @@ class CastBf16:
         keep_float32: ATen op names and globs of module paths that stay in float32, see `keep_float32.py`.
         reduced: Positions of the arguments whose gradients several devices sum in bfloat16. Those that a matmul in
             scope computes, and that nothing else reads, take the narrow form.
+        rounds_sums: Whether several devices sum the results of matmuls in bfloat16. Those that are added to something
+            take the narrow form, as in autocast.
     """
 
     scope: Scope = "matmul"
     keep_float32: tuple[str, ...] = ()
     reduced: tuple[int, ...] = ()
+    rounds_sums: bool = False
 
     name: ClassVar[str] = "cast_bf16"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
         unused = {node for node in gm.graph.nodes if not node.users}
-        casting = _Casting(gm.graph, self.scope, KeepFloat32(self.keep_float32), gradients_of(gm.graph, self.reduced))
+        reduced = {g for position, g in gradients_by_position(gm.graph).items() if position in self.reduced}
+        casting = _Casting(gm.graph, self.scope, KeepFloat32(self.keep_float32), reduced, self.rounds_sums)
         for node in list(gm.graph.nodes):
             casting.visit(node)
         for node in reversed(gm.graph.nodes):
@@ -91,8 +95,10 @@ class CastBf16:
 class _Casting:
     """One walk over a graph, in order: the operands of a node have their final dtype when it is visited."""
 
-    def __init__(self, graph: fx.Graph, scope: Scope, keep: KeepFloat32, reduced: set[fx.Node]) -> None:
-        self.scope, self.keep, self.reduced = scope, keep, reduced
+    def __init__(
+        self, graph: fx.Graph, scope: Scope, keep: KeepFloat32, reduced: set[fx.Node], rounds_sums: bool
+    ) -> None:
+        self.scope, self.keep, self.reduced, self.rounds_sums = scope, keep, reduced, rounds_sums
         self.casts = Casts(graph)
         self.unscaling = Unscaling(self.casts)
         self.num_cast = 0
@@ -113,7 +119,7 @@ class _Casting:
     def _form_of(self, matmul: fx.Node, rules: PrecisionRules) -> Form | Refusal:
         if problem := self.keep.reason(matmul) or rules.problem(matmul):
             return Refusal(matmul, problem)
-        return "wide" if keeps_result(matmul, self.reduced) else "narrow"
+        return "wide" if keeps_result(matmul, self.reduced, rounds_sums=self.rounds_sums) else "narrow"
 
     def visit(self, node: fx.Node) -> None:
         if is_upcast(node) or is_downcast(node):

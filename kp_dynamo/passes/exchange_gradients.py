@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,8 +12,8 @@ from torch import fx
 
 import kp_dynamo.ops.gathered  # noqa: F401  # registers the operator
 from kp_dynamo.graph.editing import cast_to, insert_call, replace_node
-from kp_dynamo.graph.nodes import fake_of, gradients_of
-from kp_dynamo.graph.weight_matmuls import divided_dim, is_small, path_to_matmul
+from kp_dynamo.graph.nodes import fake_of, gradients_by_position
+from kp_dynamo.graph.weight_matmuls import DividedWeight, axes_in, dim_in, divided_dim, is_small, path_to_matmul
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.passes.precision.matmul_rules import ONE_PASS
 
@@ -21,7 +22,7 @@ aten, kp = torch.ops.aten, torch.ops.kp
 
 @dataclass(frozen=True)
 class ExchangeGradients:
-    """Sum the gradients of weights over chips that are all along the batch by an all-to-all and a sum on each chip.
+    """Sum the gradients of weights over the chips along the batch by an all-to-all and a sum on each chip.
 
         before                                       after
         mm: bf16[8, 6] = aten.mm(d, x)               reshape: bf16[8, 4, 2] = aten.reshape(d, [8, 4, 2])
@@ -29,46 +30,68 @@ class ExchangeGradients:
                                                      contract: bf16[4, 8, 6] = kp.contract(..., "adb,dbc->dac")
         _to_copy: f32[8, 6] = aten._to_copy(mm)      sum_parts: f32[8, 6] = kp.sum_parts(contract, 0)
 
-    The new dimension has one part for each chip. XLA's own reduce-scatter is exposed on a TPU, and on a square slice it
-    is a whole all-reduce; libtpu lets other operators run beside an all-to-all. `python -m bench.fsdp` has the figures.
+    The new dimension has one part for each chip along the batch. Other axes of the mesh divide the parts and the sum as
+    they divide the weight: kp.sum_parts(contract, 0, "model,").
+
+    XLA's own reduce-scatter is exposed on a TPU, and on a square slice it is a whole all-reduce; libtpu lets other
+    operators run beside an all-to-all. `python -m bench.fsdp` has the figures.
 
     Fires on the gradients of parameters that mm or kp::contract computes, over rows that divide among the chips. Parts
     are rounded where the gradient was, and their sum is not.
 
     Leaves alone gradients with few elements, which lie whole on each chip; gradients with more elements than what is
-    multiplied for them; and rows whose number is symbolic.
+    multiplied for them; rows whose number is symbolic; and gradients whose other parts do not divide a dimension of the
+    matmul's result.
 
     Attributes:
-        parameters: Positions of the arguments that are parameters.
-        num_chips: How many chips.
+        weights: The arguments that are parameters.
+        num_chips: How many chips are along the batch.
+        num_parts: Among how many chips the other axes divide.
     """
 
-    parameters: tuple[int, ...] = ()
+    weights: tuple[DividedWeight, ...] = ()
     num_chips: int = 1
+    num_parts: int = 1
 
     name: ClassVar[str] = "exchange_gradients"
 
     def __call__(self, gm: fx.GraphModule) -> PassReport:
-        gradients = gradients_of(gm.graph, self.parameters)
-        # In the order of the graph, which a set does not keep.
-        found = [self._exchange(node) for node in list(gm.graph.nodes) if node in gradients]
+        gradients = gradients_by_position(gm.graph)
+        found = [self._exchange(gradients[w.position], w) for w in self.weights if w.position in gradients]
         return PassReport(self.name, sum(found))
 
-    def _exchange(self, gradient: fx.Node) -> bool:
+    def _exchange(self, gradient: fx.Node, weight: DividedWeight) -> bool:
         path = path_to_matmul(gradient)
-        if path is None or is_small(gradient):
+        if path is None or is_small(gradient) or not weight.is_along_batch:
             return False
         matmul = path[-1]
-        equation, dim = _equation(matmul), _divided_dim(matmul, gradient, self.num_chips)
+        axes = axes_in(matmul, gradient, weight.axes, self.num_parts)
+        equation, dim = _equation(matmul), self._divided_dim(matmul, gradient, weight, axes or ())
         rows = None if equation is None else _rows_of(equation, matmul, self.num_chips)
-        if equation is None or rows is None or dim is None:
+        if equation is None or rows is None or dim is None or axes is None:
             return False
         with matmul.graph.inserting_before(matmul):
-            total = self._sum(matmul, equation, rows, dim)
+            total = self._sum(matmul, equation, rows, (dim, ",".join(axes)) if axes else (dim,))
         replace_node(gradient, _viewed(total, path))
         return True
 
-    def _sum(self, matmul: fx.Node, equation: str, rows: str, dim: int) -> fx.Node:
+    def _divided_dim(
+        self, matmul: fx.Node, gradient: fx.Node, weight: DividedWeight, axes: Sequence[str]
+    ) -> int | None:
+        """The dimension of the matmul's result that is divided in the gradient, as "fsdp" divides its parameter.
+
+        Where a view has copied, the largest dimension of the result is taken; XLA then moves the sum once more.
+        """
+        along = divided_dim(gradient, self.num_chips) if weight.dim is None else weight.dim
+        if along is None:
+            return None
+        is_shared = bool(weight.axes) and bool(weight.axes[along])
+        found = dim_in(matmul, gradient, along, self.num_chips * (self.num_parts if is_shared else 1))
+        sizes = fake_of(matmul).shape
+        left = [i for i, size in enumerate(sizes) if size % self.num_chips == 0 and not (axes and axes[i])]
+        return found if found is not None else max(left, key=lambda dim: sizes[dim], default=None)
+
+    def _sum(self, matmul: fx.Node, equation: str, rows: str, where: tuple[Any, ...]) -> fx.Node:
         """The sum of the parts, of which each chip computes one from its rows."""
         chips = next(letter for letter in string.ascii_lowercase if letter not in equation)
         terms, result = equation.split("->")
@@ -81,7 +104,7 @@ class ExchangeGradients:
         parts = insert_call(matmul.graph, kp.contract.default, args, _dtype_of(matmul), like=matmul)
         if ONE_PASS in matmul.meta:
             parts.meta[ONE_PASS] = matmul.meta[ONE_PASS]
-        return insert_call(matmul.graph, kp.sum_parts.default, (parts, dim), {}, like=matmul)
+        return insert_call(matmul.graph, kp.sum_parts.default, (parts, *where), {}, like=matmul)
 
     def _split(self, operand: Any, dim: int, matmul: fx.Node) -> fx.Node:
         """An operand with its rows as two dimensions: the chips, and the rows of each."""
@@ -112,22 +135,6 @@ def _rows_of(equation: str, matmul: fx.Node, num_chips: int) -> str | None:
     rows = next((letter for letter in summed if letter in (first[0], second[0])), summed[0])
     size = fake_of(matmul.args[0]).shape[first.index(rows)]  # type: ignore[arg-type]
     return rows if size % num_chips == 0 else None
-
-
-def _divided_dim(matmul: fx.Node, gradient: fx.Node, num_chips: int) -> int | None:
-    """The dimension of the matmul's result that is divided in the gradient, as "fsdp" divides its parameter.
-
-    The strides of the gradient say where its dimensions are in the result. Where a view has copied, the largest
-    dimension of the result is taken; XLA then moves the sum once more.
-    """
-    result, whole = fake_of(matmul), fake_of(gradient)
-    dims = [dim for dim in range(result.dim()) if result.shape[dim] % num_chips == 0]
-    along = divided_dim(gradient, num_chips)
-    if along is None:
-        return None
-    least, size = whole.stride(along), whole.shape[along]
-    inside = [dim for dim in dims if least <= result.stride(dim) < least * size]
-    return min(inside, default=None) if inside else max(dims, key=lambda dim: result.shape[dim], default=None)
 
 
 def _viewed(total: fx.Node, path: list[fx.Node]) -> fx.Node:

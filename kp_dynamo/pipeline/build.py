@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import fx
@@ -11,10 +11,12 @@ from kp_dynamo.config.matmul_precision import resolve_matmul_precision
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.graph.step_share import WHOLE, StepShare
+from kp_dynamo.graph.weight_matmuls import divided_weights
 from kp_dynamo.passes import PASSES
 from kp_dynamo.passes.base import GraphPass
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.check_indices import CheckIndices
+from kp_dynamo.passes.divide_heads import DivideHeads
 from kp_dynamo.passes.exchange_gradients import ExchangeGradients
 from kp_dynamo.passes.fold_casts import FoldCasts
 from kp_dynamo.passes.fold_constants import FoldConstants
@@ -37,6 +39,7 @@ from kp_dynamo.passes.recompute_to_share import RecomputeToShare
 from kp_dynamo.passes.rewrite_attention import RewriteAttention
 from kp_dynamo.passes.rewrite_patch_convolution import RewritePatchConvolution
 from kp_dynamo.passes.rewrite_stem_convolution import RewriteStemConvolution
+from kp_dynamo.sharding.placement import Placement
 
 Pipeline = tuple[GraphPass, ...]
 
@@ -54,6 +57,7 @@ def build_pipeline(
     lengths: tuple[str, ...] = (),
     share: StepShare = WHOLE,
     parameters: Collection[int] = (),
+    placements: Mapping[int, Placement] | None = None,
 ) -> Pipeline:
     """The passes for these options, in running order.
 
@@ -62,10 +66,12 @@ def build_pipeline(
         lengths: The symbolic sizes that will be padded.
         share: What the graph, a piece of a divided one, gets of the memory.
         parameters: The positions of the arguments that are parameters.
+        placements: How those lie on several chips of which that is known.
 
     Raises:
         TPUConfigurationError: `disable_passes` or `keep_float32` names an unknown pass or op.
     """
+    spread = options.spread
     ours: list[GraphPass] = [
         # First: the other passes then see Python numbers, not tensors that hold one.
         FoldConstants(),
@@ -88,6 +94,8 @@ def build_pipeline(
         *([FoldViews(options.chip.name in _WEIGHT_FIRST, _has_one_pass(options))] if options.fuse else []),
         # After the passes that rewrite matmuls.
         *([FoldCasts()] if options.precision == "bfloat16" else []),
+        # After the views are folded; before the passes that tag views.
+        *([DivideHeads(spread.batch_parts, spread.head_parts)] if spread.head_parts > 1 else []),
         # After the passes that change which views and casts of an activation are read.
         *([RecomputeActivations()] if options.fuse else []),
         # After the casts, which it tags. Always on: a bfloat16 model has casts of its own.
@@ -95,8 +103,7 @@ def build_pipeline(
         # After the casts: their results are what would be saved.
         *_recomputation(options, share),
         # Both after the casts and views that they follow to the weights; gradients that are left are summed whole.
-        *_exchange(options, parameters),
-        *([GatherWeights(tuple(sorted(parameters)))] if options.spread.is_along_batch else []),
+        *_sums_and_gathers(options, parameters, placements or {}),
         # Last: the user's passes see the graph that will be lowered.
         *options.extra_passes,
     ]
@@ -147,13 +154,22 @@ def _budget(options: CompileOptions, share: StepShare) -> Budget:
 
 
 def _casts(options: CompileOptions, parameters: Collection[int]) -> CastBf16:
-    sums = options.reduce_dtype == "bfloat16" and options.spread.batch_parts > 1
-    return CastBf16(options.cast_scope, options.keep_float32, tuple(sorted(parameters)) if sums else ())
+    spread, is_narrow = options.spread, options.reduce_dtype == "bfloat16"
+    reduced = tuple(sorted(parameters)) if is_narrow and spread.batch_parts > 1 else ()
+    return CastBf16(options.cast_scope, options.keep_float32, reduced, is_narrow and spread.head_parts > 1)
 
 
-def _exchange(options: CompileOptions, parameters: Collection[int]) -> Pipeline:
-    is_wanted = options.reduce_scatter == "all_to_all" and options.spread.is_along_batch
-    return (ExchangeGradients(tuple(sorted(parameters)), options.spread.num_chips),) if is_wanted else ()
+def _sums_and_gathers(
+    options: CompileOptions, parameters: Collection[int], placements: Mapping[int, Placement]
+) -> Pipeline:
+    spread = options.spread
+    weights = divided_weights(parameters if spread.is_along_batch else (), placements)
+    if spread.batch_parts == 1 or not (weights or spread.is_along_batch):
+        return ()
+    num_parts = spread.num_chips // spread.batch_parts
+    is_exchanged = options.reduce_scatter == "all_to_all"
+    exchange = (ExchangeGradients(weights, spread.batch_parts, num_parts),) if is_exchanged else ()
+    return (*exchange, GatherWeights(weights, num_parts))
 
 
 def _loss_pass(options: CompileOptions) -> FuseLinearCrossEntropy:

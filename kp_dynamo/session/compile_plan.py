@@ -89,7 +89,7 @@ def plan_for(capture: Capture, options: CompileOptions, share: StepShare = WHOLE
         )
     capture, bucketing = _bucketing(capture, options)
     lengths = bucketing.symbols if bucketing is not None else ()
-    pipeline = build_pipeline(options, lengths, share, capture.parameters)
+    pipeline = build_pipeline(options, lengths, share, capture.parameters, capture.placements)
     backward_pipeline = build_backward_pipeline(options)
     device = "cpu" if capture.mode == "fake" else capture.mode
     conditions = _conditions(options, (*pipeline, *backward_pipeline), device)

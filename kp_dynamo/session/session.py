@@ -125,7 +125,14 @@ class Session:
                     chosen = chosen.over(device_spread())
                 drop_followed_calls(gm)
                 calls = block_calls(gm.graph)
-                capture = read_capture(gm, example_inputs, with_modules=chosen.reads_modules, with_values=chosen.ledger)
+                lowering = self._export or get_lowering(chosen.lowering)
+                capture = read_capture(
+                    gm,
+                    example_inputs,
+                    with_modules=chosen.reads_modules,
+                    with_values=chosen.ledger,
+                    placement_of=lowering.placement_of,
+                )
                 compiled = self._around_calls(capture, chosen) if calls else self._compiled(capture, chosen)
             if compiled is None:
                 raise RestartTrace("calls of child modules cannot be compiled by themselves")

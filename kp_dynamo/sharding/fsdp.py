@@ -52,6 +52,15 @@ def divided_by_data(
     return divided
 
 
+def axes_when_gathered(placement: Placement) -> tuple[str, ...] | None:
+    """The axis that divides each dimension of a tensor when it is gathered along "data", "" for none.
+
+    None if several other axes divide one dimension.
+    """
+    kept = [tuple(axis for axis in axes_of(axes) if axis != DATA) for axes in placement]
+    return tuple("".join(axes) for axes in kept) if all(len(axes) < 2 for axes in kept) else None
+
+
 def best_dim(tensor: torch.Tensor, placement: Placement, mesh: NamedMesh) -> int | None:
     """A dimension that is whole so far comes first, then the largest, then the first of equal ones."""
     shards, count = counts(placement, mesh, tensor.dim()), mesh.size(DATA)

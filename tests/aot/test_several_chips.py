@@ -98,7 +98,7 @@ def test_the_command_line_compiles_for_several_chips(tmp_path, capsys):
 def test_passes_know_how_many_chips_share_the_work():
     args, machine = (torch.empty(1024, 512, device="meta"),), Machine("v5e", 16, {"data": 4, "model": 4}, "fsdp")
     options = request_of(mlp(), args, machine, None, "kp_tpu", train=True).options
-    assert options.spread == Spread(16, 4)
+    assert options.spread == Spread(16, 4, 4)
     [loss] = [p for p in build_pipeline(options) if isinstance(p, FuseLinearCrossEntropy)]
     assert loss.batch_parts == 4
 

@@ -22,15 +22,18 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.graph.editing import run_on_fakes
 from kp_dynamo.graph.module_paths import module_paths
-from kp_dynamo.graph.nodes import fake_of
+from kp_dynamo.graph.nodes import calls, fake_of
+from kp_dynamo.hardware import Spread
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fuse_linear_activation import FuseLinearActivation
 from kp_dynamo.passes.precision.cast_nodes import is_upcast
 from kp_dynamo.passes.precision.keep_float32 import unknown_op_names
 from kp_dynamo.passes.precision.sensitive_ops import SENSITIVE, may_follow
-from tests.graphs import graph_text, trace_inference, trace_joint
+from kp_dynamo.pipeline import build_pipeline
+from tests.graphs import applied, graph_text, trace_inference, trace_joint
 
 aten, kp = torch.ops.aten, torch.ops.kp
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
@@ -588,7 +591,24 @@ def test_a_fused_linear_is_kept_by_what_it_was_made_of(name):
 
 
 def test_repr_is_its_identity():
-    assert repr(CastBf16("all", ("aten.mm",))) == "CastBf16(scope='all', keep_float32=('aten.mm',), reduced=())"
+    text = "CastBf16(scope='all', keep_float32=('aten.mm',), reduced=(), rounds_sums=False)"
+    assert repr(CastBf16("all", ("aten.mm",))) == text
+
+
+@pytest.mark.parametrize(("rounds", "dtype"), [(False, torch.float32), (True, BF16)])
+def test_results_that_devices_sum_are_rounded_before_they_are_added(rounds, dtype):
+    gm = trace_inference(lambda x, w: x + F.linear(x, w), leaf(6, 8), leaf(8, 8))
+    applied(CastBf16(rounds_sums=rounds), gm)
+    [matmul] = calls(gm.graph, torch.ops.aten.mm.default)
+    assert matmul.meta["val"].dtype == dtype
+
+
+@pytest.mark.parametrize(("spread", "rounds"), [(Spread(8, 8), False), (Spread(8, 2, 4), True), (Spread(), False)])
+def test_matmuls_are_summed_by_devices_on_a_mesh_that_divides_them(spread, rounds):
+    for dtype in ("bfloat16", None):
+        pipeline = build_pipeline(CompileOptions(reduce_dtype=dtype).over(spread))
+        [casts] = [graph_pass for graph_pass in pipeline if isinstance(graph_pass, CastBf16)]
+        assert casts.rounds_sums == (rounds and dtype is not None)
 
 
 def test_a_scaled_broadcast_is_not_seen_through():

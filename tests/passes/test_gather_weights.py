@@ -7,16 +7,25 @@ from expecttest import assert_expected_inline
 
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.graph.nodes import calls
+from kp_dynamo.graph.op_tables import CROSS_ENTROPIES
 from kp_dynamo.graph.saved_values import num_forward_results, partitioned
+from kp_dynamo.graph.weight_matmuls import DividedWeight
 from kp_dynamo.hardware import Spread
 from kp_dynamo.passes.cast_bf16 import CastBf16
 from kp_dynamo.passes.fold_casts import FoldCasts
+from kp_dynamo.passes.fold_views import FoldViews
+from kp_dynamo.passes.fuse_linear_cross_entropy import FuseLinearCrossEntropy
 from kp_dynamo.passes.gather_weights import GatherWeights
 from kp_dynamo.passes.recompute_casts import RecomputeCasts
 from kp_dynamo.pipeline import build_pipeline
+from tests.cross_entropies import joint
 from tests.graphs import applied, graph_text, trace_inference, trace_joint
 
 GATHERED = torch.ops.kp.gathered.default
+
+
+def weights(*positions):
+    return tuple(DividedWeight(position) for position in positions)
 
 
 def leaf(*shape):
@@ -30,7 +39,7 @@ def test_weights_are_gathered_in_bfloat16_and_gradients_where_their_matmul_is():
     gm = trace_joint(fn, leaf(6, 4), leaf(8, 4))
     for graph_pass in (CastBf16("matmul", (), (1,)), RecomputeCasts()):
         applied(graph_pass, gm)
-    assert applied(GatherWeights((1,)), gm).rewritten == 2
+    assert applied(GatherWeights(weights(1)), gm).rewritten == 2
     assert_expected_inline(
         graph_text(gm),
         """\
@@ -76,7 +85,7 @@ def mlp(x, w, v):
 def test_nothing_that_is_gathered_is_saved():
     for passes in ((), (CastBf16(), RecomputeCasts())):
         gm = trace_joint(mlp, leaf(6, 4), leaf(8, 4), leaf(4, 8))
-        for graph_pass in (*passes, GatherWeights((1, 2))):
+        for graph_pass in (*passes, GatherWeights(weights(1, 2))):
             applied(graph_pass, gm)
         num_results = num_forward_results(gm.graph)
         forward, backward = partitioned(gm)
@@ -96,7 +105,7 @@ def test_what_the_matrix_unit_would_round_is_rounded_before_it_is_gathered():
     gm = trace_inference(F.linear, torch.randn(6, 4), leaf(8, 4))
     for graph_pass in (CastBf16(), FoldCasts()):
         applied(graph_pass, gm)
-    assert applied(GatherWeights((1,)), gm).rewritten == 1
+    assert applied(GatherWeights(weights(1)), gm).rewritten == 1
     [whole] = calls(gm.graph, GATHERED)
     assert whole.meta["val"].dtype == torch.bfloat16
 
@@ -107,7 +116,7 @@ def test_what_the_matrix_unit_would_round_is_rounded_before_it_is_gathered():
 ])  # fmt: skip
 def test_other_uses_are_left_to_xla(fn):
     gm = trace_inference(fn, torch.ones(4, 4), torch.ones(4, 4))
-    assert applied(GatherWeights((1,)), gm).rewritten == 0
+    assert applied(GatherWeights(weights(1)), gm).rewritten == 0
 
 
 def test_arguments_that_are_no_parameters_are_left_alone():
@@ -120,7 +129,7 @@ def test_a_weight_that_other_operators_read_is_gathered_for_the_matmul_only():
         return F.linear(F.embedding(tokens, w), w)
 
     gm = trace_inference(fn, torch.arange(5), torch.randn(5, 4))
-    assert applied(GatherWeights((1,)), gm).rewritten == 1
+    assert applied(GatherWeights(weights(1)), gm).rewritten == 1
     [embedding] = calls(gm.graph, torch.ops.aten.embedding.default)
     assert embedding.args[0].op == "placeholder"
 
@@ -128,11 +137,55 @@ def test_a_weight_that_other_operators_read_is_gathered_for_the_matmul_only():
 @pytest.mark.parametrize(("rows", "num_gathered"), [(3, 0), (4, 1), (100, 1)])
 def test_rows_that_are_fewer_than_the_weight_move_instead_of_it(rows, num_gathered):
     gm = trace_inference(F.linear, torch.randn(rows, 8), torch.randn(8, 8))
-    assert applied(GatherWeights((1,)), gm).rewritten == num_gathered
+    assert applied(GatherWeights(weights(1)), gm).rewritten == num_gathered
 
 
 @pytest.mark.parametrize(("spread", "is_there"), [(Spread(8, 8), True), (Spread(8, 4), False), (Spread(), False)])
-def test_it_runs_where_all_chips_are_along_the_batch(spread, is_there):
+def test_where_nothing_is_known_of_weights_it_runs_if_all_chips_are_along_the_batch(spread, is_there):
     pipeline = build_pipeline(CompileOptions().over(spread), parameters={2, 1})
-    assert (GatherWeights((1, 2)) in pipeline) == is_there
+    assert (GatherWeights(weights(1, 2)) in pipeline) == is_there
     assert any(p.name == "gather_weights" for p in pipeline) == is_there
+
+
+def test_other_axes_go_on_dividing_the_weight_and_its_gradient():
+    gm = trace_joint(lambda x, w: F.linear(x, w).tanh(), leaf(16, 4), leaf(8, 4))
+    applied(GatherWeights((DividedWeight(1, ("model", ""), 1),), num_parts=2), gm)
+    assert [node.args[1] for node in calls(gm.graph, GATHERED)] == ["model,"] * 2
+
+
+@pytest.mark.parametrize(("num_parts", "axes"), [(4, ["model,", "model,,"]), (8, ["model,"])])
+def test_the_parts_of_a_weight_are_those_of_its_heads(num_parts, axes):
+    """Of 4 heads of 32, which do not divide in 8 parts: only the forward's matmul reads the weight without heads."""
+
+    def heads(x, w):
+        return F.linear(x, w).view(8, 32, 4, 32).transpose(1, 2).tanh()
+
+    gm = trace_joint(heads, leaf(8, 32, 128), leaf(128, 128))
+    for graph_pass in (CastBf16(), FoldViews()):
+        applied(graph_pass, gm)
+    applied(GatherWeights((DividedWeight(1, ("model", ""), 1),), num_parts), gm)
+    assert [node.args[1] for node in calls(gm.graph, GATHERED)] == axes
+
+
+@pytest.mark.parametrize(("is_along_batch", "axes"), [(True, ["model,"] * 2), (False, [])])
+def test_chips_that_divide_the_classes_compute_the_same_blocks_of_theirs(is_along_batch, axes):
+    def loss(x, w, target):
+        return F.cross_entropy(F.linear(x, w), target)
+
+    gm = joint(loss, leaf(6, 4), leaf(8, 4), torch.arange(6))
+    assert applied(FuseLinearCrossEntropy(min_bytes=0), gm).rewritten == 1
+    applied(GatherWeights((DividedWeight(1, ("model", ""), 1, is_along_batch),), num_parts=2), gm)
+    fused = list(calls(gm.graph, *CROSS_ENTROPIES))
+    assert [node.kwargs["parts"] for node in fused] == [2, 2]
+    assert [node.args[1] for node in calls(gm.graph, GATHERED)] == axes  # the weight, and its gradient
+
+
+def test_parameters_that_lie_along_the_batch_are_gathered_on_a_mesh_of_two_axes():
+    placements = {0: ("model", "data"), 1: (("model", "data"), None), 2: ("model", None), 3: (None, None)}
+    pipeline = build_pipeline(CompileOptions().over(Spread(8, 4)), parameters={0, 1, 2, 3, 4}, placements=placements)
+    expected = (
+        DividedWeight(0, ("model", ""), 1),
+        DividedWeight(1, ("model", ""), 0),
+        DividedWeight(2, ("model", ""), is_along_batch=False),
+    )
+    assert GatherWeights(expected, num_parts=2) in pipeline

@@ -185,7 +185,7 @@ def test_the_memory_is_that_of_all_devices(answers):
 
 
 def test_a_program_knows_how_many_chips_share_its_work(answers):
-    assert answers["the_chips_of_a_program"] == [[8, 8], [8, 4]]
+    assert answers["the_chips_of_a_program"] == [[8, 8, 1], [8, 4, 2]]
 
 
 def test_a_miss_names_the_argument_and_the_result_that_lie_in_another_way(answers):
