@@ -164,10 +164,10 @@ def _sums_and_gathers(
 ) -> Pipeline:
     spread = options.spread
     weights = divided_weights(parameters if spread.is_along_batch else (), placements)
-    if spread.batch_parts == 1 or not (weights or spread.is_along_batch):
+    if not (weights or spread.is_along_batch):
         return ()
     num_parts = spread.num_chips // spread.batch_parts
-    is_exchanged = options.reduce_scatter == "all_to_all"
+    is_exchanged = options.reduce_scatter == "all_to_all" and spread.batch_parts > 1
     exchange = (ExchangeGradients(weights, spread.batch_parts, num_parts),) if is_exchanged else ()
     return (*exchange, GatherWeights(weights, num_parts))
 

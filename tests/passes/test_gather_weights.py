@@ -189,3 +189,8 @@ def test_parameters_that_lie_along_the_batch_are_gathered_on_a_mesh_of_two_axes(
         DividedWeight(2, ("model", ""), is_along_batch=False),
     )
     assert GatherWeights(expected, num_parts=2) in pipeline
+
+
+def test_without_a_batch_that_is_divided_it_runs_for_the_head():
+    pipeline = build_pipeline(CompileOptions().over(Spread(8, 1, 8)), parameters={0}, placements={0: ("model", None)})
+    assert GatherWeights((DividedWeight(0, ("model", ""), is_along_batch=False),), num_parts=8) in pipeline
