@@ -60,8 +60,9 @@ MAY_IMPORT = {
     ),
     "kp_dynamo.session": (
         "torch", "kp_dynamo.autograd", "kp_dynamo.blocks", "kp_dynamo.buckets", "kp_dynamo.cache", "kp_dynamo.capture",
-        "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.error_boundary", "kp_dynamo.exceptions", "kp_dynamo.graph",
-        "kp_dynamo.ledger", "kp_dynamo.lowering", "kp_dynamo.pipeline", "kp_dynamo.runtime", "kp_dynamo.telemetry",
+        "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.disk_cache", "kp_dynamo.error_boundary",
+        "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.ledger", "kp_dynamo.lowering", "kp_dynamo.pipeline",
+        "kp_dynamo.runtime", "kp_dynamo.telemetry",
         "kp_dynamo.uncompiled_frames",
     ),
     "kp_dynamo.legacy_backend": (

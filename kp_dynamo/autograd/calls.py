@@ -9,13 +9,42 @@ from typing import Any
 import torch
 
 from kp_dynamo.autograd.argument_overlap import OverlapCheck
+from kp_dynamo.autograd.plain_gradient import Gradients
 from kp_dynamo.autograd.result_aliases import ResultAliases
-from kp_dynamo.autograd.undefined_gradients import UndefinedGradients
+from kp_dynamo.autograd.undefined_gradients import UndefinedGradients, passing_on_undefined
+
+
+def outside_dynamo(backward: Callable[..., Any]) -> Any:
+    """A compiled backward that Dynamo does not trace, for AOTAutograd."""
+    run = torch._dynamo.disable(backward, reason="a compiled backward")
+    run._boxed_call = True
+    return run
+
+
+def with_call_checks(
+    run: Callable[..., Any],
+    aliases: ResultAliases | None,
+    overlap: OverlapCheck | None,
+    gradients: UndefinedGradients | None,
+    made: Gradients,
+) -> Callable[..., Any]:
+    """`run` as `as_called` makes it, and with a backward that passes on undefined gradients.
+
+    Args:
+        run: The callable that AOTAutograd compiled.
+        aliases: The results that share memory; None if there are none.
+        overlap: See `as_called`.
+        gradients: Which gradients may be undefined; None without a backward.
+        made: How AOTAutograd made it differentiable.
+    """
+    if gradients is not None and made.plain is None:
+        run = passing_on_undefined(run)
+    return as_called(run, aliases, overlap, None if gradients is None or gradients.is_uniform else gradients)
 
 
 def as_called(
     run: Callable[..., Any],
-    aliases: ResultAliases,
+    aliases: ResultAliases | None,
     overlap: OverlapCheck | None,
     gradients: UndefinedGradients | None,
 ) -> Callable[..., Any]:
@@ -23,11 +52,12 @@ def as_called(
 
     Args:
         run: The callable that AOTAutograd compiled.
-        aliases: The results that share memory.
+        aliases: The results that share memory; None if there are none.
         overlap: Compares the overlap of arguments; None for a graph that writes to none of them.
         gradients: Which gradients may be undefined; None if every gradient depends on every result.
     """
-    if overlap is None and gradients is None and not aliases.has_views_of_arguments:
+    has_views = aliases is not None and aliases.has_views_of_arguments
+    if overlap is None and gradients is None and not has_views:
         return run
 
     def called(*args: Any) -> Any:
@@ -35,7 +65,7 @@ def as_called(
             overlap.require_same(args)
         with allow_views(args, aliases):
             results = list(run(*args))
-            if aliases.has_symbolic_views:
+            if aliases is not None and aliases.has_symbolic_views:
                 aliases.replay(args, results)
         if gradients is not None:
             gradients.watch(results)
@@ -44,9 +74,9 @@ def as_called(
     return called
 
 
-def allow_views(args: Sequence[Any], aliases: ResultAliases) -> contextlib.AbstractContextManager[Any]:
+def allow_views(args: Sequence[Any], aliases: ResultAliases | None) -> contextlib.AbstractContextManager[Any]:
     """torch_xla 2.9 cannot take a view of a normal tensor in inference mode, not even in eager code."""
-    if not torch.is_inference_mode_enabled() or not aliases.has_views_of_arguments:
+    if aliases is None or not torch.is_inference_mode_enabled() or not aliases.has_views_of_arguments:
         return contextlib.nullcontext()
     ordinary = (isinstance(a, torch.Tensor) and a.device.type == "xla" and not a.is_inference() for a in args)
     return _no_grad_mode() if any(ordinary) else contextlib.nullcontext()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -137,14 +138,31 @@ def _refuse_transforms() -> None:
         )
 
 
+@dataclass
+class Gradients:
+    """How AOTAutograd made a graph differentiable.
+
+    Attributes:
+        plain: What replaces AOTAutograd's function; None if that is used, or if there is no backward.
+        detached: See `PlainGradient`.
+        disables_amp: Whether the programs run without autocast.
+        has_extras: Whether there are tensor subclasses, symbolic sizes or states of a backward.
+    """
+
+    plain: PlainGradient | None = None
+    detached: tuple[int, ...] = ()
+    disables_amp: bool = False
+    has_extras: bool = False
+
+
 @contextlib.contextmanager
-def plain_gradients(parts: Callable[[], tuple[Run, Run]]) -> Iterator[list[PlainGradient]]:
-    """While AOTAutograd compiles a graph, use `PlainGradient` where it is right; the list then has it.
+def plain_gradients(parts: Callable[[], tuple[Run, Run]]) -> Iterator[Gradients]:
+    """While AOTAutograd compiles a graph, use `PlainGradient` where it is right.
 
     Args:
         parts: Returns what the forward and the backward were compiled to, once they are.
     """
-    made: list[PlainGradient] = []
+    made = Gradients()
     stock = AOTDispatchAutograd.post_compile
 
     def post_compile(
@@ -155,10 +173,12 @@ def plain_gradients(parts: Callable[[], tuple[Run, Run]]) -> Iterator[list[Plain
             forward_func, backward_func, subclasses, num_sizes, states, disable_amp, detached, *args,
             fw_metadata=fw_metadata, **kwargs,
         )  # fmt: skip
-        if subclasses is not None or num_sizes or states or not _is_plain(fw_metadata):
+        made.detached, made.disables_amp = tuple(detached), disable_amp
+        made.has_extras = subclasses is not None or bool(num_sizes) or bool(states)
+        if made.has_extras or not _is_plain(fw_metadata):
             return run
-        made.append(PlainGradient(*parts(), fw_metadata, detached))
-        return _if_recorded(made[-1], run)
+        made.plain = PlainGradient(*parts(), fw_metadata, detached)
+        return _if_recorded(made.plain, run)
 
     with mock.patch.object(AOTDispatchAutograd, "post_compile", staticmethod(post_compile)):
         yield made

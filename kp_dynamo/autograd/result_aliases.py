@@ -89,6 +89,11 @@ class ResultAliases:
         return self._metadata is None or any(info.mutates_data for info in self._metadata.input_info)
 
     @property
+    def has_views(self) -> bool:
+        """Whether some results were removed from the graph."""
+        return bool(self._views)
+
+    @property
     def has_views_of_arguments(self) -> bool:
         """Whether some results are views of arguments."""
         return any(view.is_of_argument for view in self._views.values())

@@ -17,10 +17,11 @@ from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from kp_dynamo.autograd.argument_overlap import overlap_check
-from kp_dynamo.autograd.calls import as_called
+from kp_dynamo.autograd.calls import outside_dynamo, with_call_checks
 from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.autograd.eager_strides import record_eager_strides
 from kp_dynamo.autograd.function_views import keep_backward_of_views
+from kp_dynamo.autograd.interface import Differentiated
 from kp_dynamo.autograd.plain_gradient import plain_gradients
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.tracing_settings import (
@@ -30,7 +31,7 @@ from kp_dynamo.autograd.tracing_settings import (
     traced_metadata,
     tracing_settings,
 )
-from kp_dynamo.autograd.undefined_gradients import UndefinedGradients, passing_on_undefined
+from kp_dynamo.autograd.undefined_gradients import UndefinedGradients
 from kp_dynamo.autograd.whole_memory import with_whole_memory
 from kp_dynamo.graph.decisions import decide_once
 from kp_dynamo.graph.random_results import save_random_results
@@ -51,18 +52,21 @@ class GraphStages:
             results that share memory (None for a backward graph).
         compile: Compiles a forward, backward or inference graph.
         eager: Fake tensors of the results with eager's strides (`eager_strides.eager_results`).
+        note: Called with what another process must know to call the graphs.
     """
 
     transform: Callable[[fx.GraphModule, str, ResultAliases | None], None]
     compile: CompileGraph
     eager: Sequence[Any]
+    note: Callable[[Differentiated], None] = lambda differentiated: None
 
 
 def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphStages) -> Callable[..., Any]:
     """Trace `gm` with AOTAutograd and compile the graphs; the callable has the signature of `gm`."""
     keep_backward_of_views(gm)
     tracing = _Tracing(stages, gm, len(inputs))
-    with tracing_settings(), plain_gradients(lambda: (tracing.forward, tracing.backward)) as plain:
+    disables_amp = torch._C._is_any_autocast_enabled()
+    with tracing_settings(), plain_gradients(lambda: (tracing.forward, tracing.backward)) as made:
         run: Callable[..., Any] = aot_autograd.aot_module_simplified(
             gm,
             list(inputs),
@@ -74,12 +78,12 @@ def trace_and_compile(gm: fx.GraphModule, inputs: Sequence[Any], stages: GraphSt
             # With symbolic shapes, torch 2.9 fails an assertion if mutations stay in the graph.
             keep_inference_input_mutations=False,
         )
-    captured = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
-    overlap = overlap_check(tracing.metadata, inputs, captured)
     gradients = tracing.undefined
-    if gradients is not None and not plain:
-        run = passing_on_undefined(run)
-    return as_called(run, tracing.aliases, overlap, None if gradients is None or gradients.is_uniform else gradients)
+    if gradients is None:  # nothing else has said so
+        made.disables_amp = disables_amp
+    captured = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+    stages.note(Differentiated(tracing.metadata, len(inputs), tracing.aliases, gradients, made))
+    return with_call_checks(run, tracing.aliases, overlap_check(tracing.metadata, inputs, captured), gradients, made)
 
 
 class _Tracing:
@@ -127,7 +131,7 @@ class _Tracing:
     def compile_backward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         # Dynamo must not trace what runs a backward, nor the backward itself.
         self.backward = torch._dynamo.disable(self._stages.compile)(gm, _num_results(gm), "backward", ())
-        return _boxed(torch._dynamo.disable(self.backward, reason="a compiled backward"))
+        return outside_dynamo(self.backward)
 
     def compile_inference(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         self._remove_aliases(gm, _num_results(gm))

@@ -54,6 +54,24 @@ class UndefinedGradients:
         every = frozenset(results)
         self.is_uniform = all(found is None or found == every for found in self._gradients)
 
+    @property
+    def needed(self) -> list[list[int] | None]:
+        """For each gradient, the results that it depends on; None for one that does not exist. As plain values."""
+        return [None if found is None else sorted(found) for found in self._gradients]
+
+    @classmethod
+    def of(cls, needed: Sequence[Sequence[int] | None], *, is_uniform: bool) -> UndefinedGradients:
+        """Those of a graph that another process has traced.
+
+        Args:
+            needed: As the property.
+            is_uniform: Whether every gradient depends on every result.
+        """
+        known = cls.__new__(cls)
+        known._gradients = [None if found is None else frozenset(map(int, found)) for found in needed]
+        known.is_uniform = is_uniform
+        return known
+
     def watch(self, results: Sequence[Any]) -> None:
         """In the backward of one call's results, leave gradients undefined that only depend on undefined ones."""
         node = _backward_node(results)

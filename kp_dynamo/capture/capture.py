@@ -15,6 +15,7 @@ from kp_dynamo.cache.call_parts import input_parts, mode_parts, shares_storage
 from kp_dynamo.cache.compile_key import Parts
 from kp_dynamo.cache.graph_text import graph_text, is_known_operator
 from kp_dynamo.cache.identity import Uncacheable
+from kp_dynamo.cache.lasting_key import LastingText, lasting_text
 from kp_dynamo.capture.class_dimension import move_classes_last
 from kp_dynamo.capture.cpu_view import retarget_to_cpu
 from kp_dynamo.capture.exponents import specialize_exponents
@@ -53,6 +54,7 @@ class Capture:
             graph.
         stays_on_device: Whether values that pass between pieces stay on the device, although the others are placed.
         values: The arguments of the call that is compiled, where they are, for the option `ledger`; else None.
+        lasting: The graph's text in the key of the disk cache; None without a disk cache.
     """
 
     gm: fx.GraphModule
@@ -64,6 +66,7 @@ class Capture:
     passed: frozenset[int] | None = None
     stays_on_device: bool = False
     values: tuple[Any, ...] | None = None
+    lasting: LastingText | None = None
 
     @property
     def parameters(self) -> frozenset[int]:
@@ -91,6 +94,7 @@ def read_capture(
     with_modules: bool,
     with_values: bool = False,
     placement_of: PlacementOf | None = None,
+    lasting: bool = False,
 ) -> Capture:
     """Read what Dynamo captured.
 
@@ -100,6 +104,7 @@ def read_capture(
         with_modules: Whether passes read the modules that nodes came from, so that these enter the key.
         with_values: Whether passes are measured with the values of the inputs.
         placement_of: How a parameter lies on several devices.
+        lasting: Whether the capture may be kept for other processes.
 
     Raises:
         TPUDeviceError: Inputs on several devices, or on one that is neither the CPU nor XLA.
@@ -117,6 +122,7 @@ def read_capture(
         xla.require_backward()
     moved = tuple((i, device) for i, device in results if device.type != ("cpu" if mode == "fake" else mode))
     key = _early_key(gm, inputs, moved, with_modules) if not held else None
+    kept = _lasting(gm, key, with_modules) if lasting else None
     specialize_exponents(gm)
     remove_inactive_dropout(gm)
     move_classes_last(gm)
@@ -126,7 +132,8 @@ def read_capture(
         copy_views_of_view_as_real(gm)
     gm, lifted = lift_held_tensors(gm) if mode == "xla" and held else (gm, [])
     values = (*lifted, *inputs) if with_values else None
-    return Capture(gm, inputs_on_cpu([*lifted, *inputs], placement_of), mode, lifted, moved, key, values=values)
+    fakes = inputs_on_cpu([*lifted, *inputs], placement_of)
+    return Capture(gm, fakes, mode, lifted, moved, key, values=values, lasting=kept)
 
 
 def piece_capture(
@@ -145,8 +152,9 @@ def piece_capture(
         with_modules: As for `read_capture`.
     """
     key = _early_key(gm, inputs, (), with_modules)
+    kept = _lasting(gm, key, with_modules) if whole.lasting is not None else None
     key = None if key is None else (*key, ("passed", tuple(sorted(passed)) if stays else "as arguments"))
-    return Capture(gm, inputs, whole.mode, [], (), key, passed, stays)
+    return Capture(gm, inputs, whole.mode, [], (), key, passed, stays, lasting=kept)
 
 
 def _names(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[int, str]:
@@ -179,6 +187,12 @@ def _early_key(gm: fx.GraphModule, inputs: Sequence[Any], moved: object, with_mo
     if dict(modes)["saved tensor hooks"]:
         return None
     return (("inputs", input_parts(inputs)), ("graph", text), ("moved", str(moved)), *modes)
+
+
+def _lasting(gm: fx.GraphModule, key: Parts | None, with_modules: bool) -> LastingText:
+    if key is None:
+        return LastingText(refusal="it has no key")
+    return lasting_text(gm, with_modules=with_modules)
 
 
 def _is_plain(value: Any) -> bool:

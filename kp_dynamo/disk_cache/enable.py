@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from kp_dynamo.compat import fast_extremes, pjrt_plugins
-from kp_dynamo.disk_cache import library, trial
+from kp_dynamo.disk_cache import capture_counts, library, trial
 from kp_dynamo.disk_cache.folder import private_folder
 from kp_dynamo.exceptions import TPUCacheError, TPUConfigurationError
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_GB = 10.0
 # Child processes inherit them, and so use the cache too.
-_FOLDER, _MAX_BYTES, _PLUGIN = "KP_TPU_CACHE_DIR", "KP_TPU_CACHE_MAX_BYTES", "KP_TPU_CACHE_PLUGIN"
+FOLDER, MAX_BYTES, PLUGIN = "KP_TPU_CACHE_DIR", "KP_TPU_CACHE_MAX_BYTES", "KP_TPU_CACHE_PLUGIN"
 
 # The library that this process put in front of its device's plugin, and why it put none there.
 _in_front: str | None = None
@@ -47,19 +47,19 @@ def enable_disk_cache(folder: str | os.PathLike[str], max_gb: float = DEFAULT_MA
     if fast_extremes.is_client_started():
         raise TPUCacheError(
             "enable_disk_cache() came too late: the XLA device of this process has started. Try: call it right after "
-            f"`import kp_dynamo`, or set {_FOLDER} in the environment of the process."
+            f"`import kp_dynamo`, or set {FOLDER} in the environment of the process."
         )
     pjrt_plugins.require_plugin()
     global _problem
     path = library.library_path()
     chosen = private_folder(folder)
-    plugin = pjrt_plugins.plugin_behind(path, os.environ.get(_PLUGIN))
+    plugin = pjrt_plugins.plugin_behind(path, os.environ.get(PLUGIN))
     _problem = trial.problem_at_first_use(chosen, plugin) if pjrt_plugins.is_tpu() else ""
     if _problem:
         logger.warning("the disk cache is off, because it does not work on this machine: %s", _problem)
         return
     pjrt_plugins.put_in_front(path)
-    os.environ.update({_FOLDER: str(chosen), _MAX_BYTES: str(int(max_gb * 1e9)), _PLUGIN: plugin})
+    os.environ.update({FOLDER: str(chosen), MAX_BYTES: str(int(max_gb * 1e9)), PLUGIN: plugin})
     _use(path)
 
 
@@ -70,20 +70,25 @@ def _use(path: str) -> None:
     atexit.register(_log_stats)
 
 
+def library_in_front() -> str | None:
+    """The library that this process put in front of its device's plugin; None without a disk cache."""
+    return _in_front
+
+
 def enable_from_environment() -> None:
     """Enable the cache if KP_TPU_CACHE_DIR names a folder. A problem is a warning: the program runs without it."""
-    folder, given = os.environ.get(_FOLDER), os.environ.get(_MAX_BYTES)
+    folder, given = os.environ.get(FOLDER), os.environ.get(MAX_BYTES)
     if not folder:
         return
     try:
         pjrt_plugins.require_plugin()
-        if os.environ.get(_PLUGIN) and pjrt_plugins.is_in_front(path := library.library_path()):
+        if os.environ.get(PLUGIN) and pjrt_plugins.is_in_front(path := library.library_path()):
             # A parent process has enabled it, so it also works for a device that has started.
             _use(path)
             return
         enable_disk_cache(folder, float(given) / 1e9 if given else DEFAULT_MAX_GB)
     except (TPUCacheError, TPUConfigurationError, ValueError) as problem:
-        logger.warning("%s=%s has no effect: %s", _FOLDER, folder, problem)
+        logger.warning("%s=%s has no effect: %s", FOLDER, folder, problem)
 
 
 def disk_stats() -> dict[str, Any]:
@@ -97,7 +102,7 @@ def disk_stats() -> dict[str, Any]:
     counts = library.counters(_in_front)
     return {
         "state": library.state(_in_front),
-        "folder": os.environ[_FOLDER],
+        "folder": os.environ[FOLDER],
         "hits": counts["hits"],
         "misses": {reason: counts[reason] for reason in library.MISSES},
         "saved": counts["saved"],
@@ -111,6 +116,7 @@ def disk_stats() -> dict[str, Any]:
         "read_s": counts["read_ns"] / 1e9,
         # What the loaded programs took to compile, in the processes that saved them.
         "avoided_compile_s": counts["avoided_ns"] / 1e9,
+        "captures": capture_counts.stats(),
     }
 
 

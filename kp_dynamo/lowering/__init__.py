@@ -1,17 +1,20 @@
 """ATen graph -> XLA program -> callable. Only this package and `compat` import torch_xla."""
 
-from kp_dynamo.lowering.base import Executable, Lowering, LoweringSpec
+from kp_dynamo.lowering.base import Executable, Lowering, LoweringSpec, PortableProgram
 from kp_dynamo.lowering.donation import DONORS
 from kp_dynamo.lowering.new_state import divide_new_state
 from kp_dynamo.lowering.placed_tensors import device_spread, named_meshes
 from kp_dynamo.lowering.registry import get_lowering
 from kp_dynamo.lowering.spmd import is_spmd, shardings
+from kp_dynamo.lowering.stored import StoredProgram
 
 __all__ = [
     "DONORS",
     "Executable",
     "Lowering",
     "LoweringSpec",
+    "PortableProgram",
+    "StoredProgram",
     "device_spread",
     "divide_new_state",
     "get_lowering",

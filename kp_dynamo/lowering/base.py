@@ -29,6 +29,7 @@ class LoweringSpec:
         donate: Whether results may reuse the buffers of overwritten arguments.
         is_sharded: Whether the program runs on several devices, for the shardings of its arguments.
         result_shardings: The sharding of each result in XLA's notation, "" where XLA decides; empty: it decides all.
+        is_portable: Whether to compile the program from a module that other processes can compile too, if it has one.
     """
 
     name: str
@@ -40,6 +41,22 @@ class LoweringSpec:
     donate: bool = False
     is_sharded: bool = False
     result_shardings: tuple[str, ...] = ()
+    is_portable: bool = False
+
+
+@dataclass(frozen=True)
+class PortableProgram:
+    """An XLA program before it is compiled, for other processes.
+
+    Attributes:
+        module: The serialized HloModuleProto; empty if no result needs a program.
+        parameters: For each parameter of the module, the argument that it is (None: the seed), its dtype and its sizes.
+        outputs: Each output of the graph: what it is, and of which argument or result of the module.
+    """
+
+    module: bytes
+    parameters: tuple[tuple[int | None, str, tuple[int, ...]], ...]
+    outputs: tuple[tuple[str, int | None], ...]
 
 
 @dataclass
@@ -54,6 +71,7 @@ class Executable:
         moved_bytes: Bytes that moved between device and CPU so far, for each of `fallbacks`.
         donated: Arguments whose buffers are reused for results: a run invalidates them on the device.
         kept: Overwritten arguments that are not donated, each with the reason.
+        portable: What other processes can compile; None if that was not asked for, or for `not_portable`, the reason.
     """
 
     run: Any
@@ -63,6 +81,8 @@ class Executable:
     moved_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
     donated: tuple[int, ...] = ()
     kept: tuple[tuple[int, str], ...] = ()
+    portable: PortableProgram | None = None
+    not_portable: str = ""
 
 
 class Lowering(Protocol):

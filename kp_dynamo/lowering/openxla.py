@@ -34,10 +34,18 @@ class OpenXla:
     def compile(self, gm: fx.GraphModule, args: Sequence[Any], spec: LoweringSpec) -> Executable:
         check_layouts(gm)
         check_operands(gm)
-        run, missing, seconds, donation = compile_program(gm, args, device_constants(gm), spec)
+        run, missing, seconds, donation, portable, refusal = compile_program(gm, args, device_constants(gm), spec)
         if run is not None:
             check_donation(donation.kept, args, spec)
-            return Executable(run, num_programs=1, seconds=seconds, donated=donation.arguments, kept=donation.kept)
+            return Executable(
+                run,
+                num_programs=1,
+                seconds=seconds,
+                donated=donation.arguments,
+                kept=donation.kept,
+                portable=portable,
+                not_portable=refusal,
+            )
         unexpected = [node for node in missing if node.target is not torch.ops.kp.check_indices.default]
         check_runs_somewhere(unexpected, spec)
         pieces = cut_around(gm, set(missing), spec)
@@ -47,7 +55,15 @@ class OpenXla:
             (a, "a part of the graph runs on the CPU") for a in spec.overwritten if a is not None and spec.donate
         )
         check_donation(kept, args, spec)
-        return Executable(pieces, pieces.num_programs, fallbacks, pieces.seconds, pieces.moved_bytes, kept=kept)
+        return Executable(
+            pieces,
+            pieces.num_programs,
+            fallbacks,
+            pieces.seconds,
+            pieces.moved_bytes,
+            kept=kept,
+            not_portable="a part of the graph runs on the CPU",
+        )
 
     def placement_of(self, tensor: torch.Tensor) -> Placement | None:
         return placement_of_argument(tensor)

@@ -17,11 +17,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kp_dynamo.compat import chips, xla
 from kp_dynamo.compat.lock import one_trace_at_a_time
-from kp_dynamo.lowering.base import LoweringSpec
+from kp_dynamo.lowering.base import LoweringSpec, PortableProgram
 from kp_dynamo.lowering.donation import DONORS, Donation
 from kp_dynamo.lowering.flash_calls import CustomCalls
 from kp_dynamo.lowering.pending import OwnBuffers, compute
 from kp_dynamo.lowering.placed_tensors import placing_on_mesh
+from kp_dynamo.lowering.portable import NotPortableError, portable_program, portable_trace
 from kp_dynamo.lowering.program_inputs import Slot
 from kp_dynamo.lowering.program_outputs import reader
 from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
@@ -50,12 +51,15 @@ class CompiledProgram(NamedTuple):
         missing: The nodes that XLA cannot lower.
         seconds: Time spent, by stage.
         donation: The arguments whose buffers are reused for results.
+        portable: See `Executable`, also for `not_portable`.
     """
 
     run: Run | None
     missing: list[fx.Node]
     seconds: dict[str, float]
     donation: Donation
+    portable: PortableProgram | None = None
+    not_portable: str = ""
 
 
 @one_trace_at_a_time()
@@ -79,11 +83,42 @@ def compile_program(
             return CompiledProgram(None, traced.fallbacks, {"trace": time.perf_counter() - start}, traced.donation)
         middle = time.perf_counter()
         with stage("xla"):
-            key = _compile(traced, spec)
+            traced, key, portable, refusal = _compile_portably(traced, args, spec)
         seconds = {"trace": middle - start, "xla": time.perf_counter() - middle}
         run = _runner(key, traced.inputs, traced.outputs, traced.donation)
     recompiling = _recompile_if_evicted(run, lambda args: compile_program(gm, args, constants, spec).run)
-    return CompiledProgram(recompiling, [], seconds, traced.donation)
+    return CompiledProgram(recompiling, [], seconds, traced.donation, portable, refusal)
+
+
+@one_trace_at_a_time()
+@without_placeholders_in_errors()
+def compile_portable(program: PortableProgram, spec: LoweringSpec) -> CompiledProgram:
+    """Compile a program from its module."""
+    start = time.perf_counter()
+    with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed(), stage("xla"):
+        traced = portable_trace(program)
+        run = _runner(_compile(traced, spec), traced.inputs, traced.outputs, traced.donation)
+    recompiling = _recompile_if_evicted(run, lambda args: compile_portable(program, spec).run)
+    return CompiledProgram(recompiling, [], {"xla": time.perf_counter() - start}, traced.donation, program)
+
+
+def _compile_portably(
+    traced: Trace, args: Sequence[Any], spec: LoweringSpec
+) -> tuple[Trace, bytes | None, PortableProgram | None, str]:
+    """Compile the program of a trace, as a module that other processes can compile if that is asked for and possible.
+
+    Returns:
+        The trace that was compiled, torch_xla's key, and `portable` and `not_portable` as in `Executable`.
+    """
+    refusal = ""
+    if spec.is_portable:
+        try:
+            portable = portable_program(traced, args)
+            again = portable_trace(portable)
+            return again, _compile(again, spec), portable, ""
+        except (NotPortableError, RuntimeError) as problem:  # torch_xla raises nothing more specific
+            refusal = str(problem).splitlines()[0]
+    return traced, _compile(traced, spec), None, refusal
 
 
 def _recompile_if_evicted(run: Run, recompile: Callable[[Sequence[Any]], Run | None]) -> Run:

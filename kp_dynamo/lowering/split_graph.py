@@ -48,7 +48,7 @@ def spec_of_pieces(spec: LoweringSpec) -> LoweringSpec:
     A piece may pass on an argument of the whole graph, so all its results count as returned. Another piece may read the
     argument later, so nothing is donated. The results of a piece are not those of the graph, so none is pinned.
     """
-    return replace(spec, num_returned=sys.maxsize, donate=False, result_shardings=())
+    return replace(spec, num_returned=sys.maxsize, donate=False, result_shardings=(), is_portable=False)
 
 
 def _stages(graph: fx.Graph, on_cpu: set[fx.Node]) -> dict[fx.Node, int]:
@@ -99,7 +99,7 @@ class Pieces:
         if node.name not in self._runs:
             spec = replace(self._spec, identity=f"{self._spec.identity} {node.name}")
             with stage(f"compile a piece of a {spec.name}"):
-                run, missing, seconds, _ = compile_program(piece, args, device_constants(piece), spec)
+                run, missing, seconds, *_ = compile_program(piece, args, device_constants(piece), spec)
             if run is None:
                 raise XLACompilationError(f"XLA lowered {missing[0].target} in a graph, but not in a piece of it")
             self._runs[node.name] = run

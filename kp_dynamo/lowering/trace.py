@@ -106,12 +106,12 @@ def trace(
 
 def _argument(given: torch.Tensor, is_sharded: bool) -> torch.Tensor:
     def make() -> torch.Tensor:
-        return _placeholder(given.shape, given.dtype)
+        return placeholder(given.shape, given.dtype)
 
     return sharded_placeholder(make, given) if is_sharded else make()
 
 
-def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     # torch_xla 2.9: a tensor with a shape and no buffer. No public function creates one.
     from torch_xla.core.xla_builder import create_placeholder_tensor
 
@@ -130,7 +130,7 @@ def _stand_in(target: Any, args: Any, kwargs: Any) -> Any:
         fake = swap(lambda t: torch.empty(t.shape, dtype=t.dtype), (args, kwargs))
         fake = torch.utils._pytree.tree_map_only(torch.device, lambda _: cpu, fake)
         result = target(*fake[0], **fake[1])
-    return swap(lambda t: _placeholder(t.shape, t.dtype), result)
+    return swap(lambda t: placeholder(t.shape, t.dtype), result)
 
 
 def _memories(graph: fx.Graph) -> list[Any]:

@@ -115,6 +115,12 @@ class CompiledGraph:
             return self._run_observed(executable, args, variant)
         return self._run(executable, args, variant)
 
+    @property
+    def only_executable(self) -> Executable | None:
+        """The program of a graph that has one, whatever the arguments; None if it was evicted already."""
+        program = self._programs.get(None)
+        return program.executable if program is not None else None
+
     def _run_observed(self, executable: Executable, args: list[Any], variant: _Variant | None) -> list[Any]:
         label, observers = self._contract.label, program_calls.observers
         for observer in observers:

@@ -16,6 +16,9 @@ def log_event(event: Event) -> None:
     match event:
         case CaptureReady(number=None):
             logger.debug("capture cache hit: nothing is traced", extra={"event": "capture", "is_hit": True})
+        case CaptureReady(is_loaded=True):
+            text = "capture %s was loaded from the disk cache in %.3f s"
+            logger.info(text, event.number, event.seconds, extra=_capture_fields(event))
         case CaptureReady():
             logger.debug("capture %s took %.3f s", event.number, event.seconds, extra=_capture_fields(event))
         case CaptureDivided():
@@ -27,7 +30,8 @@ def log_event(event: Event) -> None:
 
 
 def _capture_fields(event: CaptureReady) -> dict[str, object]:
-    return {"event": "capture", "is_hit": False, "number": event.number, "seconds": event.seconds}
+    fields = {"event": "capture", "is_hit": False, "number": event.number, "seconds": event.seconds}
+    return {**fields, "is_loaded": True} if event.is_loaded else fields
 
 
 def _log_division(event: CaptureDivided) -> None:

@@ -26,12 +26,14 @@ class CaptureReady:
         key: Its key in the capture cache; None if only AOTAutograd's graphs may be looked up.
         seconds: Time spent, including everything below AOTAutograd.
         input_names: Its inputs, as the user's code names them.
+        is_loaded: Whether the disk cache had it: AOTAutograd and the passes did not run.
     """
 
     number: int | None
     key: CompileKey | None
     seconds: float
     input_names: tuple[str, ...] = ()
+    is_loaded: bool = False
 
 
 class PieceRuns(NamedTuple):

@@ -46,9 +46,14 @@ class ResultMemory:
         self._groups = [g for g in groups.values() if len(g) >= least and len({eager[p].dtype for p in g}) == 1]
         self._layouts: LRUCache[tuple[Any, ...], list[list[StoragePlace] | None]] = LRUCache(_MAX_LAYOUTS)
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether `around` changes results."""
+        return bool(self._groups)
+
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """`run`, with its results in eager's layout."""
-        if not self._groups:
+        if not self.is_needed:
             return run
 
         def called(*args: Any) -> list[Any]:

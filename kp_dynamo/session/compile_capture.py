@@ -12,8 +12,10 @@ from typing import Any
 from torch import fx
 
 from kp_dynamo.autograd.eager_strides import eager_results
+from kp_dynamo.autograd.interface import Differentiated
 from kp_dynamo.autograd.result_aliases import ResultAliases
 from kp_dynamo.autograd.stages import GraphStages, trace_and_compile
+from kp_dynamo.cache.compile_key import Parts
 from kp_dynamo.cache.graph_text import graph_text
 from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.capture.capture import with_dynamo_signature
@@ -32,6 +34,7 @@ from kp_dynamo.runtime.compiled_graph import CompiledGraph, GraphContract, Runti
 from kp_dynamo.runtime.events import GraphTransformed
 from kp_dynamo.runtime.result_memory import ResultMemory
 from kp_dynamo.runtime.result_shardings import ResultShardings
+from kp_dynamo.session.capture_record import CaptureRecord
 from kp_dynamo.session.compile_plan import CompilePlan, matmul_precision
 from kp_dynamo.session.logits_gradient import separated_logits, with_gradient_of
 from kp_dynamo.telemetry.counters import TELEMETRY
@@ -49,6 +52,7 @@ class CaptureCompiler:
         lowering: Compiles a graph.
         salt: Part of the identity of every graph.
         compile_later: `torch.compile` with this backend, for a graph that few calls run.
+        record: Notes what another process needs to run the capture; None if it is not stored.
     """
 
     def __init__(
@@ -59,7 +63,9 @@ class CaptureCompiler:
         lowering: Lowering,
         salt: str,
         compile_later: Callable[[fx.GraphModule], Callable[..., Any]],
+        record: CaptureRecord | None = None,
     ) -> None:
+        self._record = record
         self._plan, self._number, self._runtime, self._lowering = plan, number, runtime, lowering
         self._salt, self._compile_later = salt, compile_later
         self._result_shardings = ResultShardings()
@@ -88,7 +94,7 @@ class CaptureCompiler:
             eager = eager_results(capture.gm)
             logits = separated_logits(self._plan)
             traced = eager if logits is None else eager_results(capture.gm)
-            stages = GraphStages(self._transform, self._compile_graph, traced)
+            stages = GraphStages(self._transform, self._compile_graph, traced, self._note)
             run = trace_and_compile(capture.gm, capture.inputs, stages)
         run = run if logits is None else with_gradient_of(logits, run, capture.mode, self._compile_later)
         if self._plan.options.donate == "mutated" and capture.mode == "xla":
@@ -96,8 +102,17 @@ class CaptureCompiler:
         run = run if bucketing is None or capture.passed is not None else bucketing.wrap(run)
         if capture.passed is None:
             lays_out_all = bucketing is not None and capture.mode == "cpu"
-            run = ResultMemory(capture.gm, eager, lays_out_all=lays_out_all).around(run)
+            memory = ResultMemory(capture.gm, eager, lays_out_all=lays_out_all)
+            run = memory.around(run)
+            if self._record is not None and memory.is_needed:
+                self._record.refuse("its results share memory")
+        if self._record is not None and logits is not None:
+            self._record.refuse("the gradient of its logits is separate")
         return with_dynamo_signature(run, capture)
+
+    def _note(self, differentiated: Differentiated) -> None:
+        if self._record is not None:
+            self._record.note(differentiated)
 
     def _transform(self, gm: fx.GraphModule, name: str, aliases: ResultAliases | None) -> None:
         """Run the passes on a graph; `aliases` is None for a backward, which is a part of a joint graph."""
@@ -131,27 +146,38 @@ class CaptureCompiler:
             identity=self._salt + _identity(text),
             overwritten=overwritten,
             donate=options.donate == "mutated",
+            is_portable=self._record is not None,
         )
         interface = (
             ("graph", text),
             ("returned", num_returned),
             ("overwritten", overwritten),
+            *((("portable", True),) if spec.is_portable else ()),
         )
         key = None if text is None or conditions is None else (*interface, *conditions)
         dump_key(key, options, f"{self._number}.{name}")
-        is_placed = self._plan.capture.mode == "cpu"
-        resident = self._resident(num_returned, len(overwritten))
-        label, timeout_s = f"{self._number}.{name}", options.compile_timeout_s
-        contract = GraphContract(key, is_placed, label, timeout_s, resident, self._result_shardings)
-        return CompiledGraph(gm, contract, self._lowering, spec, self._runtime)
+        contract = graph_contract(self._plan, key, f"{self._number}.{name}", spec, self._result_shardings)
+        graph = CompiledGraph(gm, contract, self._lowering, spec, self._runtime)
+        if self._record is not None:
+            self._record.add(name, gm, spec, graph.only_executable)
+        return graph
 
-    def _resident(self, num_returned: int, num_overwritten: int) -> frozenset[int]:
-        """The results of a piece that stay on the device.
 
-        A new value of an input that the piece writes to is copied into the caller's tensor.
-        """
-        stays = self._plan.capture.stays_on_device
-        return frozenset(range(num_overwritten, num_returned)) if stays else frozenset()
+def graph_contract(
+    plan: CompilePlan, key: Parts | None, label: str, spec: LoweringSpec, shardings: ResultShardings
+) -> GraphContract:
+    """How a graph of the capture of a plan is called."""
+    timeout_s, is_placed = plan.options.compile_timeout_s, plan.capture.mode == "cpu"
+    return GraphContract(key, is_placed, label, timeout_s, _resident(plan, spec), shardings)
+
+
+def _resident(plan: CompilePlan, spec: LoweringSpec) -> frozenset[int]:
+    """The results of a piece that stay on the device.
+
+    A new value of an input that the piece writes to is copied into the caller's tensor.
+    """
+    stays = plan.capture.stays_on_device
+    return frozenset(range(len(spec.overwritten), spec.num_returned)) if stays else frozenset()
 
 
 def _ledger_of(plan: CompilePlan) -> Ledger:

@@ -32,6 +32,7 @@ from kp_dynamo.compat import (
 )
 from kp_dynamo.compat.dynamo_trace import RestartTrace
 from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.disk_cache.captures import folder as disk_folder
 from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.graph.operand_devices import problem_of_devices, python_text
@@ -41,12 +42,14 @@ from kp_dynamo.runtime.compiled_graph import Program, Runtime
 from kp_dynamo.runtime.event_log import log_event
 from kp_dynamo.runtime.events import CaptureDivided, CaptureReady, Observe, ignore
 from kp_dynamo.runtime.placement import Placement
+from kp_dynamo.session.capture_record import CaptureRecord
 from kp_dynamo.session.compile_capture import CaptureCompiler
 from kp_dynamo.session.compile_plan import CompilePlan, plan_for
 from kp_dynamo.session.divide_capture import divided_at_calls, division_of, report_whole
 from kp_dynamo.session.join_pieces import joined, runs_of, shares_of
 from kp_dynamo.session.padded_pieces import padded_pieces
 from kp_dynamo.session.piece_values import with_values
+from kp_dynamo.session.stored_captures import load_capture, store_capture, stored_key
 from kp_dynamo.telemetry import log
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.time_budget import time_budget
@@ -66,6 +69,7 @@ class Session:
         salt: Part of the identity of every graph. A unique salt makes XLA recompile programs that torch_xla has in its
             own cache.
         with_examples: Whether the observer wants an example of what each pass did.
+        keeps_captures: Whether captures are stored in the disk cache, if there is one, and loaded from it.
     """
 
     def __init__(
@@ -76,7 +80,9 @@ class Session:
         salt: str = "",
         *,
         with_examples: bool = False,
+        keeps_captures: bool = False,
     ) -> None:
+        self._keeps_captures = keeps_captures
         self._export, self._salt = export, salt
         self._numbers = itertools.count(1)
         self._free: list[int] = []
@@ -132,6 +138,7 @@ class Session:
                     with_modules=chosen.reads_modules,
                     with_values=chosen.ledger,
                     placement_of=lowering.placement_of,
+                    lasting=self._keeps_captures and disk_folder() is not None,
                 )
                 compiled = self._around_calls(capture, chosen) if calls else self._compiled(capture, chosen)
             if compiled is None:
@@ -213,13 +220,13 @@ class Session:
         if divided is not None:
             self.runtime.observe(CaptureDivided((), divided.reason))
         names = _input_names(capture)
-        number, run = self._compile(plan)
-        TELEMETRY.count("aot_traces")
+        number, run, is_loaded = self._load_or_compile(plan)
+        TELEMETRY.count("captures_loaded" if is_loaded else "aot_traces")
         if key is not None:
             self.captures.set(key, run)
         seconds = time.perf_counter() - start
         TELEMETRY.spent("aot_and_below", seconds)
-        self.runtime.observe(CaptureReady(number, key, seconds, names))
+        self.runtime.observe(CaptureReady(number, key, seconds, names, is_loaded))
         return number, run
 
     def _joined(self, division: Division, capture: Capture, plan: CompilePlan) -> Callable[..., Any] | Undivided:
@@ -248,19 +255,31 @@ class Session:
             logger.debug("a new capture; nearest entry: %s", explain_miss(key, others))
         return run
 
-    def _compile(self, plan: CompilePlan) -> tuple[int, Callable[..., Any]]:
-        """A number and a callable for the capture; the number is reused if Dynamo breaks the graph."""
+    def _load_or_compile(self, plan: CompilePlan) -> tuple[int, Callable[..., Any], bool]:
+        """A number and a callable for the capture, and whether the disk cache had it.
+
+        The number is reused if Dynamo breaks the graph.
+        """
         number = self._free.pop() if self._free else next(self._numbers)
-        lowering = self._export or get_lowering(plan.options.lowering)
-        compile_later = partial(torch.compile, backend=self.as_backend(plan.options))
-        compiler = CaptureCompiler(plan, number, self.runtime, lowering, self._salt, compile_later)
         try:
             with time_budget(plan.options.compile_timeout_s, f"capture {number}"):
-                return number, compiler.compile()
+                key = stored_key(plan)
+                run = load_capture(key, plan, number, self.runtime) if key is not None else None
+                return number, run or self._compile(plan, number, key), run is not None
         except (AssertionError, *exceptions_allowed_to_be_fallback):
             # Dynamo breaks the graph here, and continues as if it had not been captured.
             self._free.append(number)
             raise
+
+    def _compile(self, plan: CompilePlan, number: int, stored_as: str | None) -> Callable[..., Any]:
+        """A callable for the capture, which is stored in the disk cache if it has a key there."""
+        lowering = self._export or get_lowering(plan.options.lowering)
+        compile_later = partial(torch.compile, backend=self.as_backend(plan.options))
+        record, start = CaptureRecord() if stored_as is not None else None, time.perf_counter()
+        run = CaptureCompiler(plan, number, self.runtime, lowering, self._salt, compile_later, record).compile()
+        if stored_as is not None and record is not None:
+            store_capture(stored_as, record, time.perf_counter() - start)
+        return run
 
 
 def _input_names(capture: Capture) -> tuple[str, ...]:
@@ -272,4 +291,4 @@ def _forget(_: CompileKey, program: Program) -> None:
     program.executable = None
 
 
-SESSION = Session(observe=log_event)
+SESSION = Session(observe=log_event, keeps_captures=True)

@@ -1,0 +1,107 @@
+"""Compiled captures in the folder of the disk cache: a head of plain values as JSON, and the modules of the programs.
+
+Nothing here raises for a bad folder or file: what fails is counted, and the capture is compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+from kp_dynamo.disk_cache import enable, entries, library
+from kp_dynamo.disk_cache.capture_counts import count_miss, count_stored, refuse
+
+logger = logging.getLogger(__name__)
+
+_SCHEMA = 1
+_MAX_BYTES = 1 << 30  # of an entry, when it is no longer compressed
+
+
+def folder() -> Path | None:
+    """The folder, if the disk cache works in this process."""
+    path = enable.library_in_front()
+    if path is None or library.state(path) != "on":
+        return None
+    return Path(os.environ[enable.FOLDER])
+
+
+def load(key: str) -> tuple[dict[str, Any], list[bytes]] | None:
+    """The head and the modules of the capture with this key; None if it cannot be had, which is counted."""
+    place = folder()
+    if place is None:
+        return None
+    digest = _digest(key)
+    try:
+        entry = entries.read(place, digest)
+        if entry is None:
+            count_miss("absent")
+            return None
+        head, modules = _parsed(entry.content)
+        if head["schema"] != _SCHEMA or head["key"] != key:
+            raise ValueError("it has another key")
+    except OSError:
+        count_miss("unreadable")
+        return None
+    except (ValueError, KeyError, TypeError, zlib.error):
+        discard(key, "damaged")
+        return None
+    return {**head, "seconds": entry.seconds}, modules
+
+
+def store(key: str, head: dict[str, Any], modules: list[bytes], seconds: float) -> None:
+    """Write a capture, and delete what exceeds the folder's bound.
+
+    Args:
+        key: Its key.
+        head: Plain values.
+        modules: The modules of its programs.
+        seconds: How long the work took that a process avoids by loading it.
+    """
+    place = folder()
+    if place is None:
+        return
+    text = json.dumps({**head, "schema": _SCHEMA, "key": key, "sizes": [len(m) for m in modules]}).encode()
+    content = zlib.compress(b"".join([len(text).to_bytes(8, "little"), text, *modules]), 1)
+    bound = int(os.environ[enable.MAX_BYTES])
+    if entries.HEADER.size + len(content) > bound:
+        refuse("too large")
+        return
+    try:
+        entries.write(place, _digest(key), content, seconds)
+        entries.evict(place, bound)
+    except OSError as problem:
+        logger.debug("a capture was not written: %s", problem)
+        refuse("not written")
+        return
+    count_stored()
+
+
+def discard(key: str, reason: str) -> None:
+    """Delete a capture that cannot be used, and count the miss."""
+    count_miss(reason)
+    if (place := folder()) is not None:
+        (place / _digest(key).hex()).unlink(missing_ok=True)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(f"capture {_SCHEMA}\n{key}".encode()).digest()
+
+
+def _parsed(content: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    unpacker = zlib.decompressobj()
+    plain = unpacker.decompress(content, _MAX_BYTES)
+    if unpacker.unconsumed_tail or not unpacker.eof:
+        raise ValueError("it is too large, or cut off")
+    start = 8 + int.from_bytes(plain[:8], "little")
+    head, modules = json.loads(plain[8:start]), []
+    for size in head["sizes"]:
+        modules.append(plain[start : start + size])
+        start += size
+    if start != len(plain):
+        raise ValueError("its modules have other sizes")
+    return head, modules

@@ -1,0 +1,73 @@
+"""The parts of a stored capture's key that are the same for all captures of a process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kp_dynamo.cache.compile_key import Parts
+from kp_dynamo.compat import chips, xla
+from kp_dynamo.compat.versions import version_of
+from kp_dynamo.config.options import CompileOptions
+
+_LIBRARIES = ("torch", "torch_xla", "libtpu", "numpy", "sympy", "networkx", "opt_einsum")
+_VARIABLES = ("XLA_", "LIBTPU_", "TORCH_", "PYTORCH_", "PJRT_", "KP_TPU_", "TPU_MEGACORE")
+_NO_SETTINGS = ("KP_TPU_CACHE_", "KP_TPU_LOG", "TORCH_LOGS", "TORCH_TRACE", "TORCHELASTIC")
+
+
+def process_parts(options: CompileOptions) -> Parts:
+    """What a capture depends on besides its key in this process."""
+    return (
+        *_fixed_parts(),
+        ("variables", tuple(sorted((n, v) for n, v in os.environ.items() if _is_setting(n)))),
+        ("spread", repr(options.spread)),
+        ("settings", _settings()),
+    )
+
+
+def _is_setting(name: str) -> bool:
+    return name.startswith(_VARIABLES) and not name.startswith(_NO_SETTINGS)
+
+
+def _settings() -> tuple[object, ...]:
+    """Settings of torch that AOTAutograd's trace on the CPU may read, besides those in the key."""
+    einsum = torch.backends.opt_einsum
+    return (
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch._C._get_deterministic_fill_uninitialized_memory(),
+        torch._C._get_math_sdp_allow_fp16_bf16_reduction(),
+        torch.backends.mha.get_fastpath_enabled(),
+        (einsum.is_available(), einsum.enabled, einsum.strategy),
+    )
+
+
+@cache
+def _fixed_parts() -> Parts:
+    return (
+        ("python", sys.version),
+        ("builds", (torch.version.git_version, *((name, version_of(name)) for name in _LIBRARIES))),
+        ("source", source_digest()),
+        ("plugin", _plugin()),
+        ("chip", (chips.chip_name(), xla.num_devices(), xla.world()[0])),
+    )
+
+
+def source_digest() -> str:
+    """Of all Python files of this package, so that a change of any of them is another version."""
+    digest, root = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def _plugin() -> object:
+    """The size and date of the device's plugin: XLA's own key has its content."""
+    path = os.environ.get("KP_TPU_CACHE_PLUGIN", "")
+    about = os.stat(path) if path else None
+    return None if about is None else (about.st_size, about.st_mtime_ns)
