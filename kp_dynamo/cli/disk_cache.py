@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import time
 
-from kp_dynamo.disk_cache.contents import Program, delete, programs
+from kp_dynamo.disk_cache.contents import Stored, delete, stored_in
 
 
 def list_programs(folder: str) -> str:
-    """A line for each program, the most recently used first, and one for all."""
-    found = programs(folder)
+    """A line for each program and capture, the most recently used first, and one for all."""
+    found = stored_in(folder)
     lines = [
-        f"{program.path.name[:16]}  {program.num_bytes / 1e6:9.3f} MB  {_seconds(program):>10}  "
-        f"used {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(program.used_at))}"
-        for program in found
+        f"{stored.path.name[:16]}  {stored.num_bytes / 1e6:9.3f} MB  {_seconds(stored):>10}  "
+        f"used {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(stored.used_at))}"
+        f"{'  capture' if stored.is_capture else ''}"
+        for stored in found
     ]
     return "\n".join([*lines, _total(found)])
 
@@ -25,39 +26,45 @@ _AGES = {"today": 1, "in the last 7 days": 7, "in the last 30 days": 30, "before
 
 def stats(folder: str) -> str:
     """What the folder holds by the time of the last use: what `max_gb` would delete first is at the end."""
-    found, now, lines, above = programs(folder), time.time(), [], 0.0
+    found, now, lines, above = stored_in(folder), time.time(), [], 0.0
     for name, days in _AGES.items():
         # A clock that was set back makes an age negative.
-        part = [program for program in found if above <= max(0.0, now - program.used_at) / _DAY_S < days]
+        part = [stored for stored in found if above <= max(0.0, now - stored.used_at) / _DAY_S < days]
         lines.append(f"used {name}: {_total(part)}")
         above = days
-    if sizes := sorted(program.num_bytes / 1e6 for program in found):
+    if sizes := sorted(stored.num_bytes / 1e6 for stored in found if not stored.is_capture):
         lines.append(f"largest program: {sizes[-1]:.3f} MB, median {sizes[len(sizes) // 2]:.3f} MB")
-    lines.append(f"damaged: {sum(not program.is_whole for program in found)}")
+    lines.append(f"damaged: {sum(not stored.is_whole for stored in found)}")
     return "\n".join([_total(found), *lines])
 
 
 def verify(folder: str) -> tuple[str, bool]:
-    """A line for each damaged program, and whether all are whole. A process deletes those it tries to load."""
-    found = programs(folder)
-    damaged = [program for program in found if not program.is_whole]
-    lines = [f"{program.path} is damaged" for program in damaged]
+    """A line for each damaged file, and whether all are whole. A process deletes those it tries to load."""
+    found = stored_in(folder)
+    damaged = [stored for stored in found if not stored.is_whole]
+    lines = [f"{stored.path} is damaged" for stored in damaged]
     return "\n".join([*lines, f"{_total(found)}, {len(damaged)} damaged"]), not damaged
 
 
 def clear(folder: str) -> str:
-    """Delete every program. Other files stay."""
-    found = programs(folder)
+    """Delete every program and capture. Other files stay."""
+    found = stored_in(folder)
     delete(found)
     return f"deleted {_total(found)}"
 
 
-def _seconds(program: Program) -> str:
-    return f"{program.compile_s:.2f} s" if program.is_whole else "damaged"
+def _seconds(stored: Stored) -> str:
+    return f"{stored.seconds:.2f} s" if stored.is_whole else "damaged"
 
 
-def _total(found: list[Program]) -> str:
-    seconds = sum(program.compile_s for program in found)
-    size = sum(program.num_bytes for program in found) / 1e6
-    number = "1 program" if len(found) == 1 else f"{len(found)} programs"
+def _total(found: list[Stored]) -> str:
+    seconds = sum(stored.seconds for stored in found)
+    size = sum(stored.num_bytes for stored in found) / 1e6
+    num_captures = sum(stored.is_capture for stored in found)
+    programs = _counted(len(found) - num_captures, "program")
+    number = f"{programs} and {_counted(num_captures, 'capture')}" if num_captures else programs
     return f"{number}, {size:.3f} MB, {seconds:.2f} s of compiling"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"

@@ -107,7 +107,7 @@ def _add_plan(commands: Any) -> None:
 
 
 def _add_cache(commands: Any) -> None:
-    cache = commands.add_parser("cache", help="the folder of enable_disk_cache: its programs, their checksums")
+    cache = commands.add_parser("cache", help="the folder of enable_disk_cache: its files, their checksums")
     cache.add_argument(
         "action", choices=("list", "stats", "verify", "clear"), help="verify exits with 1 if one is damaged"
     )

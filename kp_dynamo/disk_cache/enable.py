@@ -92,7 +92,7 @@ def enable_from_environment() -> None:
 
 
 def disk_stats() -> dict[str, Any]:
-    """What the disk cache did in this process.
+    """What the disk cache did in this process. `captures` has what it did with whole captures.
 
     `state` is "on", or the reason why there is no cache. `misses` counts by reason: "absent" (not in the folder),
     "damaged" (deleted), "unreadable", "not_loaded" (the compiler refused what it had written) and "no_key".
@@ -123,10 +123,13 @@ def disk_stats() -> dict[str, Any]:
 def _log_stats() -> None:
     stats = disk_stats()
     missed = ", ".join(f"{reason} {number}" for reason, number in stats.get("misses", {}).items() if number)
+    captures = capture_counts.stats()
     logger.info(
-        "disk cache: %s; %d programs loaded, %.2f MB in %.2f s instead of %.2f s; compiled: %s; saved: %d",
+        "disk cache: %s; %d programs loaded, %.2f MB in %.2f s instead of %.2f s; compiled: %s; saved: %d; "
+        "%d captures loaded in %.2f s instead of %.2f s, stored: %d",
         stats["state"],
         *(stats["hits"], stats["loaded_bytes"] / 1e6, stats["load_s"], stats["avoided_compile_s"]),
         *(missed or "none", stats["saved"]),
+        *(captures["loaded"], captures["load_s"], captures["avoided_s"], captures["stored"]),
         extra={"event": "disk cache", **stats},
     )

@@ -11,7 +11,7 @@ from kp_dynamo.explanation.text_layout import counted
 
 @dataclass(frozen=True)
 class DiskReport:
-    """The counters of `cache_stats()["disk"]`, for this run.
+    """The counters of `cache_stats()["disk"]` for programs, in this run.
 
     Attributes:
         state: "on", or why the cache does nothing.
@@ -37,10 +37,14 @@ class DiskReport:
 
 
 def disk_report(before: dict[str, Any], after: dict[str, Any]) -> DiskReport | None:
-    """The difference between two `disk_stats()`; None if the cache is not enabled."""
+    """The difference between two `disk_stats()`; None if the cache is not enabled.
+
+    Without captures: a run of `explain` loads none, because it shows what AOTAutograd and the passes do.
+    """
     if "folder" not in after:
         return None
-    return DiskReport(**{name: _difference(before.get(name), value) for name, value in after.items()})
+    shown = {name: value for name, value in after.items() if name != "captures"}
+    return DiskReport(**{name: _difference(before.get(name), value) for name, value in shown.items()})
 
 
 def disk_lines(found: DiskReport | None) -> Iterator[str]:

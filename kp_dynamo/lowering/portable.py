@@ -42,6 +42,8 @@ def portable_program(traced: Trace, args: Any) -> PortableProgram:
     outputs = tuple(map(_output, traced.outputs))
     if not traced.roots:
         return PortableProgram(b"", (), outputs)
+    if not traced.inputs:
+        raise NotPortableError("a program reads nothing")  # torch_xla 2.9 calls no module without operands
     context = xla.xlac().lowering.LoweringContext("kp_stored")
     context.build(traced.roots)
     module = bytes(context.hlo())

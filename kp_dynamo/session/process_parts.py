@@ -42,6 +42,7 @@ def _settings() -> tuple[object, ...]:
         torch._C._get_deterministic_fill_uninitialized_memory(),
         torch._C._get_math_sdp_allow_fp16_bf16_reduction(),
         torch.backends.mha.get_fastpath_enabled(),
+        (torch._C._get_mkldnn_enabled(), torch.backends.cpu.get_cpu_capability()),
         (einsum.is_available(), einsum.enabled, einsum.strategy),
     )
 

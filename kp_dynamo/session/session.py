@@ -69,7 +69,8 @@ class Session:
         salt: Part of the identity of every graph. A unique salt makes XLA recompile programs that torch_xla has in its
             own cache.
         with_examples: Whether the observer wants an example of what each pass did.
-        keeps_captures: Whether captures are stored in the disk cache, if there is one, and loaded from it.
+        keeps_captures: Whether captures are stored in the disk cache, if there is one, and loaded from it. If not,
+            their programs are still those of stored captures.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Session:
                     with_modules=chosen.reads_modules,
                     with_values=chosen.ledger,
                     placement_of=lowering.placement_of,
-                    lasting=self._keeps_captures and disk_folder() is not None,
+                    lasting=self._export is None and not self._salt and disk_folder() is not None,
                 )
                 compiled = self._around_calls(capture, chosen) if calls else self._compiled(capture, chosen)
             if compiled is None:
@@ -221,7 +222,7 @@ class Session:
             self.runtime.observe(CaptureDivided((), divided.reason))
         names = _input_names(capture)
         number, run, is_loaded = self._load_or_compile(plan)
-        TELEMETRY.count("captures_loaded" if is_loaded else "aot_traces")
+        TELEMETRY.count("aot_traces", 0 if is_loaded else 1)
         if key is not None:
             self.captures.set(key, run)
         seconds = time.perf_counter() - start
@@ -263,8 +264,9 @@ class Session:
         number = self._free.pop() if self._free else next(self._numbers)
         try:
             with time_budget(plan.options.compile_timeout_s, f"capture {number}"):
-                key = stored_key(plan)
-                run = load_capture(key, plan, number, self.runtime) if key is not None else None
+                key = stored_key(plan, is_counted=self._keeps_captures)
+                is_kept = key is not None and self._keeps_captures
+                run = load_capture(key, plan, number, self.runtime) if key is not None and is_kept else None
                 return number, run or self._compile(plan, number, key), run is not None
         except (AssertionError, *exceptions_allowed_to_be_fallback):
             # Dynamo breaks the graph here, and continues as if it had not been captured.
@@ -272,12 +274,12 @@ class Session:
             raise
 
     def _compile(self, plan: CompilePlan, number: int, stored_as: str | None) -> Callable[..., Any]:
-        """A callable for the capture, which is stored in the disk cache if it has a key there."""
+        """A callable for the capture, which can be stored in the disk cache if it has a key there."""
         lowering = self._export or get_lowering(plan.options.lowering)
         compile_later = partial(torch.compile, backend=self.as_backend(plan.options))
         record, start = CaptureRecord() if stored_as is not None else None, time.perf_counter()
         run = CaptureCompiler(plan, number, self.runtime, lowering, self._salt, compile_later, record).compile()
-        if stored_as is not None and record is not None:
+        if stored_as is not None and record is not None and self._keeps_captures:
             store_capture(stored_as, record, time.perf_counter() - start)
         return run
 

@@ -33,20 +33,34 @@ from kp_dynamo.session.process_parts import process_parts
 logger = logging.getLogger(__name__)
 
 
-def stored_key(plan: CompilePlan) -> str | None:
-    """The key of a capture in the disk cache; None without such a cache, and for a capture that is not stored."""
+def stored_key(plan: CompilePlan, *, is_counted: bool) -> str | None:
+    """The key of a capture in the disk cache; None without such a cache, and for a capture that is not stored.
+
+    Args:
+        plan: How the capture is compiled.
+        is_counted: Whether to count a capture that is not stored.
+    """
     if plan.capture.lasting is None:
         return None
-    if refusal := _refusal(plan):
-        capture_counts.refuse(refusal)
-        return None
-    key = plan.key
-    assert key is not None
     try:
-        return key_text(plan.capture.lasting.text, (*key.parts, *process_parts(plan.options)))
+        return _key(plan)
     except Uncacheable as reason:
-        capture_counts.refuse(str(reason))
+        if is_counted:
+            capture_counts.refuse(str(reason))
         return None
+
+
+def _key(plan: CompilePlan) -> str:
+    """The key of a capture in the disk cache.
+
+    Raises:
+        Uncacheable: The capture is not stored.
+    """
+    if refusal := _refusal(plan):
+        raise Uncacheable(refusal)
+    assert plan.key is not None
+    assert plan.capture.lasting is not None
+    return key_text(plan.capture.lasting.text, (*plan.key.parts, *process_parts(plan.options)))
 
 
 def _refusal(plan: CompilePlan) -> str:

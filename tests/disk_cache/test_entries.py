@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from kp_dynamo.disk_cache.contents import _CHECKED_FROM, _HEADER, _MAGIC
+from kp_dynamo.disk_cache import entries
 from tests.disk_cache.process import finish, misses
 
 HEADER = 88
@@ -100,9 +100,9 @@ def test_what_the_compiler_cannot_read_is_compiled(machine, change):
     machine.compile(1)
     (entry,) = machine.entries()
     program = change(entry.read_bytes()[HEADER:])
-    about = _HEADER.pack(_MAGIC, bytes(32), bytes.fromhex(entry.name), len(program), 1)
-    checksum = hashlib.sha256(about[_CHECKED_FROM:] + program).digest()
-    entry.write_bytes(about[:8] + checksum + about[_CHECKED_FROM:] + program)
+    about = entries.HEADER.pack(entries.PROGRAM, bytes(32), bytes.fromhex(entry.name), len(program), 1)
+    checksum = hashlib.sha256(about[entries._CHECKED_FROM :] + program).digest()
+    entry.write_bytes(about[:8] + checksum + about[entries._CHECKED_FROM :] + program)
     again = machine.compile(1, 1)
     assert (misses(again), again["saved"], again["hits"]) == ({"not_loaded": 1}, 1, 1)
 
