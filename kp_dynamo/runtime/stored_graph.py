@@ -41,6 +41,15 @@ class StoredGraph:
     parameters: list[tuple[int | None, str, list[int]]]
     outputs: list[tuple[str, int | None]]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether results and parameters are those that the other fields say."""
+        read = [position for position, *_ in self.parameters]
+        returned = [position for kind, position in self.outputs if kind in ("argument", "copy")]
+        arguments = [position for position in (*read, *returned) if position is not None]
+        has_results = len(self.results) == self.spec["num_returned"] <= len(self.outputs)
+        return has_results and all(position in range(len(self.inputs)) for position in arguments)
+
 
 def stored_graph(gm: fx.GraphModule, spec: LoweringSpec, executable: Executable | None) -> tuple[StoredGraph, bytes]:
     """A graph with its program, and the program's module.

@@ -112,18 +112,28 @@ def _callable(
     capture, shardings = plan.capture, ResultShardings()
     compile_graph = partial(_compiled, plan=plan, number=number, runtime=runtime, shardings=shardings)
     graphs = {name: (StoredGraph(**head["graphs"][name]), module) for name, module in zip(names, modules, strict=True)}
-    _require_inputs(graphs[names[-1]][0], capture.inputs)
+    _require_whole(interface, [graphs[name][0] for name in names], capture.inputs)
     backward = compile_graph(*graphs["backward"]) if names == TRAINING else None
     forward = compile_graph(*graphs[names[-1]])
     captured = [node.meta.get("example_value") for node in capture.gm.graph.find_nodes(op="placeholder")]
     return with_dynamo_signature(callable_of(interface, forward, backward, capture.inputs, captured), capture)
 
 
-def _require_inputs(graph: StoredGraph, inputs: list[Any]) -> None:
-    """Raise if the first graph of a capture takes other inputs than the capture; the key excludes it."""
+def _require_whole(interface: Interface, graphs: list[StoredGraph], inputs: list[Any]) -> None:
+    """Raise if the graphs of a capture do not fit together, or to its inputs; the key and the checksum exclude it."""
+    first = graphs[-1]
     given = [(str(x.dtype).removeprefix("torch."), list(x.shape)) for x in inputs]
-    if given != [(dtype, list(sizes)) for dtype, sizes, _ in graph.inputs]:
-        raise ValueError("a capture of other inputs")
+    num_written = len(first.spec["overwritten"])
+    is_whole = (
+        given == [(dtype, list(sizes)) for dtype, sizes, _ in first.inputs]
+        and len(interface.inputs) == len(inputs)
+        and len(first.results) == num_written + len(interface.outputs)
+        and (len(graphs) == 1) == (interface.needed is None)
+        and all(graph.is_whole for graph in graphs)
+        and (len(graphs) > 1 or len(first.outputs) == len(first.results))
+    )
+    if not is_whole:
+        raise ValueError("the graphs of a capture do not fit together")
 
 
 def _compiled(

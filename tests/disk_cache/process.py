@@ -78,14 +78,24 @@ class Machine:
         return finish(self.start(plans, **environment))
 
 
+def start_script(code: str, environment: dict[str, str]) -> subprocess.Popen:
+    """A process that runs Python code, without the variables of this process that change a compilation."""
+    changing = ("KP_TPU", "PJRT", "TPU_", "XLA")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(changing)}
+    full = {**inherited, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=full, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
 def finish(process: subprocess.Popen) -> dict:
-    """What the process printed; it must have ended well."""
+    """What the process printed last; it must have ended well."""
     try:
         out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 0, err[-3000:]
-    return json.loads(out)
+    return json.loads(out.splitlines()[-1])
 
 
 def misses(result: dict) -> dict[str, int]:
