@@ -1,4 +1,4 @@
-"""Compiled captures in the folder of the disk cache: a head of plain values as JSON, and the modules of the programs.
+"""Compiled captures in the folder of the disk cache: a head of plain values in JSON, and the modules of the programs.
 
 Nothing here raises for a bad folder or file: what fails is counted, and the capture is compiled.
 """
@@ -19,7 +19,7 @@ from kp_dynamo.disk_cache.capture_counts import count_miss, count_stored, refuse
 logger = logging.getLogger(__name__)
 
 _SCHEMA = 1
-_MAX_BYTES = 1 << 30  # of an entry, when it is no longer compressed
+_MAX_BYTES = 1 << 30  # of a head, when it is no longer compressed
 
 
 def folder() -> Path | None:
@@ -59,14 +59,15 @@ def store(key: str, head: dict[str, Any], modules: list[bytes], seconds: float) 
     Args:
         key: Its key.
         head: Plain values.
-        modules: The modules of its programs.
+        modules: The modules of its programs, which are compressed.
         seconds: How long the work took that a process avoids by loading it.
     """
     place = folder()
     if place is None:
         return
-    text = json.dumps({**head, "schema": _SCHEMA, "key": key, "sizes": [len(m) for m in modules]}).encode()
-    content = zlib.compress(b"".join([len(text).to_bytes(8, "little"), text, *modules]), 1)
+    text = json.dumps({**head, "schema": _SCHEMA, "key": key, "sizes": [len(m) for m in modules]})
+    packed = zlib.compress(text.encode(), 1)
+    content = b"".join([len(packed).to_bytes(8, "little"), packed, *modules])
     bound = int(os.environ[enable.MAX_BYTES])
     if entries.HEADER.size + len(content) > bound:
         refuse("too large")
@@ -93,15 +94,15 @@ def _digest(key: str) -> bytes:
 
 
 def _parsed(content: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    start = 8 + int.from_bytes(content[:8], "little")
     unpacker = zlib.decompressobj()
-    plain = unpacker.decompress(content, _MAX_BYTES)
+    text = unpacker.decompress(content[8:start], _MAX_BYTES)
     if unpacker.unconsumed_tail or not unpacker.eof:
-        raise ValueError("it is too large, or cut off")
-    start = 8 + int.from_bytes(plain[:8], "little")
-    head, modules = json.loads(plain[8:start]), []
+        raise ValueError("its head is too large, or cut off")
+    head, modules = json.loads(text), []
     for size in head["sizes"]:
-        modules.append(plain[start : start + size])
+        modules.append(content[start : start + size])
         start += size
-    if start != len(plain):
+    if start != len(content):
         raise ValueError("its modules have other sizes")
     return head, modules

@@ -49,7 +49,7 @@ class PortableProgram:
     """An XLA program before it is compiled, for other processes.
 
     Attributes:
-        module: The serialized HloModuleProto; empty if no result needs a program.
+        module: The serialized HloModuleProto, compressed by zlib; empty if no result needs a program.
         parameters: For each parameter of the module, the argument that it is (None: the seed), its dtype and its sizes.
         outputs: Each output of the graph: what it is, and of which argument or result of the module.
     """

@@ -6,6 +6,7 @@ and the second one finds it in the disk cache. XLA inlines the module.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def portable_program(traced: Trace, args: Any) -> PortableProgram:
     module = bytes(context.hlo())
     if _KERNEL in module:
         raise NotPortableError("a program calls a kernel")
-    return PortableProgram(module, _parameters(context, traced, args), outputs)
+    return PortableProgram(zlib.compress(module, 1), _parameters(context, traced, args), outputs)
 
 
 def _output(slot: Slot) -> tuple[str, int | None]:
@@ -93,7 +94,7 @@ def portable_trace(program: PortableProgram) -> Trace:
     xlac = xla.xlac()
     given = [placeholder(sizes, getattr(torch, dtype)) for _, dtype, sizes in program.parameters]
     known = InputIds(given, {})
-    computation = xlac._xla_op_computation_from_module_proto("kp_stored", program.module)
+    computation = xlac._xla_op_computation_from_module_proto("kp_stored", zlib.decompress(program.module))
     roots = list(xlac._xla_user_computation("kp_tpu::stored", given, computation))
     if returned != set(range(len(roots))):
         raise NotPortableError("a module has other results")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import operator
 import threading
 import time
@@ -32,6 +33,8 @@ from kp_dynamo.ops.flash_kernels import calling_flash
 from kp_dynamo.ops.gathered import placing
 from kp_dynamo.ops.optimization_barrier import barriers
 from kp_dynamo.telemetry.stages import stage
+
+logger = logging.getLogger(__name__)
 
 Run = Callable[[Sequence[Any]], list[Any]]
 
@@ -116,8 +119,11 @@ def _compile_portably(
             portable = portable_program(traced, args)
             again = portable_trace(portable)
             return again, _compile(again, spec), portable, ""
-        except (NotPortableError, RuntimeError) as problem:  # torch_xla raises nothing more specific
-            refusal = str(problem).splitlines()[0]
+        except NotPortableError as reason:
+            refusal = str(reason)
+        except Exception as problem:  # noqa: BLE001 - whatever torch_xla finds wrong, the trace itself can be compiled
+            logger.debug("a program has no module for other processes: %s", problem)
+            refusal = "torch_xla made no module of a program"
     return traced, _compile(traced, spec), None, refusal
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import fx
 from kp_dynamo.autograd.interface import Differentiated, Interface, NotDescribedError, interface_of
 from kp_dynamo.lowering import Executable, LoweringSpec
 from kp_dynamo.runtime.stored_graph import NotStorableError, StoredGraph, stored_graph
+
+logger = logging.getLogger(__name__)
 
 INFERENCE, TRAINING = ["inference"], ["backward", "forward"]
 
@@ -41,6 +44,8 @@ class CaptureRecord:
             self._interface = interface_of(differentiated)
         except NotDescribedError as reason:
             self.refuse(str(reason))
+        except Exception as problem:  # noqa: BLE001 - the capture is compiled all the same
+            self._fail(problem)
 
     def add(self, name: str, gm: fx.GraphModule, spec: LoweringSpec, executable: Executable | None) -> None:
         """Note a graph, which was compiled."""
@@ -50,6 +55,12 @@ class CaptureRecord:
             self._graphs[name] = stored_graph(gm, spec, executable)
         except NotStorableError as reason:
             self.refuse(str(reason))
+        except Exception as problem:  # noqa: BLE001 - the capture is compiled all the same
+            self._fail(problem)
+
+    def _fail(self, problem: Exception) -> None:
+        logger.debug("a capture cannot be described", exc_info=problem)
+        self.refuse(f"{type(problem).__name__} while it was described")
 
     def plain(self) -> tuple[dict[str, Any], list[bytes]]:
         """The plain values of a capture without a refusal, and the modules of its graphs, by their sorted names."""

@@ -45,9 +45,12 @@ def stored_key(plan: CompilePlan, *, is_counted: bool) -> str | None:
     try:
         return _key(plan)
     except Uncacheable as reason:
-        if is_counted:
-            capture_counts.refuse(str(reason))
-        return None
+        refusal = str(reason)
+    except OSError as problem:  # of the files that belong to the key
+        refusal = f"its key cannot be read: {problem.strerror}"
+    if is_counted:
+        capture_counts.refuse(refusal)
+    return None
 
 
 def _key(plan: CompilePlan) -> str:

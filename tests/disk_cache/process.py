@@ -88,10 +88,10 @@ def start_script(code: str, environment: dict[str, str]) -> subprocess.Popen:
     )
 
 
-def finish(process: subprocess.Popen) -> dict:
+def finish(process: subprocess.Popen, timeout_s: float = 300) -> dict:
     """What the process printed last; it must have ended well."""
     try:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=timeout_s)
     finally:
         process.kill()
     assert process.returncode == 0, err[-3000:]

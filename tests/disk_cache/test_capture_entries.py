@@ -61,6 +61,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.quick("the content", "last byte missing")
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_file_is_replaced(kept, name, capsys):
     run(kept)
@@ -92,14 +93,13 @@ def test_files_that_were_exchanged(kept):
 
 def rewrite(entry, change) -> None:
     """Change the head of a capture, with a right checksum."""
-    plain = zlib.decompress(entry.read_bytes()[entries.HEADER.size :])
-    start = 8 + int.from_bytes(plain[:8], "little")
-    head = json.loads(plain[8:start])
-    modules = change(head, plain[start:])
-    text = json.dumps(head).encode()
-    entries.write(
-        entry.parent, bytes.fromhex(entry.name), zlib.compress(len(text).to_bytes(8, "little") + text + modules), 1
-    )
+    content = entry.read_bytes()[entries.HEADER.size :]
+    start = 8 + int.from_bytes(content[:8], "little")
+    head = json.loads(zlib.decompress(content[8:start]))
+    modules = change(head, content[start:])
+    text = zlib.compress(json.dumps(head).encode())
+    content = len(text).to_bytes(8, "little") + text + modules
+    entries.write(entry.parent, bytes.fromhex(entry.name), content, 1.0)
 
 
 def _set(*path, to):
@@ -121,6 +121,12 @@ def _delete(name):
     return change
 
 
+def _module(head, content):
+    packed = zlib.compress(content)
+    head["sizes"] = [len(packed)]
+    return packed
+
+
 GRAPH = ("graphs", "inference")
 # Whatever a file of this name holds, with a right checksum.
 STRANGE = {
@@ -129,7 +135,9 @@ STRANGE = {
     "no sizes": (_delete("sizes"), "damaged"),
     "modules of other sizes": (_set("sizes", to=[3]), "damaged"),
     "no module": (lambda head, modules: (head.update(sizes=[0]), b"")[1], "not_loaded"),
-    "a module that is none": (lambda head, modules: b"?" * len(modules), "not_loaded"),
+    "a module that is not compressed": (lambda head, modules: b"?" * len(modules), "not_loaded"),
+    "a module that is none": (lambda head, modules: _module(head, b"?" * 100), "not_loaded"),
+    "an empty module": (lambda head, modules: _module(head, b""), "not_loaded"),
     "no graphs": (_set("graphs", to={}), "not_loaded"),
     "other graphs": (_set("graphs", to={"joint": {}}), "not_loaded"),
     "no interface": (_delete("interface"), "not_loaded"),
@@ -148,6 +156,7 @@ STRANGE = {
 }
 
 
+@pytest.mark.quick("another key", "a module that is none", "unknown metadata")
 @pytest.mark.parametrize("name", STRANGE)
 def test_strange_content(kept, name):
     run(kept)

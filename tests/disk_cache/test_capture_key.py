@@ -63,6 +63,7 @@ OTHER_CAPTURES = {
 
 # Dynamo looks at the gradient of an input that is no leaf.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.quick("a constant", "requires_grad", "an option")
 @pytest.mark.parametrize("name", OTHER_CAPTURES)
 def test_another_capture(name):
     assert OTHER_CAPTURES[name]() != key_of(scaled, X)
@@ -149,6 +150,7 @@ PROCESS = {
 }
 
 
+@pytest.mark.quick("grad mode", "XLA_FLAGS", "a file of this package")
 @pytest.mark.parametrize("name", PROCESS)
 def test_another_process(name):
     before = key_of(scaled, X)
@@ -161,6 +163,7 @@ def test_another_process(name):
     assert key_of(scaled, X) == before
 
 
+@pytest.mark.quick("KP_TPU_LOG")
 @pytest.mark.parametrize("name", ["KP_TPU_LOG", "TORCH_LOGS", "KP_TPU_CACHE_DIR", "HOME"])
 def test_variables_that_change_no_compilation(name, monkeypatch):
     before = key_of(scaled, X)

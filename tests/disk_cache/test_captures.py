@@ -70,6 +70,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.quick("xla-dropout", "cpu-running statistics")
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_from_a_stored_capture(kept, device, name):
     """Bits of results, gradients, buffers and of torch's generator after the steps, and eager's values."""
@@ -117,6 +118,7 @@ GRADIENTS = {
 }
 
 
+@pytest.mark.quick("xla-undefined gradients", "cpu-results without a gradient")
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_of_a_stored_capture(kept, device, name):
     function, backward = GRADIENTS[name]
@@ -151,6 +153,7 @@ def _second_backward():
     return _message(result.backward)
 
 
+@pytest.mark.quick("_changed_argument")
 @pytest.mark.parametrize("call", [_double_backward, _changed_argument, _second_backward])
 def test_errors_of_a_stored_capture(kept, call):
     one, two, first, second = kept.twice(call)
@@ -158,6 +161,7 @@ def test_errors_of_a_stored_capture(kept, call):
     assert one == two
 
 
+@pytest.mark.quick("cpu")
 def test_an_input_that_is_written_to(kept, device):
     def call():
         weight, x = torch.full((3,), 2.0).to(device).requires_grad_(), torch.ones(3).to(device)
@@ -171,6 +175,7 @@ def test_an_input_that_is_written_to(kept, device):
     assert one == two
 
 
+@pytest.mark.slow
 def test_modes_around_a_call(kept, device):
     """Each is another capture: a gradient, none, inference mode, autocast."""
     torch.manual_seed(0)
@@ -258,6 +263,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.quick("its results share memory", "a program reads a constant tensor", "the option donate")
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_is_not_stored(kept, reason):
     function, options = REFUSED[reason]
@@ -280,7 +286,7 @@ def test_explain_compiles_and_uses_the_same_programs(kept):
         report = kp_dynamo.explain(model, ROWS)
     assert not found
     assert not kept.entries()
-    assert "aten.addmm" in str(report) or "passes" in str(report)
+    assert "fold_views" in str(report)
 
 
 def test_a_kernel_that_somebody_registered(kept):
