@@ -1,5 +1,6 @@
 """Captures that are loaded instead of compiled: their values, and what is stored."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,9 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._functorch._aot_autograd import schemas
 
 import kp_dynamo
+from kp_dynamo.autograd import interface
+from kp_dynamo.lowering import program
 from kp_dynamo.passes.base import PassReport
+from kp_dynamo.session import capture_record
 from kp_dynamo.telemetry import snapshot
 from tests.disk_cache.captured import Captures, counted
 from tests.spine import compiled
@@ -280,13 +285,16 @@ def test_a_dump_needs_the_passes(kept, tmp_path):
     assert first == second == {"not_stored": {"the option dump_dir": 1}}
 
 
-def test_explain_compiles_and_uses_the_same_programs(kept):
+def test_explain_shows_the_passes_of_a_capture_that_is_stored(kept):
     model = nn.Linear(4, 4)
+    compiled(model)(ROWS)
+    kept.new_process()
     with counted() as found:
         report = kp_dynamo.explain(model, ROWS)
     assert not found
-    assert not kept.entries()
-    assert "fold_views" in str(report)
+    assert len(kept.entries()) == 1
+    assert not report.captures[0].is_hit
+    assert " passes 0." in str(report)
 
 
 def test_a_kernel_that_somebody_registered(kept):
@@ -306,3 +314,61 @@ def test_a_convolution_has_a_key(kept):
     one, two, first, second = kept.twice(lambda: compiled(lambda x: F.max_pool2d(x, 2))(IMAGES))
     assert (first, second) == (STORED, LOADED)
     torch.testing.assert_close(one, two)
+
+
+def test_a_program_of_which_torch_xla_makes_no_module(kept, monkeypatch):
+    def fail(portable):
+        raise RuntimeError("no module")
+
+    monkeypatch.setattr(program, "portable_trace", fail)
+    one, two, first, second = kept.twice(lambda: compiled(lambda x: x * 5 - 1)(ROWS))
+    assert first == second
+    assert first["not_stored"] == {"torch_xla made no module of a program": 1}
+    torch.testing.assert_close(one, ROWS * 5 - 1)
+    torch.testing.assert_close(two, ROWS * 5 - 1)
+
+
+def test_a_capture_that_cannot_be_described(kept, monkeypatch):
+    monkeypatch.setattr(capture_record, "interface_of", lambda found: found.unknown)
+    one, _, first, second = kept.twice(lambda: compiled(lambda x: x * 5 - 1)(ROWS))
+    assert first["not_stored"] == second["not_stored"] == {"AttributeError while it was described": 1}
+    torch.testing.assert_close(one, ROWS * 5 - 1)
+
+
+def test_metadata_of_aotautograd_that_is_unknown(kept, monkeypatch):
+    """A field with an unusual value, as a later version of torch may have."""
+    stock = schemas.ViewAndMutationMeta.__post_init__
+
+    def more(self):
+        stock(self)
+        self.unknown = len(self.subclass_inp_meta)
+
+    monkeypatch.setattr(schemas.ViewAndMutationMeta, "__post_init__", more)
+    _, _, first, second = kept.twice(lambda: compiled(lambda x: x * 5 - 1)(ROWS))
+    assert first["not_stored"] == second["not_stored"] == {"AOTAutograd's unknown is 1": 1}
+
+
+def test_the_fields_that_are_not_compared_exist():
+    fields = {field.name for field in dataclasses.fields(schemas.ViewAndMutationMeta)} | {"output_types"}
+    assert set(interface._NOT_COMPARED) <= fields
+
+
+def test_an_evicted_program_is_compiled_again(kept, device):
+    """From its module, while the compiled function is in use."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(device)
+    x = ROWS.to(device)
+    compiled(model)(x).sum().backward()
+    kept.new_process()
+    run = compiled(model)
+    with counted() as found:
+        before = run(x)
+        kp_dynamo.clear_cache()
+        model.zero_grad()
+        after = run(x)
+        after.sum().backward()
+    assert found == LOADED
+    assert parts(before) == parts(after)
+    gradients = [parts(p.grad) for p in model.parameters()]
+    model.zero_grad()
+    run(x).sum().backward()
+    assert [parts(p.grad) for p in model.parameters()] == gradients
