@@ -173,6 +173,7 @@ def test_a_content_that_would_fill_the_memory(kept, monkeypatch):
     assert run(kept) == {"stored": 1, "misses": {"damaged": 1}}
 
 
+@pytest.mark.slow
 def test_a_file_that_others_can_write_to(kept):
     run(kept)
     (entry,) = kept.entries()
@@ -180,6 +181,7 @@ def test_a_file_that_others_can_write_to(kept):
     assert run(kept)["misses"] == {"unreadable": 1}
 
 
+@pytest.mark.slow
 def test_a_link(kept, tmp_path):
     run(kept)
     (entry,) = kept.entries()
@@ -199,6 +201,7 @@ def test_a_folder_that_went_away(kept):
     assert run(kept) == {"misses": {"absent": 1}, "not_stored": {"not written": 1}}
 
 
+@pytest.mark.slow
 def test_the_bound_of_the_folder(kept, monkeypatch):
     """The last one used stays, also beside programs; a capture above the bound is not written."""
     run(kept)
@@ -227,6 +230,7 @@ def test_a_capture_that_is_loaded_was_used_last(kept):
     assert time.time() - entry.stat().st_mtime < 60
 
 
+@pytest.mark.slow
 def test_many_writers_of_one_entry(tmp_path):
     """Each reader sees a whole entry."""
     key = hashlib.sha256(b"key").digest()

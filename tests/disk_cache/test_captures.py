@@ -75,7 +75,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.quick("xla-dropout", "cpu-running statistics")
+@pytest.mark.quick("cpu-dropout", "xla-running statistics")
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_from_a_stored_capture(kept, device, name):
     """Bits of results, gradients, buffers and of torch's generator after the steps, and eager's values."""
@@ -214,6 +214,7 @@ def _guarded(x, mask=None, scale=1.0, shift=0, negates=False):
 GUARDED = [(), (ROWS * 2,), (None, 1.0, 3), (None, 1.0, 4), (None, 1.0, 3, True)]
 
 
+@pytest.mark.slow
 def test_arguments_that_are_no_tensors(kept):
     for arguments in GUARDED:
         kept.new_process()
@@ -285,6 +286,7 @@ def test_a_dump_needs_the_passes(kept, tmp_path):
     assert first == second == {"not_stored": {"the option dump_dir": 1}}
 
 
+@pytest.mark.slow
 def test_explain_shows_the_passes_of_a_capture_that_is_stored(kept):
     model = nn.Linear(4, 4)
     compiled(model)(ROWS)
@@ -353,6 +355,7 @@ def test_the_fields_that_are_not_compared_exist():
     assert set(interface._NOT_COMPARED) <= fields
 
 
+@pytest.mark.quick("cpu")
 def test_an_evicted_program_is_compiled_again(kept, device):
     """From its module, while the compiled function is in use."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(device)
