@@ -1,14 +1,12 @@
-"""Compile one XLA program, and run it."""
+"""Compile one XLA program; `program_run.py` runs it."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import logging
-import operator
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,14 +17,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from kp_dynamo.compat import chips, xla
 from kp_dynamo.compat.lock import one_trace_at_a_time
 from kp_dynamo.lowering.base import LoweringSpec, PortableProgram
-from kp_dynamo.lowering.donation import DONORS, Donation
+from kp_dynamo.lowering.donation import Donation
 from kp_dynamo.lowering.flash_calls import CustomCalls
-from kp_dynamo.lowering.pending import OwnBuffers, compute
 from kp_dynamo.lowering.placed_tensors import placing_on_mesh
 from kp_dynamo.lowering.portable import NotPortableError, portable_program, portable_trace
-from kp_dynamo.lowering.program_inputs import Slot
-from kp_dynamo.lowering.program_outputs import reader
-from kp_dynamo.lowering.random_state import next_seed, untouched_device_seed
+from kp_dynamo.lowering.program_run import Run, recompiled_if_evicted, runner
+from kp_dynamo.lowering.random_state import untouched_device_seed
 from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.trace import Trace, trace, without_placeholders_in_errors
 from kp_dynamo.ops.flash_kernels import calling_flash
@@ -36,11 +32,6 @@ from kp_dynamo.telemetry.stages import stage
 
 logger = logging.getLogger(__name__)
 
-Run = Callable[[Sequence[Any]], list[Any]]
-
-# Two threads may run programs on one tensor: torch_xla 2.9 changes a tensor's state without a lock at its first use.
-_DISPATCH = threading.Lock()
-_EVICTED = "Failed to get computation by hash"  # torch_xla 2.9's error for a program that its cache has evicted
 # torch_xla's key of a program -> (what it computes, its matmul precision). torch_xla 2.9's keys contain neither the
 # matmul precision nor the constants of some operators (alpha of elu).
 _owners: dict[bytes, tuple[str, str]] = {}
@@ -88,8 +79,8 @@ def compile_program(
         with stage("xla"):
             traced, key, portable, refusal = _compile_portably(traced, args, spec)
         seconds = {"trace": middle - start, "xla": time.perf_counter() - middle}
-        run = _runner(key, traced.inputs, traced.outputs, traced.donation)
-    recompiling = _recompile_if_evicted(run, lambda args: compile_program(gm, args, constants, spec).run)
+        run = runner(key, traced.inputs, traced.outputs, traced.donation)
+    recompiling = recompiled_if_evicted(run, lambda args: compile_program(gm, args, constants, spec).run)
     return CompiledProgram(recompiling, [], seconds, traced.donation, portable, refusal)
 
 
@@ -100,8 +91,8 @@ def compile_portable(program: PortableProgram, spec: LoweringSpec) -> CompiledPr
     start = time.perf_counter()
     with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed(), stage("xla"):
         traced = portable_trace(program)
-        run = _runner(_compile(traced, spec), traced.inputs, traced.outputs, traced.donation)
-    recompiling = _recompile_if_evicted(run, lambda args: compile_portable(program, spec).run)
+        run = runner(_compile(traced, spec), traced.inputs, traced.outputs, traced.donation)
+    recompiling = recompiled_if_evicted(run, lambda args: compile_portable(program, spec).run)
     return CompiledProgram(recompiling, [], {"xla": time.perf_counter() - start}, traced.donation, program)
 
 
@@ -125,22 +116,6 @@ def _compile_portably(
             logger.debug("a program has no module for other processes: %s", problem)
             refusal = "torch_xla made no module of a program"
     return traced, _compile(traced, spec), None, refusal
-
-
-def _recompile_if_evicted(run: Run, recompile: Callable[[Sequence[Any]], Run | None]) -> Run:
-    """`run`, which recompiles the program if torch_xla has evicted it from its own bounded cache."""
-
-    def recompiling(args: Sequence[Any]) -> list[Any]:
-        nonlocal run
-        try:
-            return run(args)
-        except RuntimeError as error:
-            if _EVICTED not in str(error):
-                raise
-        run = recompile(args)  # type: ignore[assignment]
-        return run(args)
-
-    return recompiling
 
 
 @contextlib.contextmanager
@@ -187,52 +162,3 @@ def _is_compiled_here(roots: list[torch.Tensor]) -> bool:
     # Looked up at call time: tools that watch compilation replace this entry.
     xlac._xla_warm_up_cache(roots, [])
     return bool(xlac._xla_counter_value("UncachedCompile") != compiled_before)
-
-
-def _runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation: Donation) -> Run:
-    read = reader(outputs)
-    if key is None:
-        return lambda args: read(args, [])
-    gather = _gather(inputs) if not is_spmd() else _on_device(_gather(inputs))
-    xlac = xla.xlac()
-    needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph
-    donated, renewed = donation.inputs, donation.renewed
-
-    # Under SPMD a copy that is computed separately loses its sharding.
-    separate = OwnBuffers().checker() if not is_spmd() else lambda _: None
-
-    def run(args: Sequence[Any]) -> list[Any]:
-        values = gather(args)
-        with _DISPATCH:
-            separate(values)
-            pending = needs_work(values)
-            if True in pending:
-                compute([v for v, is_pending in zip(values, pending, strict=True) if is_pending])
-            if donated:
-                values = list(values)
-                DONORS.give(values, donated)
-            results: list[Any] = run_cached(key, values)
-        for argument, root in renewed:
-            DONORS.renew(args[argument], results[root])
-        return read(args, results)
-
-    return run
-
-
-def _gather(inputs: list[Slot]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    if all(s.kind == "argument" for s in inputs):
-        order = [s.value for s in inputs]
-        if order == list(range(len(order))):
-            return lambda args: args[: len(order)]
-        # Four times as fast as a list comprehension, but it returns no tuple for one position.
-        return operator.itemgetter(*order) if len(order) > 1 else lambda args: [args[order[0]]]
-
-    def gather(args: Sequence[Any]) -> list[Any]:
-        return [args[s.value] if s.kind == "argument" else next_seed() if s.kind == "seed" else s.value for s in inputs]
-
-    return gather
-
-
-def _on_device(gather: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """`gather` for the virtual SPMD device, whose programs take no CPU tensors."""
-    return lambda args: [v if v.device.type == "xla" else v.to(xla.device()) for v in gather(args)]

@@ -24,7 +24,8 @@ from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.host_layout import strides_of, to_host
 from kp_dynamo.lowering.pending import run_pending
-from kp_dynamo.lowering.program import Run, compile_program
+from kp_dynamo.lowering.program import compile_program
+from kp_dynamo.lowering.program_run import Run
 from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.telemetry.counters import TELEMETRY
 from kp_dynamo.telemetry.stages import stage

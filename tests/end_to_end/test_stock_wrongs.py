@@ -230,6 +230,27 @@ def test_torch_xla_drops_a_live_program():
     assert our_line == "kp_tpu [[1.0, 3.0, 5.0], [1.0, 3.0, 5.0]]"
 
 
+REDRAWN = """
+import torch, torch_xla
+x = torch.ones(8, device=torch_xla.device())
+draw = torch.compile(lambda x: torch.nn.functional.dropout(x), backend="kp_tpu")
+others = [torch.compile(lambda x, i=i: x * (i + 1) + i, backend="kp_tpu") for i in range(2)]
+for evicts in (False, True):
+    torch.manual_seed(5)
+    for _ in range(3):
+        print(draw(x).tolist(), end=" ")
+        if evicts:
+            [other(x) for other in others]
+    print()
+"""
+
+
+@pytest.mark.slow  # a process of its own
+def test_a_dropped_program_draws_the_numbers_that_it_would_have_drawn():
+    at_once, again = run_script(REDRAWN, {"XLA_COMPILATION_CACHE_SIZE": "1"}).splitlines()
+    assert at_once == again
+
+
 def is_repeatable(compile_with, device):
     run, x = compile_with(lambda x: torch.rand_like(x)), torch.ones(8, device=device)
     draws = []
