@@ -31,7 +31,7 @@ CHUNK = 10
 RIGHT = ("right", "refused")
 
 
-@pytest.mark.quick("40", "90")  # the others run beside random ones in `make test-all`
+@pytest.mark.quick("40")  # the others run beside random ones in `make test-all`
 @pytest.mark.parametrize("first", range(0, len(FIXED), CHUNK))
 def test_fixed_programs(first):
     outcomes = {pair: check(program_of(*pair)) for pair in FIXED[first : first + CHUNK]}

@@ -144,10 +144,9 @@ def test_greedy_tokens_are_those_of_eager(make):
         assert torch.equal(compiled.generate(**given, max_new_tokens=12), wanted)
 
 
-@pytest.mark.parametrize("make", [llama, slow(t5)])
-@pytest.mark.parametrize(
-    "mode", [{"num_beams": 3}, slow({"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5})]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [llama, t5])
+@pytest.mark.parametrize("mode", [{"num_beams": 3}, {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5}])
 def test_beam_search_is_that_of_eager(make, mode):
     model = wide(make())
     compiled = kp_dynamo.compile_for_generation(model, max_length=64, options=EXACT)

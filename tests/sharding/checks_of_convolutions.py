@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import kp_dynamo
-from tests.sharding.registry import BOTH, check, compiled
+from tests.sharding.registry import BOTH, check, compiled, slow_check
 
 THREE = {"data": 2, "a": 2, "b": 2}
 
@@ -46,25 +46,35 @@ def difference(convolution: nn.Module, mesh: Any, sharding: Any, size: tuple[int
     return found
 
 
-@check
-def grouped_convolutions() -> Any:
+def _differences(*names: str) -> dict[str, float]:
     torch.manual_seed(0)
     pair: dict[str, Any] = {"up": "colwise", "down": "rowwise"}
     by_axes = {"up.weight": ("a", "b")}
-    return {
-        "grouped": difference(nn.Conv2d(32, 64, 3, padding=1, groups=4), BOTH, pair, (32, 6, 6)),
-        "depthwise": difference(nn.Conv1d(64, 64, 3, stride=2, groups=64), {"model": 4, "data": 2}, pair, (64, 9)),
-        "transposed": difference(nn.ConvTranspose2d(32, 64, 3, stride=2, groups=2), BOTH, pair, (32, 4, 4)),
-        "divided outputs": difference(
+    cases: dict[str, tuple[nn.Module, Any, Any, tuple[int, ...]]] = {
+        "grouped": (nn.Conv2d(32, 64, 3, padding=1, groups=4), BOTH, pair, (32, 6, 6)),
+        "depthwise": (nn.Conv1d(64, 64, 3, stride=2, groups=64), {"model": 4, "data": 2}, pair, (64, 9)),
+        "transposed": (nn.ConvTranspose2d(32, 64, 3, stride=2, groups=2), BOTH, pair, (32, 4, 4)),
+        "divided outputs": (
             nn.Conv2d(32, 64, 1, groups=4), THREE,
             {**by_axes, "convolution.weight": ("a", None, None, None), "convolution.bias": ("b",)}, (32, 4, 4),
         ),
-        "divided inputs": difference(
+        "divided inputs": (
             nn.Conv2d(32, 64, 1, groups=4), THREE, {**by_axes, "convolution.weight": (None, "a", None, None)},
             (32, 4, 4),
         ),
-        "divided channels": difference(
+        "divided channels": (
             nn.Conv2d(64, 64, 3, groups=64), THREE, {**by_axes, "convolution.weight": (("b", "a"), None, None, None)},
             (64, 4, 4),
         ),
     }  # fmt: skip
+    return {name: difference(*cases[name]) for name in names}
+
+
+@check
+def grouped_convolutions() -> Any:
+    return _differences("grouped", "divided outputs")
+
+
+@slow_check
+def more_grouped_convolutions() -> Any:
+    return _differences("depthwise", "transposed", "divided inputs", "divided channels")

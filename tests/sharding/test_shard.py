@@ -213,6 +213,11 @@ def test_grouped_convolutions_on_meshes_of_several_axes(answers):
     assert max(answers["grouped_convolutions"].values()) < CLOSE
 
 
+@pytest.mark.slow
+def test_other_grouped_convolutions_on_meshes_of_several_axes():
+    assert max(asked("more_grouped_convolutions")["more_grouped_convolutions"].values()) < CLOSE
+
+
 def test_transforms_of_a_divided_model(answers):
     assert max(max(pair) for pair in answers["transforms"].values()) < CLOSE
 
