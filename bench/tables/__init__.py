@@ -10,6 +10,7 @@ from bench.tables.fsdp import fsdp
 from bench.tables.models import kernels, models
 from bench.tables.published import published
 from bench.tables.summary import summary
+from bench.tables.tensor import tensor
 
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
@@ -27,4 +28,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "while_loop": tpu.while_loop,
     "published": published,
     "fsdp": fsdp,
+    "tensor": tensor,
 }
