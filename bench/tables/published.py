@@ -13,8 +13,8 @@ from bench.published_runs import RUNS, PublishedRun
 from bench.tables.results import Results, load, markdown, text, with_caption
 
 _NAMES = (
-    "run", "batch of a chip, length", "mesh", "recomputed: theirs", "ours", "published s", "modelled s", "predicted s",
-    "error", "ours: GB a chip",
+    "run", "batch of a chip, length", "mesh", "recomputed: theirs", "ours", "our sums", "published s", "modelled s",
+    "predicted s", "error", "ours: GB a chip",
 )  # fmt: skip
 _FEWEST = 3
 FLAT = "Llama 3.1 8B"
@@ -29,8 +29,9 @@ def published() -> str:
     times = _times(results)
     failed = {row["run"]: row["failed"] for row in results.rows if row.get("failed")}
     memory = {row["run"]: row.get("peak GB") for row in results.rows}
+    sums = {row["run"]: row.get("sums", "float32") for row in results.rows}
     known = [run for run in RUNS if run.name in times or run.name in failed]
-    rows = [[*_line(run, times, failed), text(memory[run.name], ".0f")] for run in known]
+    rows = [[*_line(run, times, failed, sums[run.name]), text(memory[run.name], ".0f")] for run in known]
     return with_caption(results, f"{markdown(_NAMES, rows)}\n\n{_summary(times)}")
 
 
@@ -50,9 +51,9 @@ def _times(results: Results) -> dict[str, tuple[float, float]]:
     return {row["run"]: (row["published s"], row["predicted s"]) for row in compiled}
 
 
-def _line(run: PublishedRun, times: dict[str, tuple[float, float]], failed: dict[str, str]) -> list[str]:
+def _line(run: PublishedRun, times: dict[str, tuple[float, float]], failed: dict[str, str], sums: str) -> list[str]:
     mesh = f"data={run.chips // run.tensor}" + (f", model={run.tensor}" if run.tensor > 1 else "")
-    cells = [run.name, f"{run.batch} x {run.length}", mesh, run.recomputed, run.checkpoint]
+    cells = [run.name, f"{run.batch} x {run.length}", mesh, run.recomputed, run.checkpoint, sums]
     if run.name not in times:
         return [*cells, text(run.seconds, ".2f"), "", "", failed[run.name]]
     predicted = predictions(times)[run.name]
