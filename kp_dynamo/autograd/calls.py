@@ -32,7 +32,7 @@ def with_call_checks(
 
     Args:
         run: The callable that AOTAutograd compiled.
-        aliases: The results that share memory; None if there are none.
+        aliases: The results that share memory, or None.
         overlap: See `as_called`.
         gradients: Which gradients may be undefined; None without a backward.
         made: How AOTAutograd made it differentiable.
@@ -52,7 +52,7 @@ def as_called(
 
     Args:
         run: The callable that AOTAutograd compiled.
-        aliases: The results that share memory; None if there are none.
+        aliases: The results that share memory, or None.
         overlap: Compares the overlap of arguments; None for a graph that writes to none of them.
         gradients: Which gradients may be undefined; None if every gradient depends on every result.
     """

@@ -34,7 +34,7 @@ _KNOWN_KERNELS = frozenset((
 
 @dataclass(frozen=True)
 class LastingText:
-    """The text of a graph that means the same in every process; or else the reason why there is none."""
+    """A text of a graph that means the same in every process, or the reason why the graph has no such text."""
 
     text: str = ""
     refusal: str = ""

@@ -42,7 +42,7 @@ def parsed(name: str, content: bytes) -> Entry | None:
 
 
 def read(folder: Path, key: bytes) -> Entry | None:
-    """The capture with this key, which is then the last one used; None if there is none.
+    """The capture with this key, which is then the last one used; None if the folder has no such capture.
 
     Raises:
         OSError: The file cannot be read, or is not of this user alone.

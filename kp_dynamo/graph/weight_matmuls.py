@@ -29,14 +29,17 @@ class DividedWeight:
     Attributes:
         position: Its position among the arguments of Dynamo's graph.
         axes: The axis of the mesh that divides each dimension beside the batch's, "" for none; (): none at all.
-        dim: The dimension that the batch's axis divides; None if that is unknown.
-        is_along_batch: Whether the batch's axis divides it.
+        dim: The dimension that the batch's axis divides. None with `axes`: it divides none; without: it is unknown.
     """
 
     position: int
     axes: tuple[str, ...] = ()
     dim: int | None = None
-    is_along_batch: bool = True
+
+    @property
+    def is_along_batch(self) -> bool:
+        """Whether the batch's axis divides it."""
+        return self.dim is not None or not self.axes
 
 
 def divided_weights(parameters: Collection[int], placements: Mapping[int, Placement]) -> tuple[DividedWeight, ...]:
@@ -51,7 +54,7 @@ def divided_weights(parameters: Collection[int], placements: Mapping[int, Placem
         axes = axes_when_gathered(placement)
         dim = next((d for d, along in enumerate(placement) if DATA in axes_of(along)), None)
         if axes is not None and (dim is not None or any(axes)):
-            found[i] = DividedWeight(i, axes if any(axes) else (), dim, dim is not None)
+            found[i] = DividedWeight(i, axes if any(axes) else (), dim)
     return tuple(found[i] for i in sorted(found))
 
 

@@ -39,7 +39,7 @@ def device_spread() -> Spread:
 
 
 def placing_on_mesh() -> Placing | None:
-    """How a program places its tensors on the last mesh; None if there is none."""
+    """How a program places its tensors on the last mesh; None without a mesh."""
     mesh = next(iter(named_meshes()), None)
     if mesh is None:
         return None
@@ -47,7 +47,7 @@ def placing_on_mesh() -> Placing | None:
 
 
 def placement_of_argument(tensor: torch.Tensor) -> Placement | None:
-    """How an argument lies on the last mesh; None if there is none, or the tensor lies in another way."""
+    """How an argument lies on the last mesh; None without a mesh, and for a tensor that lies in another way."""
     mesh = next(iter(named_meshes()), None)
     if mesh is None or tensor.device.type != "xla":
         return None

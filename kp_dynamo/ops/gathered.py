@@ -1,16 +1,16 @@
-"""`kp::gathered` and `kp::sum_parts`: how chips that are all along the batch share weights and sum gradients.
+"""`kp::gathered` and `kp::sum_parts`: how chips along the batch share weights and sum gradients.
 
-    gathered(x, axes) -> x                          no chip has a part of the tensor by the batch's axis
-    sum_parts(parts, dim, axes) -> parts.sum(0)     the sum is divided along `dim` by the batch's axis
+    gathered(x, axes) -> x                          the batch's axis divides no dimension of the result
+    sum_parts(parts, dim, axes) -> parts.sum(0)     the batch's axis divides dimension `dim` of the result
 
-`axes` names the axis of the mesh that divides each dimension of the result anyway: "model," for the first of two
+`axes` names the other axis of the mesh that divides each dimension of the result: "model," for the first of two
 dimensions, "" for none. It is a text, because operators take no lists of texts.
 
-Such chips divide a weight for the memory only. Blocks of a divided dimension do not end where the parts of the chips
-do. For the gradient of a head of 32000 classes, made of six blocks on 256 chips, XLA took 260 CPU-seconds; for the sum
-of the chips' whole gradients, it takes 34. In one block, XLA divides the gradient of the logits as the weight is, and
-gathers it: 1 GiB for 16384 rows on 8 chips of a v5e, where a step of a Llama of width 512 with one layer takes 26.7
-modelled ms, and 5.6 with the weight gathered.
+Chips along the batch divide a weight for the memory only. Blocks of a divided dimension do not end where the parts of
+the chips do. For the gradient of a head of 32000 classes, made of six blocks on 256 chips, XLA took 260 CPU-seconds;
+for the sum of the chips' whole gradients, it takes 34. In one block, XLA divides the gradient of the logits as the
+weight is, and gathers it: 1 GiB for 16384 rows on 8 chips of a v5e, where a step of a Llama of width 512 with one layer
+takes 26.7 modelled ms, and 5.6 with the weight gathered.
 
 `parts` has one part for each chip, which computes it: a gradient of its own samples. Each chip sends each other chip
 what that one sums: an all-to-all. It sums in float32 (float64 for float64 parts).

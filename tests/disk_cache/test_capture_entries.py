@@ -14,6 +14,7 @@ import torch
 from kp_dynamo.cli.main import FAILED, OK, main
 from kp_dynamo.disk_cache import capture_counts, captures, entries
 from tests.disk_cache.captured import Captures, counted
+from tests.disk_cache.damage import flip
 from tests.spine import compiled
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -35,15 +36,6 @@ def run(kept) -> dict:
         result = compiled(function)(X)
     torch.testing.assert_close(result, function(X))
     return found
-
-
-def flip(position):
-    def change(content):
-        changed = bytearray(content)
-        changed[position] ^= 1
-        return bytes(changed)
-
-    return change
 
 
 DAMAGE = {

@@ -216,18 +216,13 @@ GUARDED = [(), (ROWS * 2,), (None, 1.0, 3), (None, 1.0, 4), (None, 1.0, 3, True)
 
 @pytest.mark.slow
 def test_arguments_that_are_no_tensors(kept):
-    for arguments in GUARDED:
-        kept.new_process()
-        with counted() as found:
-            result = compiled(_guarded)(ROWS, *arguments)
-        assert found == STORED
-        torch.testing.assert_close(result, _guarded(ROWS, *arguments))
-    for arguments in GUARDED:
-        kept.new_process()
-        with counted() as found:
-            result = compiled(_guarded)(ROWS, *arguments)
-        assert found == LOADED
-        torch.testing.assert_close(result, _guarded(ROWS, *arguments))
+    for expected in (STORED, LOADED):
+        for arguments in GUARDED:
+            kept.new_process()
+            with counted() as found:
+                result = compiled(_guarded)(ROWS, *arguments)
+            assert found == expected
+            torch.testing.assert_close(result, _guarded(ROWS, *arguments))
 
 
 def test_pieces_of_a_divided_capture(kept):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from kp_dynamo.disk_cache import entries
+from tests.disk_cache.damage import flip
 from tests.disk_cache.process import finish, misses
 
 HEADER = 88
@@ -32,28 +33,19 @@ def test_an_entry_is_for_its_user_alone(machine):
     assert len(entry.name) == 64
 
 
-def _flip(at: int):
-    def damage(content: bytes) -> bytes:
-        changed = bytearray(content)
-        changed[at] ^= 1
-        return bytes(changed)
-
-    return damage
-
-
 DAMAGES = {
     "empty": lambda content: b"",
     "cut in the header": lambda content: content[: HEADER // 2],
     "only the header": lambda content: content[:HEADER],
     "cut in the program": lambda content: content[:-100],
     "longer": lambda content: content + b"\0",
-    "magic": _flip(0),
-    "checksum": _flip(8),
-    "key": _flip(40),
-    "size": _flip(72),
-    "seconds": _flip(80),
-    "first byte": _flip(HEADER),
-    "last byte": _flip(-1),
+    "magic": flip(0),
+    "checksum": flip(8),
+    "key": flip(40),
+    "size": flip(72),
+    "seconds": flip(80),
+    "first byte": flip(HEADER),
+    "last byte": flip(-1),
 }
 
 

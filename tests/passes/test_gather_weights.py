@@ -167,14 +167,14 @@ def test_the_parts_of_a_weight_are_those_of_its_heads(num_parts, axes):
     assert [node.args[1] for node in calls(gm.graph, GATHERED)] == axes
 
 
-@pytest.mark.parametrize(("is_along_batch", "axes"), [(True, ["model,"] * 2), (False, [])])
-def test_chips_that_divide_the_classes_compute_the_same_blocks_of_theirs(is_along_batch, axes):
+@pytest.mark.parametrize(("dim", "axes"), [(1, ["model,"] * 2), (None, [])])
+def test_chips_that_divide_the_classes_compute_the_same_blocks_of_theirs(dim, axes):
     def loss(x, w, target):
         return F.cross_entropy(F.linear(x, w), target)
 
     gm = joint(loss, leaf(6, 4), leaf(8, 4), torch.arange(6))
     assert applied(FuseLinearCrossEntropy(min_bytes=0), gm).rewritten == 1
-    applied(GatherWeights((DividedWeight(1, ("model", ""), 1, is_along_batch),), num_parts=2), gm)
+    applied(GatherWeights((DividedWeight(1, ("model", ""), dim),), num_parts=2), gm)
     fused = list(calls(gm.graph, *CROSS_ENTROPIES))
     assert [node.kwargs["parts"] for node in fused] == [2, 2]
     assert [node.args[1] for node in calls(gm.graph, GATHERED)] == axes  # the weight, and its gradient
@@ -186,11 +186,11 @@ def test_parameters_that_lie_along_the_batch_are_gathered_on_a_mesh_of_two_axes(
     expected = (
         DividedWeight(0, ("model", ""), 1),
         DividedWeight(1, ("model", ""), 0),
-        DividedWeight(2, ("model", ""), is_along_batch=False),
+        DividedWeight(2, ("model", "")),
     )
     assert GatherWeights(expected, num_parts=2) in pipeline
 
 
 def test_without_a_batch_that_is_divided_it_runs_for_the_head():
     pipeline = build_pipeline(CompileOptions().over(Spread(8, 1, 8)), parameters={0}, placements={0: ("model", None)})
-    assert GatherWeights((DividedWeight(0, ("model", ""), is_along_batch=False),), num_parts=8) in pipeline
+    assert GatherWeights((DividedWeight(0, ("model", "")),), num_parts=8) in pipeline

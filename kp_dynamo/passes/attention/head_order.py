@@ -53,7 +53,7 @@ class HeadOrder:
 
     def ordered(self, joined: fx.Node, lead: int = 0) -> fx.Node:
         """[.., B * H, ...] in the new order, with `lead` dimensions before those; inserted at the insertion point."""
-        shape = [int(size) if isinstance(size, int) else size for size in fake_of(joined).shape]
+        shape = list(fake_of(joined).shape)
         before, rest, num_heads = shape[:lead], shape[lead + 1 :], int(shape[lead]) // self.batch
         by_head = [*before, self.batch, num_heads, *rest]
         if joined.target is aten._to_copy.default:
