@@ -26,7 +26,13 @@ def _positive(text: str, what: str) -> float:
 
 
 def options(text: str) -> dict[str, Any]:
-    """Options of `torch.compile` as a JSON object."""
+    """Options of `torch.compile` as a JSON object, in which "flash_attention" names the pass `FlashAttention()`."""
+    found = _json_object(text)
+    passes = found.get("extra_passes")
+    return {**found, "extra_passes": [_pass_of(name) for name in passes]} if isinstance(passes, list) else found
+
+
+def _json_object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as problem:
@@ -34,6 +40,17 @@ def options(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
     return found
+
+
+def _pass_of(name: Any) -> Any:
+    from kp_dynamo import FlashAttention  # imports torch, and most commands name no pass
+
+    if name != FlashAttention.name:
+        raise argparse.ArgumentTypeError(
+            f"extra_passes names {name!r}, which is no pass of kp_dynamo that is off by default. Allowed on the "
+            f"command line: {FlashAttention.name!r}. A pass of your own needs Python: aot_compile, explain or plan."
+        )
+    return FlashAttention()
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -50,7 +67,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def sharding(text: str) -> Any:
     """A word, or rules as a JSON object."""
-    return options(text) if text.lstrip().startswith("{") else text
+    return _json_object(text) if text.lstrip().startswith("{") else text
 
 
 def share(text: str) -> float:

@@ -139,6 +139,19 @@ def test_a_spec_may_name_a_module(models, monkeypatch):
     assert model(x).shape == (2, 4)
 
 
+def test_a_pass_that_is_off_by_default_is_named_in_the_options(models, capsys):
+    options = '{"extra_passes": ["flash_attention"]}'
+    assert main(["explain", f"{models}:make", "--json", "--options", options]) == OK
+    explained = json.loads(capsys.readouterr().out)
+    assert "flash_attention" in {p["name"] for p in explained["passes"]}
+
+
+@pytest.mark.parametrize("name", ['"flash"', "1", "null", '["flash_attention"]'])
+def test_no_other_pass_is_named_in_the_options(capsys, name):
+    message = bad_usage(capsys, "explain", "a:b", "--options", f'{{"extra_passes": [{name}]}}')
+    assert "Allowed on the command line: 'flash_attention'" in message
+
+
 @pytest.mark.parametrize(("options", "message"), [("[1", "is not JSON"), ("[1]", "is not a JSON object")])
 def test_options_must_be_a_json_object(capsys, options, message):
     assert message in bad_usage(capsys, "explain", "a:b", "--options", options)
