@@ -14,6 +14,7 @@ from torch import Tensor
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.lowering.flash_payloads import payload_of
+from kp_dynamo.lowering.kernel_parts import KernelParts
 from kp_dynamo.ops.flash_kernels import FlashKernel, FlashScoring, Part
 
 _LANES = 128
@@ -26,10 +27,16 @@ class CustomCalls:
     Args:
         parts: Among how many chips the N of a call are divided. The kernel is that of one chip; the call has the shapes
             of all, until the compiler's process divides it.
+        divided: How the devices of this process divide the N of a call; None for one device, and ahead of time.
     """
 
-    def __init__(self, parts: int = 1) -> None:
-        self._parts = parts
+    def __init__(self, parts: int = 1, divided: KernelParts | None = None) -> None:
+        self._parts = parts if divided is None else divided.mesh.num_devices
+        self._divided = divided
+
+    def takes(self, num_heads: int) -> bool:
+        """Whether this N divides among the devices of this process, as that of an uneven batch may not."""
+        return self._divided is None or self._divided.takes(num_heads)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scoring: FlashScoring) -> Tensor:
         kernel = self._kernel("forward", q, v, scoring)
@@ -72,11 +79,23 @@ class CustomCalls:
 
     def _call(self, kernel: FlashKernel, operands: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
         """Call a kernel; its results have the shapes and dtypes of `like`."""
-        given = [x.unsqueeze(0) for x in operands]
-        shapes = [[1, *x.shape] for x in like]
-        # torch_xla 2.9: its public `make_kernel_from_pallas` makes JAX run on the device of the tensors.
-        found = xla.xlac()._xla_tpu_custom_call(given, payload_of(kernel), shapes, [x.dtype for x in like])
+        given, parts = [x.unsqueeze(0) for x in operands], self._divided
+        if parts is None:
+            found = call_kernel(kernel, given, [[1, *x.shape] for x in like], [x.dtype for x in like])
+        else:
+            shapes = [[1, kernel.num_heads, *x.shape[1:]] for x in like]
+            own = call_kernel(kernel, [parts.of(x) for x in given], shapes, [x.dtype for x in like])
+            found = [parts.joined(x) for x in own]
         return [x.squeeze(0) for x in found]
+
+
+def call_kernel(
+    kernel: FlashKernel, operands: Sequence[Tensor], shapes: Sequence[list[int]], dtypes: Sequence[torch.dtype]
+) -> list[Tensor]:
+    """The results of a kernel, of these shapes and dtypes. Operands and results are [1, N, ...]."""
+    # torch_xla 2.9: its public `make_kernel_from_pallas` makes JAX run on the device of the tensors.
+    found: list[Tensor] = xla.xlac()._xla_tpu_custom_call([*operands], payload_of(kernel), [*shapes], [*dtypes])
+    return found
 
 
 def _wide(rows: Tensor, width: int) -> Tensor:

@@ -19,6 +19,7 @@ from kp_dynamo.compat.lock import one_trace_at_a_time
 from kp_dynamo.lowering.base import LoweringSpec, PortableProgram
 from kp_dynamo.lowering.donation import Donation
 from kp_dynamo.lowering.flash_calls import CustomCalls
+from kp_dynamo.lowering.kernel_parts import kernel_parts
 from kp_dynamo.lowering.placed_tensors import placing_on_mesh
 from kp_dynamo.lowering.portable import NotPortableError, portable_program, portable_trace
 from kp_dynamo.lowering.program_run import Run, recompiled_if_evicted, runner
@@ -66,12 +67,12 @@ def compile_program(
     # AOTAutograd compiles under a fake mode, which would intercept the tensors that are created here.
     with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
         start = time.perf_counter()
-        # XLA:CPU drops barriers and has no kernels. XLA cannot partition a custom call across devices.
-        on_tpu = chips.device_kind() == "TPU"
-        kernels = CustomCalls() if on_tpu and not spec.is_sharded else None
         how = placing_on_mesh() if spec.is_sharded else None
-        waiting = barriers(xla.optimization_barrier if on_tpu else None)
-        with stage("trace"), waiting, calling_flash(kernels), placing(how):
+        # XLA:CPU drops barriers.
+        waiting = barriers(
+            xla.optimization_barrier if chips.device_kind() == "TPU" else None, waits=not spec.is_sharded
+        )
+        with stage("trace"), waiting, calling_flash(kernels_here(spec)), placing(how):
             traced = trace(gm, args, constants, spec)
         if traced.fallbacks:
             return CompiledProgram(None, traced.fallbacks, {"trace": time.perf_counter() - start}, traced.donation)
@@ -82,6 +83,18 @@ def compile_program(
         run = runner(key, traced.inputs, traced.outputs, traced.donation)
     recompiling = recompiled_if_evicted(run, lambda args: compile_program(gm, args, constants, spec).run)
     return CompiledProgram(recompiling, [], seconds, traced.donation, portable, refusal)
+
+
+def kernels_here(spec: LoweringSpec) -> CustomCalls | None:
+    """The kernels of this device; None on XLA:CPU, and where tensors are divided in a way that is not ours."""
+    divided = kernel_parts() if spec.is_sharded else None
+    is_possible = has_kernels() and (divided is not None or not spec.is_sharded)
+    return CustomCalls(divided=divided) if is_possible else None
+
+
+def has_kernels() -> bool:
+    """Whether the compiler of the device has Pallas kernels."""
+    return chips.device_kind() == "TPU"
 
 
 @one_trace_at_a_time()

@@ -62,7 +62,7 @@ def _without_masks(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _on_xla(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:
-    calls = current_calls()
+    calls = current_calls(q.shape[0])
     if calls is None:
         return _reference(q, k, v, *scoring)
     k, v = _of_each_head(q, k, v)
@@ -70,7 +70,7 @@ def _on_xla(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> Tensor:
 
 
 def _on_xla_train(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tensor, Tensor]:
-    calls = current_calls()
+    calls = current_calls(q.shape[0])
     if calls is None:
         return _reference_train(q, k, v, *scoring)
     k, v = _of_each_head(q, k, v)
@@ -78,7 +78,7 @@ def _on_xla_train(q: Tensor, k: Tensor, v: Tensor, *scoring: Any) -> tuple[Tenso
 
 
 def _on_xla_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    calls = current_calls()
+    calls = current_calls(grad.shape[0])
     if calls is None:
         return _reference_backward(grad, *rest)
     q, k, v, *forward = rest[:5]

@@ -63,6 +63,10 @@ class FlashKernel:
 class FlashCalls(Protocol):
     """Calls the kernels, on the operands of `kp::attention`: q [N, S, D], k [N, D, T], v [N, T, D]."""
 
+    def takes(self, num_heads: int) -> bool:
+        """Whether the kernels can be called for this N."""
+        ...
+
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scoring: FlashScoring) -> Tensor: ...
 
     def attention_train(self, q: Tensor, k: Tensor, v: Tensor, scoring: FlashScoring) -> tuple[Tensor, Tensor]: ...
@@ -85,6 +89,7 @@ def calling_flash(calls: FlashCalls | None) -> Iterator[None]:
         _CALLS.reset(token)
 
 
-def current_calls() -> FlashCalls | None:
-    """Calls the kernels of the platform that is traced for; None if it has no kernels."""
-    return _CALLS.get()
+def current_calls(num_heads: int) -> FlashCalls | None:
+    """Calls the kernels of the platform that is traced for; None if it has none for this N."""
+    calls = _CALLS.get()
+    return calls if calls is not None and calls.takes(num_heads) else None

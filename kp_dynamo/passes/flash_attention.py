@@ -56,8 +56,9 @@ class FlashAttention:
 
     The kernel returns the gradients of queries and keys multiplied by the scale and rounded. They are rescaled
     afterwards to what the graph expects: one more rounding, in bfloat16. Float32 matmuls are one bfloat16 pass at
-    matmul precision "default", like those outside the kernel, and float32 at the two others. At run time,
-    programs that several devices share use `kp::attention`'s form.
+    matmul precision "default", like those outside the kernel, and float32 at the two others. Of several devices
+    each computes its own sequences along "data" and its own heads along "model"; if the heads of all sequences do not
+    divide among them, or on a mesh with other axes, the program has `kp::attention`'s form.
 
     Attributes:
         block: The most queries, and keys, that a kernel holds in vector memory at a time: a multiple of 128.

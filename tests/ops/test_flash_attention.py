@@ -71,6 +71,9 @@ def test_flops_are_those_of_attention():
 class Ones:
     """In the place of a TPU's kernels."""
 
+    def takes(self, num_heads: int) -> bool:
+        return True
+
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scoring: FlashScoring) -> Tensor:
         assert scoring == FlashScoring(*SCORING)
         return torch.ones_like(q)
@@ -88,6 +91,9 @@ def test_a_platform_with_kernels_calls_them_on_xla_alone():
 
 class OfEachHead:
     """Like a TPU's kernels: as many keys and values as queries."""
+
+    def takes(self, num_heads: int) -> bool:
+        return True
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, _: FlashScoring) -> Tensor:
         return self.attention_train(q, k, v, _)[0]
