@@ -102,7 +102,7 @@ MAY_IMPORT = {
     ),
     "kp_dynamo.cli": (
         "torch", "kp_dynamo.aot", "kp_dynamo.compat", "kp_dynamo.disk_cache", "kp_dynamo.exceptions",
-        "kp_dynamo.explanation", "kp_dynamo.planner", "kp_dynamo.sharding",
+        "kp_dynamo.explanation", "kp_dynamo.pipeline", "kp_dynamo.planner", "kp_dynamo.sharding",
     ),
     "kp_dynamo.__main__": ("kp_dynamo.cli",),
 }  # fmt: skip

@@ -43,14 +43,15 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _pass_of(name: Any) -> Any:
-    from kp_dynamo import FlashAttention  # imports torch, and most commands name no pass
+    from kp_dynamo.pipeline.optional_passes import OPTIONAL_PASSES  # imports torch, and most commands name no pass
 
-    if name != FlashAttention.name:
+    if not isinstance(name, str) or name not in OPTIONAL_PASSES:
         raise argparse.ArgumentTypeError(
             f"extra_passes names {name!r}, which is no pass of kp_dynamo that is off by default. Allowed on the "
-            f"command line: {FlashAttention.name!r}. A pass of your own needs Python: aot_compile, explain or plan."
+            f"command line: {', '.join(map(repr, OPTIONAL_PASSES))}. A pass of your own needs Python: aot_compile, "
+            "explain or plan."
         )
-    return FlashAttention()
+    return OPTIONAL_PASSES[name]()
 
 
 def numbers(text: str) -> tuple[int, ...]:

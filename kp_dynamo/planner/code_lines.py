@@ -6,6 +6,9 @@ from typing import Any
 
 from kp_dynamo.planner.plan_figures import PlanFigures, PlanRow
 
+_OURS = "FlashAttention("
+"""The pass that `kp_dynamo` has for this option; others are the user's own."""
+
 
 def code_of(plan: PlanFigures) -> str:
     """A program that runs the winner; if that needs several hosts, the best way on one. "" if there is none.
@@ -24,7 +27,7 @@ def _lines_of(row: PlanRow, train: bool, given: dict[str, Any]) -> str:
         example = ", example_args=(batch,)" if "tensor" in row.sharding else ""
         shard = f"kp_dynamo.shard(model, mesh, {row.sharding!r}{example})  # before any other use"
         lines += [f"mesh = {row.mesh!r}", shard]
-    lines.append(f'compiled = torch.compile(model, backend="kp_tpu"{f", options={options!r}" if options else ""})')
+    lines.append(f'compiled = torch.compile(model, backend="kp_tpu"{_options(options) if options else ""})')
     batch = "kp_dynamo.shard_batch(batch, mesh)" if row.sharding else 'batch.to("xla")'
     if not row.sharding:
         lines.insert(3, 'model.to("xla")')
@@ -41,3 +44,13 @@ def _lines_of(row: PlanRow, train: bool, given: dict[str, Any]) -> str:
         return "\n".join([*lines, *step, *(f"    {line}" for line in update)])
     guarded = [f"    if number % {row.accumulate} == 0:", *(f"        {line}" for line in update)]
     return "\n".join([*lines, *step, *guarded])
+
+
+def _options(options: dict[str, Any]) -> str:
+    """The argument. A plan has passes as texts, such as "FlashAttention(block=512)"."""
+    values = {name: _passes(value) if name == "extra_passes" else repr(value) for name, value in options.items()}
+    return f", options={{{', '.join(f'{name!r}: {text}' for name, text in values.items())}}}"
+
+
+def _passes(passes: list[str]) -> str:
+    return f"[{', '.join(f'kp_dynamo.{text}' if text.startswith(_OURS) else text for text in passes)}]"

@@ -149,6 +149,14 @@ def test_the_text_marks_bounds_and_says_how_to_run_the_winner():
     compile(found().code, "code", "exec")
 
 
+def test_the_lines_that_run_the_winner_name_its_passes():
+    options = {"extra_passes": [kp_dynamo.FlashAttention(block=256)], "checkpoint": "blocks"}
+    planned = plan(on_meta(), TOKENS, train=True, targets=["v5e"], max_chips=4, num_compiled=0, options=options)
+    line = next(line for line in planned.code.splitlines() if line.startswith("compiled = "))
+    written = eval(line.partition("options=")[2].removesuffix(")"), {"kp_dynamo": kp_dynamo})
+    assert written == options
+
+
 def tensor_facts(model: nn.Module) -> tuple[Facts | None, dict[str, str]]:
     """The facts of "tensor" on four chips, and what is left out."""
     request = plan_request(model, TOKENS, True, Goal(("v5e",), 4), {"checkpoint": "off"})
