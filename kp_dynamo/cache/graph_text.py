@@ -54,6 +54,8 @@ def node_text(
     """
     if node.op == "get_attr":
         return f"= attribute({_attribute_text(gm, str(node.target), function)})"
+    if node.op == "call_module":
+        raise Uncacheable(f"it calls the module {node.target}, which a graph only names")
     function = function or callable_text
     # The text omits names of placeholders and outputs, but not of methods and modules.
     target = node.op if node.op in ("placeholder", "output") else f"{_kind(node)}{_text(node.target, number, function)}"
@@ -152,7 +154,7 @@ def _operator_text(target: torch._ops.OpOverload | torch._ops.OpOverloadPacket) 
     A user-defined operator runs at every call (`lowering/interpreter.py`), unless it has an XLA kernel, which is part
     of the program.
     """
-    if is_known_operator(target):
+    if is_of_torch(target):
         return str(target)
     if isinstance(target, torch._ops.OpOverload) and has_xla_kernel(target):
         raise Uncacheable(f"{target} has an XLA kernel, which may be registered again")
@@ -160,16 +162,28 @@ def _operator_text(target: torch._ops.OpOverload | torch._ops.OpOverloadPacket) 
 
 
 def is_known_operator(target: Any) -> bool:
-    """Whether an operator belongs to torch, to torch_xla or to this package."""
+    """Whether an operator has a namespace of torch, of torch_xla or of this package."""
+    return _namespace(target) in (*_OWN_NAMESPACES, *_SHARED_NAMESPACES)
+
+
+def is_of_torch(target: Any) -> bool:
+    """Whether an operator belongs to torch or to this package, so that its name says what it does."""
+    is_operator = isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    return is_operator and _namespace(target) in _OWN_NAMESPACES
+
+
+def _namespace(target: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> str:
     packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
-    return packet._qualified_op_name.partition("::")[0] in _NAMESPACES
+    return str(packet._qualified_op_name.partition("::")[0])
 
 
 def has_xla_kernel(target: torch._ops.OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "XLA"))
 
 
-_NAMESPACES = frozenset(("aten", "prims", "prim", "kp", "rngprims", "xla", "torch_xla", "_c10d_functional"))
+_OWN_NAMESPACES = frozenset(("aten", "prim", "kp"))
+_SHARED_NAMESPACES = frozenset(("prims", "rngprims", "xla", "torch_xla", "_c10d_functional"))
+"""Python defines their operators, as a user may."""
 
 
 def _function_text(value: Any) -> str:

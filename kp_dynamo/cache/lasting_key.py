@@ -17,19 +17,11 @@ import torch
 from torch import fx
 
 from kp_dynamo.cache.compile_key import Parts
-from kp_dynamo.cache.graph_text import callable_text, graph_text, is_at_its_name, is_known_operator
+from kp_dynamo.cache.graph_text import callable_text, graph_text, is_at_its_name, is_of_torch
 from kp_dynamo.cache.identity import Uncacheable
 
 _LIBRARIES = ("torch", "kp_dynamo")
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+|<[\w.]+ object")
-# Torch itself registers kernels in Python for shapes, and for vmap at its first use.
-_OF_TORCH = ("/Meta", "/FuncTorchBatched")
-# What torch_xla and this package register.
-_KNOWN_KERNELS = frozenset((
-    "aten/upsample_trilinear3d/XLA", "aten/native_layer_norm/AutogradXLA",
-    "aten/scaled_dot_product_attention/AutocastXLA", "aten/_to_cpu/TESTING_ONLY_GenericMode",
-    "aten/_local_scalar_dense/TESTING_ONLY_GenericMode",
-))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,13 +53,6 @@ def key_text(graph: str, parts: Parts) -> str:
     return text
 
 
-def replaced_kernels() -> list[str]:
-    """The kernels that somebody registered in Python for operators of torch, such as "aten/gelu/CPU"."""
-    registered = torch.library._impls
-    own = (name for name in registered if name.startswith("aten/") and not name.endswith(_OF_TORCH))
-    return sorted(set(own) - _KNOWN_KERNELS)
-
-
 def _lasting(value: Any) -> str:
     """The text of an operator or a function.
 
@@ -79,7 +64,7 @@ def _lasting(value: Any) -> str:
             raise Uncacheable(f"a user-defined higher-order operator {value}")
         return str(value)
     if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        if not is_known_operator(value):
+        if not is_of_torch(value):
             raise Uncacheable(f"{value} is a user-defined operator")
         return str(value)
     if isinstance(value, types.FunctionType):

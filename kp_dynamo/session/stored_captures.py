@@ -17,7 +17,8 @@ import torch
 
 from kp_dynamo.autograd.interface import Interface, callable_of
 from kp_dynamo.cache.identity import Uncacheable
-from kp_dynamo.cache.lasting_key import key_text, replaced_kernels
+from kp_dynamo.cache.lasting_key import key_text
+from kp_dynamo.cache.torch_tables import TorchFunctions, torch_functions
 from kp_dynamo.capture.capture import with_dynamo_signature
 from kp_dynamo.compat import xla
 from kp_dynamo.disk_cache import capture_counts, captures
@@ -59,14 +60,16 @@ def _key(plan: CompilePlan) -> str:
     Raises:
         Uncacheable: The capture is not stored.
     """
-    if refusal := _refusal(plan):
+    functions = torch_functions()
+    if refusal := _refusal(plan, functions):
         raise Uncacheable(refusal)
     assert plan.key is not None
     assert plan.capture.lasting is not None
-    return key_text(plan.capture.lasting.text, (*plan.key.parts, *process_parts(plan.options)))
+    parts = (*plan.key.parts, *process_parts(plan.options), ("functions", functions.digest))
+    return key_text(plan.capture.lasting.text, parts)
 
 
-def _refusal(plan: CompilePlan) -> str:
+def _refusal(plan: CompilePlan, functions: TorchFunctions) -> str:
     """Why a capture is not stored; "" if nothing is known against it before it is compiled."""
     options, capture = plan.options, plan.capture
     assert capture.lasting is not None
@@ -81,7 +84,7 @@ def _refusal(plan: CompilePlan) -> str:
         "a graph that holds tensors": bool(capture.held),
         "SPMD": is_spmd(),
         "several processes": xla.world()[0] > 1,
-        "kernels that were registered for torch's operators": bool(replaced_kernels()),
+        "kernels or decompositions that were registered for torch's operators": bool(functions.replaced),
         "modes of torch that change operators": bool(
             torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
         ),

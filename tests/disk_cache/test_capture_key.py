@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from kp_dynamo.cache.identity import Uncacheable, number_of
-from kp_dynamo.cache.lasting_key import key_text, lasting_text, replaced_kernels
+from kp_dynamo.cache.lasting_key import key_text, lasting_text
+from kp_dynamo.cache.torch_tables import torch_functions
 from kp_dynamo.capture.capture import read_capture
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.graph.step_share import StepShare
@@ -236,5 +237,40 @@ def test_an_address_in_the_key():
         key_text("graph", (("passes", "Pass(<function f at 0x7f0012345678>)"),))
 
 
-def test_only_known_kernels_are_registered():
-    assert replaced_kernels() == []
+def test_only_known_functions_are_registered():
+    found = torch_functions()
+    assert found.replaced == ()
+    assert found.digest == torch_functions().digest
+
+
+def _other(x, eps=None):
+    return x * 0
+
+
+@pytest.mark.parametrize(
+    "table",
+    [torch._decomp.decomposition_table, torch.ops.aten.logit.default.py_kernels],
+    ids=["decomposition", "kernel"],
+)
+def test_a_function_that_somebody_put_in_the_place_of_torchs(table, monkeypatch):
+    op = torch.ops.aten.logit.default
+    key = op if table is torch._decomp.decomposition_table else torch._C.DispatchKey.CompositeImplicitAutograd
+    before = torch_functions()
+    monkeypatch.setitem(table, key, _other)
+    assert len(torch_functions().replaced) == 1
+    monkeypatch.setitem(table, key, torch._refs.sinh)  # of torch, but not this one
+    found = torch_functions()
+    assert found.replaced == ()
+    assert found.digest != before.digest
+
+
+@pytest.mark.parametrize("namespace", ["xla", "prims"])
+def test_an_operator_in_a_namespace_that_others_share(namespace):
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.define("kp_test_scale(Tensor x) -> Tensor")
+    library.impl("kp_test_scale", lambda x: x * 2, "CompositeImplicitAutograd")
+    try:
+        op = getattr(torch.ops, namespace).kp_test_scale
+        assert "is a user-defined operator" in refusal(lambda x: op(x) + 1, X)
+    finally:
+        library._destroy()

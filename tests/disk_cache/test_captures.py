@@ -303,7 +303,17 @@ def test_a_kernel_that_somebody_registered(kept):
             compiled(lambda x: x + 1)(ROWS)
     finally:
         library._destroy()
-    assert found == {"not_stored": {"kernels that were registered for torch's operators": 1}}
+    assert found == {"not_stored": {"kernels or decompositions that were registered for torch's operators": 1}}
+
+
+@torch._dynamo.config.patch(inline_inbuilt_nn_modules=False)
+def test_a_module_that_dynamo_only_names(kept):
+    for activation in (nn.ReLU(), nn.Sigmoid()):
+        kept.new_process()
+        with counted() as found:
+            result = compiled(nn.Sequential(activation))(ROWS)
+        assert torch.allclose(result, activation(ROWS))
+        assert found == {"not_stored": {"it has no key": 1}}
 
 
 def test_a_convolution_has_a_key(kept):

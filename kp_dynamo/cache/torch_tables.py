@@ -1,0 +1,97 @@
+"""Python functions that torch calls for its operators when a graph is traced, which a user may replace.
+
+They are torch's decompositions, and the kernels that Python registers for operators. A capture that outlives its
+process depends on them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from kp_dynamo.cache.graph_text import is_of_torch
+
+_LIBRARIES = ("torch", "torch_xla", "kp_dynamo")
+# Torch itself registers kernels in Python for shapes, and for vmap at its first use.
+_OF_TORCH = ("/Meta", "/FuncTorchBatched")
+_META = torch._C.DispatchKey.Meta
+# What torch_xla and this package register.
+_KNOWN_KERNELS = frozenset((
+    "aten/upsample_trilinear3d/XLA", "aten/native_layer_norm/AutogradXLA",
+    "aten/scaled_dot_product_attention/AutocastXLA", "aten/_to_cpu/TESTING_ONLY_GenericMode",
+    "aten/_local_scalar_dense/TESTING_ONLY_GenericMode",
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TorchFunctions:
+    """The decompositions and Python kernels of torch's operators.
+
+    Attributes:
+        digest: Of their names and places. A user may also put a function of torch in the place of another one.
+        replaced: Those that are not of a library whose version is in the key.
+    """
+
+    digest: str
+    replaced: tuple[str, ...]
+
+
+def torch_functions() -> TorchFunctions:
+    """Those that are registered now."""
+    found = [(name, _place_of(function)) for name, function in _functions()]
+    digest = hashlib.sha256("\n".join(f"{name} {place}" for name, place in sorted(found, key=str)).encode())
+    foreign = [name for name, place in found if place is None]
+    return TorchFunctions(digest.hexdigest(), (*sorted(_registered_kernels()), *foreign))
+
+
+def _registered_kernels() -> set[str]:
+    """Those by `torch.library` for operators of torch, such as "aten/gelu/CPU"."""
+    registered = torch.library._impls
+    return {n for n in registered if n.startswith("aten/") and not n.endswith(_OF_TORCH)} - _KNOWN_KERNELS
+
+
+def _functions() -> Iterator[tuple[str, Any]]:
+    """Name -> function. Those for shapes, on the meta device, compute no value."""
+    for kind in ("post_autograd", "pre_autograd"):
+        table = torch._decomp.global_decomposition_table[kind]
+        yield from ((f"{kind} {op.name()}", f) for op, f in table.items() if _is_of_torch(op))
+    for packet in list(vars(torch.ops.aten).values()):
+        for op in list(vars(packet).values()) if isinstance(packet, torch._ops.OpOverloadPacket) else ():
+            if isinstance(op, torch._ops.OpOverload):
+                yield from ((f"{k.name} {op.name()}", f) for k, f in op.py_kernels.items() if k is not _META)
+
+
+@cache
+def _place_of(function: Any) -> str | None:
+    """Where a function and all that it wraps are defined, in libraries; None if any is defined elsewhere."""
+    places = []
+    while True:
+        while isinstance(function, partial):
+            function = function.func
+        if (code := getattr(function, "__code__", None)) is None:
+            break
+        library = next((name for name in _LIBRARIES if code.co_filename.startswith(_folder(name))), None)
+        if library is None:
+            return None
+        places.append(f"{library} {code.co_qualname} {code.co_firstlineno}")
+        function = getattr(function, "__wrapped__", None)
+    is_known = function is None or is_of_torch(function) or inspect.isbuiltin(function)
+    return " of ".join(places) if is_known or isinstance(function, torch._C.DispatchKey) else None
+
+
+@cache
+def _is_of_torch(op: Any) -> bool:
+    return is_of_torch(op)
+
+
+def _folder(library: str) -> str:
+    path = sys.modules[library].__file__ if library in sys.modules else None
+    return os.path.dirname(path) + os.sep if path else "\0"
