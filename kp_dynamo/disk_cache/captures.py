@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,14 @@ _MAX_BYTES = 1 << 30  # of a head, when it is no longer compressed
 
 def folder() -> Path | None:
     """The folder, if the disk cache works in this process."""
-    path = enable.library_in_front()
-    if path is None or library.state(path) != "on":
-        return None
-    return Path(os.environ[enable.FOLDER])
+    cache = enable.in_front()
+    return cache.folder if cache is not None and library.state(cache.library) == "on" else None
+
+
+def max_bytes() -> int:
+    """The folder's bound."""
+    cache = enable.in_front()
+    return 0 if cache is None else cache.max_bytes
 
 
 def load(key: str) -> tuple[dict[str, Any], list[bytes]] | None:
@@ -62,13 +65,12 @@ def store(key: str, head: dict[str, Any], modules: list[bytes], seconds: float) 
         modules: The modules of its programs, which are compressed.
         seconds: How long the work took that a process avoids by loading it.
     """
-    place = folder()
+    place, bound = folder(), max_bytes()
     if place is None:
         return
     text = json.dumps({**head, "schema": _SCHEMA, "key": key, "sizes": [len(m) for m in modules]})
     packed = zlib.compress(text.encode(), 1)
     content = b"".join([len(packed).to_bytes(8, "little"), packed, *modules])
-    bound = int(os.environ[enable.MAX_BYTES])
     if entries.HEADER.size + len(content) > bound:
         refuse("too large")
         return
@@ -86,7 +88,10 @@ def discard(key: str, reason: str) -> None:
     """Delete a capture that cannot be used, and count the miss."""
     count_miss(reason)
     if (place := folder()) is not None:
-        (place / _digest(key).hex()).unlink(missing_ok=True)
+        try:
+            (place / _digest(key).hex()).unlink(missing_ok=True)
+        except OSError as problem:  # as in a folder that can only be read by now
+            logger.debug("a capture was not deleted: %s", problem)
 
 
 def _digest(key: str) -> bytes:

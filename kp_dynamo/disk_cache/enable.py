@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kp_dynamo.compat import fast_extremes, pjrt_plugins
@@ -18,8 +20,24 @@ DEFAULT_MAX_GB = 10.0
 # Child processes inherit them, and so use the cache too.
 FOLDER, MAX_BYTES, PLUGIN = "KP_TPU_CACHE_DIR", "KP_TPU_CACHE_MAX_BYTES", "KP_TPU_CACHE_PLUGIN"
 
-# The library that this process put in front of its device's plugin, and why it put none there.
-_in_front: str | None = None
+
+@dataclass(frozen=True)
+class DiskCache:
+    """The disk cache of this process. The variables only tell it to child processes: user code may change them.
+
+    Attributes:
+        library: The library in front of the device's plugin.
+        folder: Where programs and captures are.
+        max_bytes: The folder's bound.
+    """
+
+    library: str
+    folder: Path
+    max_bytes: int
+
+
+# What this process put in front of its device's plugin, and why it put nothing there.
+_in_front: DiskCache | None = None
 _problem = ""
 
 
@@ -59,19 +77,20 @@ def enable_disk_cache(folder: str | os.PathLike[str], max_gb: float = DEFAULT_MA
         logger.warning("the disk cache is off, because it does not work on this machine: %s", _problem)
         return
     pjrt_plugins.put_in_front(path)
-    os.environ.update({FOLDER: str(chosen), MAX_BYTES: str(int(max_gb * 1e9)), PLUGIN: plugin})
-    _use(path)
+    cache = DiskCache(path, chosen, int(max_gb * 1e9))
+    os.environ.update({FOLDER: str(chosen), MAX_BYTES: str(cache.max_bytes), PLUGIN: plugin})
+    _use(cache)
 
 
-def _use(path: str) -> None:
+def _use(cache: DiskCache) -> None:
     global _in_front
-    _in_front = path
+    _in_front = cache
     atexit.unregister(_log_stats)  # of an earlier call
     atexit.register(_log_stats)
 
 
-def library_in_front() -> str | None:
-    """The library that this process put in front of its device's plugin; None without a disk cache."""
+def in_front() -> DiskCache | None:
+    """The disk cache that this process put in front of its device's plugin."""
     return _in_front
 
 
@@ -84,7 +103,7 @@ def enable_from_environment() -> None:
         pjrt_plugins.require_plugin()
         if os.environ.get(PLUGIN) and pjrt_plugins.is_in_front(path := library.library_path()):
             # A parent process has enabled it, so it also works for a device that has started.
-            _use(path)
+            _use(DiskCache(path, private_folder(folder), int(float(given) if given else DEFAULT_MAX_GB * 1e9)))
             return
         enable_disk_cache(folder, float(given) / 1e9 if given else DEFAULT_MAX_GB)
     except (TPUCacheError, TPUConfigurationError, ValueError) as problem:
@@ -99,10 +118,10 @@ def disk_stats() -> dict[str, Any]:
     """
     if _in_front is None:
         return {"state": f"it does not work on this machine: {_problem}" if _problem else "not enabled"}
-    counts = library.counters(_in_front)
+    counts = library.counters(_in_front.library)
     return {
-        "state": library.state(_in_front),
-        "folder": os.environ[FOLDER],
+        "state": library.state(_in_front.library),
+        "folder": str(_in_front.folder),
         "hits": counts["hits"],
         "misses": {reason: counts[reason] for reason in library.MISSES},
         "saved": counts["saved"],

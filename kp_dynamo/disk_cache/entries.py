@@ -52,14 +52,17 @@ def read(folder: Path, key: bytes) -> Entry | None:
         file = os.open(folder / key.hex(), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
-    with open(file, "rb") as stream:
+    try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
             raise PermissionError(f"{key.hex()} is not a file of this user alone")
-        entry = parsed(key.hex(), stream.read())
+        with open(file, "rb", closefd=False) as stream:
+            entry = parsed(key.hex(), stream.read())
         if entry is None or entry.kind != "capture":
             raise ValueError(f"{key.hex()} is damaged")
         os.utime(file)
+    finally:
+        os.close(file)
     return entry
 
 
@@ -77,7 +80,8 @@ def write(folder: Path, key: bytes, content: bytes, seconds: float) -> None:
             stream.write(CAPTURE + hashlib.sha256(rest).digest() + rest)
         temporary.rename(folder / key.hex())
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is the first error that counts
+            temporary.unlink(missing_ok=True)
         raise
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import kp_dynamo
-from kp_dynamo.disk_cache import capture_counts, captures, enable
+from kp_dynamo.disk_cache import capture_counts, captures
 from kp_dynamo.session import session
 
 KEPT = 100_000_000
@@ -23,7 +23,7 @@ class Captures:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, max_bytes: int = KEPT) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700, exist_ok=True)
-        patch.setenv(enable.MAX_BYTES, str(max_bytes))
+        patch.setattr(captures, "max_bytes", lambda: max_bytes)
         patch.setattr(captures, "folder", lambda: folder)
         patch.setattr(session, "disk_folder", lambda: folder)
 

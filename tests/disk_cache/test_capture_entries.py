@@ -193,6 +193,30 @@ def test_a_folder_that_went_away(kept):
     assert run(kept) == {"misses": {"absent": 1}, "not_stored": {"not written": 1}}
 
 
+def test_a_damaged_file_that_cannot_be_deleted(kept, monkeypatch):
+    run(kept)
+    (entry,) = kept.entries()
+    entry.write_bytes(flip(120)(entry.read_bytes()))
+
+    def unlink(self, missing_ok=False):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(type(entry), "unlink", unlink)
+    assert run(kept)["misses"] == {"damaged": 1}
+
+
+def test_no_descriptor_stays_open(kept):
+    run(kept)
+    (entry,) = kept.entries()
+    entry.unlink()
+    entry.mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(OSError, match="is not a file of this user alone"):
+            entries.read(kept.folder, bytes.fromhex(entry.name))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.slow
 def test_the_bound_of_the_folder(kept, monkeypatch):
     """The last one used stays, also beside programs; a capture above the bound is not written."""
@@ -204,12 +228,12 @@ def test_the_bound_of_the_folder(kept, monkeypatch):
     os.utime(program, (1, 1))
     other = kept.folder / "not an entry"
     other.write_bytes(bytes(10 * size))
-    monkeypatch.setenv("KP_TPU_CACHE_MAX_BYTES", str(2 * size + size // 2))
+    monkeypatch.setattr(captures, "max_bytes", lambda: 2 * size + size // 2)
     kept.new_process()
     compiled(lambda x: x.softmax(1) * 3 - 2)(X)
     assert {entry, other} < set(kept.entries())
     assert program not in kept.entries()
-    monkeypatch.setenv("KP_TPU_CACHE_MAX_BYTES", "1000")
+    monkeypatch.setattr(captures, "max_bytes", lambda: 1000)
     entry.unlink()
     assert run(kept) == {"misses": {"absent": 1}, "not_stored": {"too large": 1}}
 

@@ -224,6 +224,8 @@ weights = [parameter.detach().cpu() for parameter in placed.parameters()]
 for found, wanted in zip(weights, eager.parameters()):
     torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-6)
 kp_dynamo.disk_cache.enable.enable_from_environment()  # what a child process does
+for name in [name for name in os.environ if name.startswith("KP_TPU_CACHE_")]:
+    del os.environ[name]  # as for children that are not to use the cache
 report = kp_dynamo.explain(torch.nn.Linear(8, 3), torch.randn(2, 8))
 stats = kp_dynamo.cache_stats()["disk"]
 weights = [weight.flatten().tolist() for weight in weights]
