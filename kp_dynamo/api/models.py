@@ -108,7 +108,14 @@ def move_data(data: Any, device: torch.device, error: type[TPUBackendError], *, 
             f"data contains no tensor, only {kinds}. Allowed: a tensor, or dicts, lists and tuples of tensors. "
             "Try: torch.as_tensor for arrays, dict(data) for other mappings."
         )
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=copy), data)
+    try:
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=copy), data)
+    except (RuntimeError, NotImplementedError, ValueError) as cause:
+        reason = str(cause).splitlines()[0]
+        raise error(
+            f"data cannot be moved to {device}: {reason}. Allowed: dense tensors with values. Try: to_dense() for "
+            "sparse tensors, pad_packed_sequence for packed ones."
+        ) from cause
 
 
 def _held_tensors(model: nn.Module) -> list[dict[str, Any]]:

@@ -79,8 +79,8 @@ def require_backward() -> None:
                 raise
             raise TPUDeviceError(
                 "a backward ran on the CPU before the XLA device was first used, so torch has no autograd thread for "
-                "XLA. Try: use the device once at the start of the process, after `import kp_dynamo`: "
-                "torch.ones(1, device=torch_xla.device())."
+                "XLA. Try: use the device before the first backward of the process: call kp_dynamo.shard, or without "
+                "it `import kp_dynamo, torch_xla` and torch.ones(1, device='xla')."
             ) from cause
 
 

@@ -13,7 +13,7 @@ _OURS = "FlashAttention("
 def code_of(plan: PlanFigures) -> str:
     """A program that runs the winner; if that needs several hosts, the best way on one. "" if there is none.
 
-    `model`, `batch` and `batches` are the user's.
+    `model` and `batches` are the user's, and for inference `batch`.
     """
     row = plan.winner if plan.winner.is_runnable else plan.one_host
     return "" if row is None else _lines_of(row, plan.train, plan.options)
@@ -24,13 +24,13 @@ def _lines_of(row: PlanRow, train: bool, given: dict[str, Any]) -> str:
     lines = ["import torch", "import kp_dynamo", ""]
     if row.sharding:
         # A model that brings no plan for "tensor" needs them; any other ignores them.
-        example = ", example_args=(batch,)" if "tensor" in row.sharding else ""
+        example = ", example_args=(next(iter(batches)),)" if "tensor" in row.sharding else ""
         shard = f"kp_dynamo.shard(model, mesh, {row.sharding!r}{example})  # before any other use"
         lines += [f"mesh = {row.mesh!r}", shard]
     lines.append(f'compiled = torch.compile(model, backend="kp_tpu"{_options(options) if options else ""})')
     batch = "kp_dynamo.shard_batch(batch, mesh)" if row.sharding else 'batch.to("xla")'
     if not row.sharding:
-        lines.insert(3, 'model.to("xla")')
+        lines[1:3] = ["import torch_xla", "import kp_dynamo", "", 'model.to("xla")']
     if not train:
         return "\n".join([*lines, f"result = compiled({batch})  # a batch of {row.batch}"])
     step = [

@@ -32,22 +32,26 @@ def divided_by_data(
     Raises:
         TPUConfigurationError: No dimension of a large parameter divides.
     """
-    divided, problems = [], []
+    divided: list[tuple[torch.Tensor, Placement]] = []
+    problems: list[tuple[str, torch.Tensor]] = []
     for name, tensor, placement in parameters:
         dim = best_dim(tensor, placement, mesh)
         if tensor.numel() < SMALL:
             divided.append((tensor, placement))
         elif dim is None:
-            problems.append(f"{name} {list(tensor.shape)}")
+            problems.append((name, tensor))
         else:
             axes = (*axes_of(placement[dim]), DATA)
             divided.append((tensor, (*placement[:dim], axes if len(axes) > 1 else DATA, *placement[dim + 1 :])))
     if problems:
-        count = mesh.size(DATA)
+        count, largest = mesh.size(DATA), max(problems[0][1].shape)
+        texts = [f"{name} {list(tensor.shape)}" for name, tensor in problems]
+        fits = -(-largest // count) * count
         raise TPUConfigurationError(
-            f"sharding 'fsdp' cannot divide parameters by {DATA}={count}: {listed(problems)}. Allowed: parameters "
+            f"sharding 'fsdp' cannot divide parameters by {DATA}={count}: {listed(texts)}. Allowed: parameters "
             f"with a dimension that is a multiple of {count}. Those with fewer than {SMALL} elements stay whole. Try: "
-            "another size of the axis 'data', or a dict of patterns to mesh axes."
+            f"{fits} instead of {largest}, another size of the axis 'data', or a dict of patterns to "
+            "mesh axes."
         )
     return divided
 

@@ -19,6 +19,8 @@ DATA = "data"
 MODEL = "model"
 """The axis that divides the matmuls of `"tensor"`."""
 
+_MOST_DEVICES = 2 * 9216  # a pod of v7
+
 _ALLOWED = "a dict of axis names to sizes >= 1, such as {'data': 4, 'model': 2}"
 
 
@@ -46,6 +48,8 @@ class NamedMesh:
                 raise _invalid(given, f"the name of an axis is {name!r}")
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise _invalid(given, f"the size of {name!r} is {size!r}")
+        if self.num_devices > _MOST_DEVICES:
+            raise _invalid(given, f"no slice has more than {_MOST_DEVICES} devices")
         if not self.device_ids:
             object.__setattr__(self, "device_ids", tuple(range(self.num_devices)))
         if sorted(self.device_ids) != list(range(self.num_devices)):

@@ -125,12 +125,16 @@ def _placement(parameter: _Parameter, rule: Any, pattern: str, mesh: NamedMesh, 
         dim = divided_dim(rule, parameter.owner, parameter.name, parameter.tensor, is_named)
         return tuple(MODEL if i == dim else None for i in range(rank))
     if len(rule) != rank:
-        itself = parameter.path if is_named else f"{pattern}.{parameter.name}"
+        padded = (*rule, *[None] * rank)[:rank]
+        itself = f"{padded!r}" if is_named else f"a rule for {f'{pattern}.{parameter.name}'!r}"
         raise TPUConfigurationError(
-            f"sharding={{{pattern!r}: {rule!r}}} is invalid for {parameter.path} {list(parameter.tensor.shape)}, "
-            f"with {len(rule)} entries. Allowed: one for each of its {rank} dimensions. Try: a rule for {itself!r}."
+            f"sharding={{{pattern!r}: {rule!r}}} is invalid for {parameter.path} {list(parameter.tensor.shape)}: it "
+            f"has {len(rule)} of {rank} entries. Allowed: one for each dimension. Try: {itself}."
         )
-    check_placement(tuple(rule), mesh, rank)
+    try:
+        check_placement(tuple(rule), mesh, rank)
+    except TPUConfigurationError as problem:
+        raise TPUConfigurationError(f"sharding={{{pattern!r}: {rule!r}}} for {parameter.path}: {problem}") from None
     return tuple(rule)
 
 

@@ -167,7 +167,7 @@ def _require_division(tensors: Iterable[_Tied], found: Mapping[int, Placement], 
         raise TPUConfigurationError(
             f"sharding cannot divide, on mesh={mesh}: {listed(problems)}. Try: pad the parameter, such as "
             "model.resize_token_embeddings(pad_to_multiple_of=...) for a vocabulary, or leave it whole with a dict: "
-            "{**model.tp_plan, 'path': 'replicate'}."
+            "{'path': 'replicate'}, in a model of transformers with {**model.tp_plan, 'path': 'replicate'}."
         )
 
 

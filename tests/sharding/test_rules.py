@@ -240,7 +240,7 @@ def test_every_word_of_transformers_is_known():
         ({"data": 4, "model": 2}, {"embed": 3}, "sharding={'embed': 3} is invalid. Allowed: a word"),
         ({"data": 4, "model": 2}, {"embed": (3, None)}, "sharding={'embed': (3, None)} is invalid. Allowed: a word"),
         ({"data": 4, "model": 2}, {"embed": ("data", "data")}, "uses an axis of the mesh twice"),
-        ({"data": 4, "model": 2}, {"embed": ("data",)}, "embed.weight [256, 128], with 1 entries. Allowed: one"),
+        ({"data": 4, "model": 2}, {"embed": ("data",)}, "embed.weight [256, 128]: it has 1 of 2 entries. Allowed: one"),
         ({"data": 4, "model": 2}, {"layers.*.up": ("model", None)}, "Try: a rule for 'layers.*.up.bias'"),
         ({"data": 4, "model": 2}, {"layers.*.upp": "colwise"}, "The nearest is 'layers."),
         ({"data": 4, "model": 2}, {"layers.*": "colwise"}, "a module without parameters of its own"),
