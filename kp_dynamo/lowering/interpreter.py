@@ -23,6 +23,7 @@ from kp_dynamo.lowering.cast_forms import is_integer
 from kp_dynamo.lowering.fallback import values_forbidden
 from kp_dynamo.lowering.forms import form_of
 from kp_dynamo.lowering.hidden_constants import ExactForms
+from kp_dynamo.lowering.nan_constants import NanForms
 from kp_dynamo.lowering.promotion import in_reported_dtype, with_common_dtype
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class XlaInterpreter(fx.Interpreter):
         on_node: OnNode = ignore,
     ) -> None:
         super().__init__(gm)
-        self._on_node, self._exact_forms = on_node, ExactForms(gm.graph)
+        self._on_node, self._nan_forms, self._exact_forms = on_node, NanForms(gm.graph), ExactForms(gm.graph)
         self._device, self._constants, self._on_fallback = device, constants, on_fallback
         self._symbols: dict[sympy.Symbol, int] = {}
         self._sizes: dict[sympy.Expr, int | None] = {}
@@ -101,7 +102,8 @@ class XlaInterpreter(fx.Interpreter):
         if _creates_on_default_device(node.target):
             kwargs = {"device": self._device, **kwargs}
         args = with_common_dtype(node, args)
-        form = self._exact_forms.form_of(node) or form_of(node.target, self.is_sharded)
+        form = self._nan_forms.form_of(node) or self._exact_forms.form_of(node)
+        form = form or form_of(node.target, self.is_sharded)
         if form is None and _is_opaque(node.target):
             return self._on_fallback(node, args, kwargs)
         try:

@@ -3,6 +3,8 @@
 XLA's algebra divides by a constant by multiplying with its reciprocal, and adds constants to each other first.
 """
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -92,6 +94,22 @@ def test_two_constants_are_added_one_after_the_other(name, device):
 @pytest.mark.parametrize("name", POWERS)
 def test_logarithms_of_powers(name):
     check_exact(POWERS[name], "cpu")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x * math.nan).exp(),
+        lambda x: (math.nan - x).expm1() + x,
+        lambda x: ((x / math.nan + x).view(3, 2) * 2).softmax(-1),
+        lambda x: torch.sinh(x.bfloat16() * torch.full_like(x, math.nan)),
+        lambda x: ((x > 0).float() + math.nan).exp(),
+    ],
+)
+def test_exponentials_of_nan(function):
+    """XLA:CPU leaves what was in memory, where LLVM knows that the operand is NaN."""
+    x = torch.arange(-3.0, 3.0)
+    assert torch.equal(compiled(function)(x).isnan(), function(x).isnan())
 
 
 def test_the_error_function_ends_at_1():
