@@ -29,7 +29,7 @@ SHARDINGS = {
 def call_kernel(kernel: FlashKernel, operands: Any, shapes: Any, dtypes: Any) -> list[torch.Tensor]:
     """What JAX's kernels compute."""
     CALLED.append((kernel.part, kernel.num_heads, [list(x.shape[:2]) for x in operands]))
-    q, k, v, *rest = (x.squeeze(0) for x in operands)
+    q, k, v, *rest = (x.squeeze(0).float() for x in operands)
     scores = q @ k.mT * kernel.scoring.scale
     if kernel.scoring.is_causal:
         after = torch.ones(kernel.num_queries, kernel.num_keys, dtype=torch.bool, device=q.device).triu(1)
@@ -45,7 +45,7 @@ def call_kernel(kernel: FlashKernel, operands: Any, shapes: Any, dtypes: Any) ->
         d_scores = weights * (grad @ v.mT - delta[..., :1]) * kernel.scoring.scale
         found = [d_scores.mT @ q, weights.mT @ grad] if kernel.part == "keys" else [d_scores @ k]
     assert [[1, *x.shape] for x in found] == [list(shape) for shape in shapes]
-    return [x.unsqueeze(0).contiguous() for x in found]
+    return [x.unsqueeze(0).to(dtype).contiguous() for x, dtype in zip(found, dtypes, strict=True)]
 
 
 CALLED: list[Any] = []
