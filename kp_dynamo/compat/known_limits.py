@@ -30,7 +30,8 @@ KNOWN_LIMITS = (
     KnownLimit(
         "If a backward runs on the CPU before the first use of the XLA device, torch has no backward for XLA tensors. "
         "Training graphs on XLA tensors are then refused.",
-        "After `import kp_dynamo`, first make one tensor on the device: `torch.ones(1, device=torch_xla.device())`.",
+        "After `import kp_dynamo`, first make one tensor on the device: `torch.ones(1, device=torch_xla.device())`. "
+        "`kp_dynamo.shard` does so too: call it before the first backward.",
     ),
     KnownLimit(
         "`torch_xla.sync()` fails while another thread creates or changes XLA tensors in eager code "
@@ -54,7 +55,7 @@ KNOWN_LIMITS = (
     KnownLimit(
         "Every process recompiles its programs: torch_xla 2.9 writes its persistent cache and cannot read it "
         "(pytorch/xla#9094).",
-        "Keep the process alive; within it, equal graphs share a program.",
+        "`kp_dynamo.enable_disk_cache(folder)` keeps them where the compiler is a plugin, as libtpu is.",
     ),
     KnownLimit(
         "`torch_xla.distributed.spmd.mark_sharding` returns a tensor subclass that Dynamo of torch 2.9 cannot trace "
