@@ -13,7 +13,7 @@ _OURS = "FlashAttention("
 def code_of(plan: PlanFigures) -> str:
     """A program that runs the winner; if that needs several hosts, the best way on one. "" if there is none.
 
-    `model` and `batches` are the user's, and for inference `batch`.
+    `model`, and `batches` in training or `batch` in inference, are the user's.
     """
     row = plan.winner if plan.winner.is_runnable else plan.one_host
     return "" if row is None else _lines_of(row, plan.train, plan.options)
@@ -24,7 +24,8 @@ def _lines_of(row: PlanRow, train: bool, given: dict[str, Any]) -> str:
     lines = ["import torch", "import kp_dynamo", ""]
     if row.sharding:
         # A model that brings no plan for "tensor" needs them; any other ignores them.
-        example = ", example_args=(next(iter(batches)),)" if "tensor" in row.sharding else ""
+        given_batch = "next(iter(batches))" if train else "batch"
+        example = f", example_args=({given_batch},)" if "tensor" in row.sharding else ""
         shard = f"kp_dynamo.shard(model, mesh, {row.sharding!r}{example})  # before any other use"
         lines += [f"mesh = {row.mesh!r}", shard]
     lines.append(f'compiled = torch.compile(model, backend="kp_tpu"{_options(options) if options else ""})')

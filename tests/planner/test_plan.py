@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 from functools import cache
@@ -22,7 +23,7 @@ from kp_dynamo.exceptions import (
     TPUOutOfMemoryError,
 )
 from kp_dynamo.hardware import CHIPS
-from kp_dynamo.planner import planning
+from kp_dynamo.planner import code_lines, planning
 from kp_dynamo.planner.bounds import Facts
 from kp_dynamo.planner.candidates import layouts, sold
 from kp_dynamo.planner.capture import BATCH, capture_step
@@ -155,6 +156,12 @@ def test_the_lines_that_run_the_winner_name_its_passes():
     line = next(line for line in planned.code.splitlines() if line.startswith("compiled = "))
     written = eval(line.partition("options=")[2].removesuffix(")"), {"kp_dynamo": kp_dynamo})
     assert written == options
+
+
+@pytest.mark.parametrize(("train", "given"), [(True, "next(iter(batches))"), (False, "batch")])
+def test_the_lines_read_only_what_the_user_has(train, given):
+    row = dataclasses.replace(found().winner, sharding="fsdp+tensor", mesh={"data": 2, "model": 2})
+    assert f"'fsdp+tensor', example_args=({given},))" in code_lines._lines_of(row, train, {})
 
 
 def tensor_facts(model: nn.Module) -> tuple[Facts | None, dict[str, str]]:
