@@ -46,7 +46,7 @@ class TorchFunctions:
 
 def torch_functions() -> TorchFunctions:
     """Those that are registered now."""
-    found = [(name, _place_of(function)) for name, function in _functions()]
+    found = [(name, _place_if_known(function)) for name, function in _functions()]
     digest = hashlib.sha256("\n".join(f"{name} {place}" for name, place in sorted(found, key=str)).encode())
     foreign = [name for name, place in found if place is None]
     return TorchFunctions(digest.hexdigest(), (*sorted(_registered_kernels()), *foreign))
@@ -62,11 +62,18 @@ def _functions() -> Iterator[tuple[str, Any]]:
     """Name -> function. Those for shapes, on the meta device, compute no value."""
     for kind in ("post_autograd", "pre_autograd"):
         table = torch._decomp.global_decomposition_table[kind]
-        yield from ((f"{kind} {op.name()}", f) for op, f in table.items() if _is_of_torch(op))
+        yield from ((f"{kind} {name}", f) for op, f in table.items() if (name := _name_in_torch(op)))
     for packet in list(vars(torch.ops.aten).values()):
         for op in list(vars(packet).values()) if isinstance(packet, torch._ops.OpOverloadPacket) else ():
             if isinstance(op, torch._ops.OpOverload):
-                yield from ((f"{k.name} {op.name()}", f) for k, f in op.py_kernels.items() if k is not _META)
+                yield from ((f"{k.name} {_name_in_torch(op)}", f) for k, f in op.py_kernels.items() if k is not _META)
+
+
+def _place_if_known(function: Any) -> str | None:
+    try:
+        return _place_of(function)
+    except TypeError:  # an object without a hash is no function of a library
+        return None
 
 
 @cache
@@ -88,8 +95,9 @@ def _place_of(function: Any) -> str | None:
 
 
 @cache
-def _is_of_torch(op: Any) -> bool:
-    return is_of_torch(op)
+def _name_in_torch(op: Any) -> str:
+    """The name of an operator of torch; "" for any other."""
+    return str(op) if is_of_torch(op) else ""
 
 
 def _folder(library: str) -> str:

@@ -264,6 +264,17 @@ def test_a_function_that_somebody_put_in_the_place_of_torchs(table, monkeypatch)
     assert found.digest != before.digest
 
 
+def test_an_object_without_a_hash_and_a_packet_in_the_table(monkeypatch):
+    class Scaled:
+        __hash__ = None
+
+        def __call__(self, x, eps=None):
+            return x * 0
+
+    monkeypatch.setitem(torch._decomp.decomposition_table, torch.ops.aten.logit, Scaled())
+    assert torch_functions().replaced == ("post_autograd aten.logit",)
+
+
 @pytest.mark.parametrize("namespace", ["xla", "prims"])
 def test_an_operator_in_a_namespace_that_others_share(namespace):
     library = torch.library.Library(namespace, "FRAGMENT")
