@@ -14,7 +14,7 @@ from torch import Tensor
 from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.lowering.flash_payloads import payload_of
-from kp_dynamo.lowering.kernel_parts import KernelParts
+from kp_dynamo.lowering.kernel_parts import DeviceParts
 from kp_dynamo.ops.flash_kernels import FlashKernel, FlashScoring, Part
 
 _LANES = 128
@@ -30,7 +30,7 @@ class CustomCalls:
         divided: How the devices of this process divide the N of a call; None for one device, and ahead of time.
     """
 
-    def __init__(self, parts: int = 1, divided: KernelParts | None = None) -> None:
+    def __init__(self, parts: int = 1, divided: DeviceParts | None = None) -> None:
         self._parts = parts if divided is None else divided.mesh.num_devices
         self._divided = divided
 

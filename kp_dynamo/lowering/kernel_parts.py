@@ -16,12 +16,12 @@ import torch
 
 from kp_dynamo.compat import xla
 from kp_dynamo.lowering import spmd
-from kp_dynamo.lowering.placed_tensors import named_meshes, op_sharding
+from kp_dynamo.lowering.placed_tensors import last_mesh, op_sharding
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
 
 
 @dataclass(frozen=True)
-class KernelParts:
+class DeviceParts:
     """The parts of tensors [1, batch x heads, ...], divided along all axes of a mesh.
 
     Attributes:
@@ -59,11 +59,12 @@ class KernelParts:
         return op_sharding((None, axes, *[None] * (rank - 2)), self.mesh)
 
 
-def kernel_parts() -> KernelParts | None:
+def kernel_parts() -> DeviceParts | None:
     """How kernels are divided on the last mesh; None without a mesh, and on one with other axes."""
-    mesh = next(iter(named_meshes()), None)
-    is_ours = mesh is not None and mesh.count(DATA) * mesh.count(MODEL) == mesh.num_devices
-    return KernelParts(mesh) if mesh is not None and is_ours else None
+    mesh = last_mesh()
+    if mesh is None or mesh.count(DATA) * mesh.count(MODEL) != mesh.num_devices:
+        return None
+    return DeviceParts(mesh)
 
 
 @cache

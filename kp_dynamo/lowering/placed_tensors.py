@@ -27,6 +27,11 @@ def named_meshes() -> list[NamedMesh]:
     return list(reversed(_meshes))
 
 
+def last_mesh() -> NamedMesh | None:
+    """The last mesh on which tensors were placed."""
+    return next(reversed(_meshes), None)
+
+
 def device_spread() -> Spread:
     """The devices that share the work of a program, by the last mesh that tensors were placed on.
 
@@ -34,13 +39,13 @@ def device_spread() -> Spread:
     """
     if not spmd.is_spmd():
         return ONE_CHIP
-    count, placed = xla.num_devices(), named_meshes()
-    return Spread(count, placed[0].count(DATA), placed[0].count(MODEL)) if placed else Spread(count, count)
+    count, mesh = xla.num_devices(), last_mesh()
+    return Spread(count, count) if mesh is None else Spread(count, mesh.count(DATA), mesh.count(MODEL))
 
 
 def placing_on_mesh() -> Placing | None:
     """How a program places its tensors on the last mesh; None without a mesh."""
-    mesh = next(iter(named_meshes()), None)
+    mesh = last_mesh()
     if mesh is None:
         return None
     return Placing(lambda x, where: spmd.annotated(x, op_sharding(where, mesh)), DATA, mesh.is_along_batch)
@@ -48,7 +53,7 @@ def placing_on_mesh() -> Placing | None:
 
 def placement_of_argument(tensor: torch.Tensor) -> Placement | None:
     """How an argument lies on the last mesh; None without a mesh, and for a tensor that lies in another way."""
-    mesh = next(iter(named_meshes()), None)
+    mesh = last_mesh()
     if mesh is None or tensor.device.type != "xla":
         return None
     text = xla.xlac()._get_xla_sharding_spec(tensor)
