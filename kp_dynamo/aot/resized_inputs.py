@@ -24,13 +24,13 @@ def resized(args: Sequence[Any], batch: int) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def batch_of(args: Sequence[Any]) -> int:
-    """The first size of the first tensor that has one."""
+def batch_of(args: Sequence[Any], name: str = "args") -> int:
+    """The first size of the first tensor that has one; `name` is what an error calls the arguments."""
     tensors = [t for t in torch.utils._pytree.tree_leaves(list(args)) if isinstance(t, torch.Tensor)]
     batch = next((int(t.shape[0]) for t in tensors if t.dim()), 0)
     if batch < 1:
         raise TPUConfigurationError(
-            "args has no tensor with a batch dimension. Allowed: arguments whose first tensor begins with the batch, "
-            "as (torch.zeros(8, 2048, dtype=torch.int64),)."
+            f"{name} has no tensor with a batch dimension. Allowed: arguments whose first tensor begins with the "
+            "batch, as (torch.zeros(8, 2048, dtype=torch.int64),)."
         )
     return batch

@@ -99,21 +99,26 @@ def move(model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
-def move_data(data: Any, device: torch.device, error: type[TPUBackendError], *, copy: bool = False) -> Any:
-    """`data`, nested dicts, lists and tuples, with its tensors on `device`; raises `error` if it has none."""
+def move_data(
+    data: Any, device: torch.device, error: type[TPUBackendError], *, copy: bool = False, name: str = "data"
+) -> Any:
+    """`data`, nested dicts, lists and tuples, with its tensors on `device`; raises `error` if it has none.
+
+    `name` is what the caller's user calls it.
+    """
     leaves = pytree.tree_leaves(data)
     if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
         raise error(
-            f"data contains no tensor, only {kinds}. Allowed: a tensor, or dicts, lists and tuples of tensors. "
-            "Try: torch.as_tensor for arrays, dict(data) for other mappings."
+            f"{name} contains no tensor, only {kinds}. Allowed: a tensor, or dicts, lists and tuples of tensors. "
+            f"Try: torch.as_tensor for arrays, dict({name}) for other mappings."
         )
     try:
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=copy), data)
     except (RuntimeError, NotImplementedError, ValueError) as cause:
         reason = str(cause).splitlines()[0]
         raise error(
-            f"data cannot be moved to {device}: {reason}. Allowed: dense tensors with values. Try: to_dense() for "
+            f"{name} cannot be moved to {device}: {reason}. Allowed: dense tensors with values. Try: to_dense() for "
             "sparse tensors, pad_packed_sequence for packed ones."
         ) from cause
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from kp_dynamo.aot.resized_inputs import batch_of
 from kp_dynamo.aot.tensor_plan import needed_plan
 from kp_dynamo.api.batch_hook import BatchMesh, shard_arguments, sharded
 from kp_dynamo.api.models import checked_model, move, move_data
@@ -82,6 +83,7 @@ def _check_example(example_args: Any) -> None:
             f"example_args of type {type(example_args).__name__} is invalid. Allowed: a tuple of arguments, "
             "such as (batch,)."
         )
+    batch_of(example_args, "example_args")
 
 
 def shard_batch(batch: Any, mesh: Any) -> Any:
@@ -101,7 +103,7 @@ def shard_batch(batch: Any, mesh: Any) -> Any:
     named = mesh_of(mesh)
     named.size(DATA)
     _start(named)
-    moved = move_data(batch, xla.device(), TPUDistributedError, copy=True)
+    moved = move_data(batch, xla.device(), TPUDistributedError, copy=True, name="batch")
     divided_by = _batch_mesh(named)
     return moved if divided_by is None else sharded(moved, divided_by)
 

@@ -12,7 +12,8 @@ from kp_dynamo.graph.module_paths import module_of
 
 # An argument of the user's function, and what is taken from it.
 _LOCAL = re.compile(r"L\['(?!self'\])(?P<name>\w+)'\](?P<rest>(?!.*\._(?:modules|parameters|buffers)\b).*)$")
-# Parts of Dynamo's source expressions that are no names of the user's.
+# Parts of Dynamo's source expressions that are no names of the user's. "fn" is a model with hooks, as a sharded one is.
+_MODEL = ("self", "fn")
 _INTERNAL = ("_modules", "_orig_mod", "_parameters", "_buffers")
 
 
@@ -25,7 +26,7 @@ def problem_of_devices(node: fx.Node) -> str | None:
     kinds = {device.type for _, device in found}
     if kinds != {"cpu", "xla"}:
         return None
-    listed = ", ".join(f"{name_of_value(x)} is on {device}" for x, device in found)
+    listed = ", ".join(f"{name_of_value(_given(x))} is on {device}" for x, device in found)
     module = module_of(node)
     return (
         f"the operands of {_name_of_target(node)}{f' in {module}' if module else ''} are on two devices: {listed}. "
@@ -42,7 +43,7 @@ def name_of_value(node: fx.Node) -> str:
     parts = re.sub(r"""\[['"]?([^\]'"]*)['"]?\]""", r".\1", source.name()).split(".")
     names = [part for part in parts if part not in _INTERNAL]
     names = names[1:] if names[0] in ("L", "G") else names
-    return ".".join(names[1:] if names[:1] == ["self"] and len(names) > 1 else names)
+    return ".".join(names[1:] if len(names) > 1 and names[0] in _MODEL else names)
 
 
 def python_text(node: fx.Node) -> str:
@@ -50,6 +51,11 @@ def python_text(node: fx.Node) -> str:
     source = getattr(node.meta.get("grapharg"), "source", None)
     found = _LOCAL.match(source.name()) if source is not None else None
     return found["name"] + found["rest"] if found else name_of_value(node)
+
+
+def _given(node: fx.Node) -> fx.Node:
+    """What the user passed, for an argument that a sharded model divides over the devices."""
+    return node.all_input_nodes[0] if node.target is torch.ops.kp.shard_batch else node
 
 
 def _tensor_of(node: fx.Node) -> torch.Tensor | None:

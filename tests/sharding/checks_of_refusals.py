@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch_xla.distributed.spmd as xs
 
 import kp_dynamo
@@ -38,6 +39,17 @@ def a_batch_without_its_axis() -> Any:
 @check
 def a_batch_without_tensors() -> Any:
     return kp_dynamo.shard_batch({"x": 3}, DATA)
+
+
+@check
+def example_args_without_a_batch() -> Any:
+    return kp_dynamo.shard(small(), {"data": 4, "model": 2}, "tensor", example_args=[])
+
+
+@check
+def an_input_on_the_cpu() -> Any:
+    model = kp_dynamo.shard(small(), DATA, "fsdp")
+    return torch.compile(model, backend="kp_tpu")(tokens())
 
 
 @check

@@ -265,7 +265,9 @@ def test_explain_names_large_tensors_that_are_whole(answers):
         ("a_mesh_without_names", "has no axis names. Allowed: the axes 'data' and 'model'. Try: Mesh(device_ids"),
         ("a_mesh_that_is_a_tuple", "TPUConfigurationError: mesh=(4, 2) is invalid: it is a tuple. Allowed: a dict"),
         ("a_batch_without_its_axis", "TPUConfigurationError: mesh=model=8 has no axis 'data'"),
-        ("a_batch_without_tensors", "TPUDistributedError: data contains no tensor, only int"),
+        ("a_batch_without_tensors", "TPUDistributedError: batch contains no tensor, only int"),
+        ("example_args_without_a_batch", "TPUConfigurationError: example_args has no tensor with a batch dimension"),
+        ("an_input_on_the_cpu", "are on two devices: args.0 is on cpu, 0.weight is on xla:0"),
         ("no_module", "TPUModelPreparationError: model of type function is invalid"),
     ],
 )
