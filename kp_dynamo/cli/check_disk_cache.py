@@ -16,5 +16,5 @@ def check_disk_cache(timeout_s: float) -> Check:
         require_plugin()
     except TPUCacheError as reason:
         return Check(_NAME, "ok", str(reason))
-    is_right, message = try_in_two_processes(timeout_s)
-    return Check(_NAME, "ok" if is_right else "failed", message)
+    found = try_in_two_processes(timeout_s)
+    return Check(_NAME, "ok" if found.is_right else "failed", found.message)

@@ -5,6 +5,7 @@ The cache could be tried on XLA's CPU plugin only, never on a TPU. So the first 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kp_dynamo.compat.versions import version_of
 
@@ -24,7 +25,31 @@ logger = logging.getLogger(__name__)
 SELF_TEST = (sys.executable, "-m", "kp_dynamo.cli.self_test")
 _RUNNING = "KP_TPU_CACHE_TRIAL"  # set in the processes of a trial, which must not begin another one
 _TIMEOUT_S = 600.0
+# The content of a verdict's file. A file that is empty, as after a loss of power, is no verdict.
+_WORKS = "works"
 _SILENCE = "Another process may hold the device, or PJRT_DEVICE may name one that is not there: CPU always is."
+
+
+class Outcome(NamedTuple):
+    """What a trial found.
+
+    Attributes:
+        is_right: Whether the cache works.
+        message: The figures, or what is wrong.
+        is_lasting: Whether another trial would find the same, as far as one can know.
+    """
+
+    is_right: bool
+    message: str
+    is_lasting: bool = True
+
+
+class SelfTest(NamedTuple):
+    """The output of a self-test, why it stopped early, and whether that was for the time limit."""
+
+    told: dict[str, Any]
+    problem: str
+    is_late: bool = False
 
 
 def problem_at_first_use(folder: Path, plugin: str) -> str:
@@ -41,22 +66,32 @@ def problem_at_first_use(folder: Path, plugin: str) -> str:
         # Processes that start together, such as those of torchrun, would hold the device against each other's trials.
         with (folder / "trial-lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return kept.read_text() if kept.is_file() else _tried(folder, plugin, kept)
+            if (verdict := _verdict(kept)) is None:
+                verdict = _tried(folder, plugin, kept)
     except OSError as cause:  # a full disk, for example
-        return f"{folder} cannot keep the result of a trial ({cause.strerror})."
+        return f"no trial could be made, or its result not kept in {folder} ({cause.strerror})."
+    return "" if verdict == _WORKS else verdict
+
+
+def _verdict(kept: Path) -> str | None:
+    """What an earlier trial found; None if there was none."""
+    return kept.read_text(errors="replace") or None if kept.is_file() else None
 
 
 def _tried(folder: Path, plugin: str, kept: Path) -> str:
-    """What a trial finds wrong, also written to the file `kept`."""
+    """What a trial finds. It is written to the file `kept`, unless the device could not be used for once."""
     logger.info(
         "the disk cache is tried on this TPU, in two processes. This is done once for %s and %s.", folder, plugin
     )
-    is_right, message = try_in_two_processes(_TIMEOUT_S)
-    found = "" if is_right else f"{message} Try: `python -m kp_dynamo doctor --cache`, or delete {kept} to try again."
+    found = try_in_two_processes(_TIMEOUT_S)
+    hint = f"or delete {kept} to try again" if found.is_lasting else "or start this process again"
+    verdict = _WORKS if found.is_right else f"{found.message} Try: `python -m kp_dynamo doctor --cache`, {hint}."
+    if not found.is_lasting:
+        return verdict
     temporary = kept.with_suffix(".new")
-    temporary.write_text(found)
+    temporary.write_text(verdict)
     temporary.replace(kept)
-    return found
+    return verdict
 
 
 def _digest(plugin: str) -> str:
@@ -66,21 +101,19 @@ def _digest(plugin: str) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def try_in_two_processes(timeout_s: float) -> tuple[bool, str]:
-    """Run the self-test in two processes that share an empty folder; the second must load what the first saved.
-
-    Returns:
-        Whether it did, and the figures or what is wrong.
-    """
+def try_in_two_processes(timeout_s: float) -> Outcome:
+    """Run the self-test in two processes that share an empty folder; the second must load what the first saved."""
     with tempfile.TemporaryDirectory(prefix="kp_dynamo-") as folder:
         processes = []
         for which in ("first", "second"):
-            told, problem = run_self_test(timeout_s, folder)
-            if "disk" not in told:
-                return False, f"the {which} process stopped: {problem}"
-            processes.append(told)
+            ran = run_self_test(timeout_s, folder)
+            if "disk" not in ran.told:
+                # The first process has loaded nothing yet: most likely another one holds the device.
+                is_lasting = ran.is_late or which == "second"
+                return Outcome(False, f"the {which} process stopped: {ran.problem}", is_lasting)
+            processes.append(ran.told)
     wrong = _problem(*processes)
-    return not wrong, wrong or _success(*processes)
+    return Outcome(not wrong, wrong or _success(*processes))
 
 
 def _problem(first: dict[str, Any], second: dict[str, Any]) -> str:
@@ -115,27 +148,31 @@ def _counted(reasons: dict[str, int]) -> str:
     return ", ".join(f"{reason} {number}" for reason, number in reasons.items() if number) or "no reason was counted"
 
 
-def run_self_test(timeout_s: float, *arguments: str) -> tuple[dict[str, Any], str]:
-    """The output of `kp_dynamo.cli.self_test`, and why it stopped early.
+def run_self_test(timeout_s: float, *arguments: str) -> SelfTest:
+    """Run `kp_dynamo.cli.self_test`.
 
     The user's disk cache stays out of it: a self-test with a folder enables the cache in that one.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "KP_TPU_CACHE_DIR" or not arguments}
+    environment = {name: value for name, value in os.environ.items() if name != "KP_TPU_CACHE_DIR"}
     environment[_RUNNING] = "1"
     command = [*SELF_TEST, *arguments]
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
         )  # fmt: skip
     except subprocess.TimeoutExpired as late:
-        output = late.stdout.decode() if isinstance(late.stdout, bytes) else ""
-        return _told(output), f"nothing{' more' if output else ''} within {timeout_s:g} s. {_SILENCE}"
-    return _told(done.stdout), _end_of(done)
+        output = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else ""
+        problem = f"nothing{' more' if output else ''} within {timeout_s:g} s. {_SILENCE}"
+        return SelfTest(_told(output), problem, is_late=True)
+    return SelfTest(_told(done.stdout), _end_of(done))
 
 
 def _told(output: str) -> dict[str, Any]:
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
-    return {name: value for line in lines for name, value in line.items()}
+    told: dict[str, Any] = {}
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError):  # a line of somebody else
+            told |= json.loads(line) if line.startswith("{") else {}
+    return told
 
 
 def _end_of(done: subprocess.CompletedProcess[str]) -> str:

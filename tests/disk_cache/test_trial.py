@@ -14,7 +14,7 @@ from tests.cli.test_check_disk_cache import install_plugin
 @pytest.fixture
 def results(monkeypatch):
     """What the next trials find; each one takes one."""
-    found: list[tuple[bool, str]] = []
+    found: list[trial.Outcome] = []
     monkeypatch.setattr(trial, "try_in_two_processes", lambda timeout_s: found.pop())
     monkeypatch.delenv("KP_TPU_CACHE_TRIAL", raising=False)
     return found
@@ -31,7 +31,7 @@ def test_it_runs_once_for_a_folder_and_a_plugin(results, libtpu, tmp_path):
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
-        results.append((True, "equal to the last bit"))
+        results.append(trial.Outcome(True, "equal to the last bit"))
         for _ in range(2):
             assert trial.problem_at_first_use(folder, str(libtpu)) == ""
     libtpu.write_text("version 2, which is longer")
@@ -40,21 +40,69 @@ def test_it_runs_once_for_a_folder_and_a_plugin(results, libtpu, tmp_path):
 
 
 def test_a_failure_is_kept_until_its_file_is_deleted(results, libtpu, tmp_path):
-    results.append((False, "the second process stopped."))
+    results.append(trial.Outcome(False, "the second process stopped."))
     problem = trial.problem_at_first_use(tmp_path, str(libtpu))
     assert problem.startswith("the second process stopped. Try: `python -m kp_dynamo doctor --cache`, or delete ")
     assert trial.problem_at_first_use(tmp_path, str(libtpu)) == problem
     (kept,) = tmp_path.glob(f"trial-{'[0-9a-f]' * 16}")
     assert str(kept) in problem
     kept.unlink()
-    results.append((True, ""))
+    results.append(trial.Outcome(True, ""))
     assert trial.problem_at_first_use(tmp_path, str(libtpu)) == ""
+
+
+def test_a_device_that_is_busy_for_once(results, libtpu, tmp_path):
+    """The next process tries again."""
+    results += [trial.Outcome(True, ""), trial.Outcome(False, "the first process stopped: it is in use.", False)]
+    problem = trial.problem_at_first_use(tmp_path, str(libtpu))
+    assert problem.startswith("the first process stopped: it is in use. Try: ")
+    assert problem.endswith(", or start this process again.")
+    assert trial.problem_at_first_use(tmp_path, str(libtpu)) == ""
+
+
+def test_a_verdict_that_was_lost(results, libtpu, tmp_path):
+    """The file is empty after a loss of power: that is not a success."""
+    results += [trial.Outcome(False, "other bits."), trial.Outcome(True, "")]
+    assert trial.problem_at_first_use(tmp_path, str(libtpu)) == ""
+    (kept,) = tmp_path.glob(f"trial-{'[0-9a-f]' * 16}")
+    kept.write_text("")
+    assert trial.problem_at_first_use(tmp_path, str(libtpu)).startswith("other bits.")
+    kept.write_bytes(b"\xff\xfe")  # damaged
+    assert trial.problem_at_first_use(tmp_path, str(libtpu))
+
+
+@pytest.mark.parametrize(
+    ("code", "timeout_s", "is_lasting"),
+    [("raise RuntimeError('The TPU is in use')", 60, False), ("import time; time.sleep(60)", 2, True)],
+    ids=["it raises", "it hangs"],
+)
+def test_a_first_process_that_stops(code, timeout_s, is_lasting, monkeypatch):
+    monkeypatch.setattr(trial, "SELF_TEST", (sys.executable, "-c", code))
+    found = trial.try_in_two_processes(timeout_s)
+    assert (found.is_right, found.is_lasting) == (False, is_lasting)
+
+
+def test_output_that_is_no_text(monkeypatch):
+    code = """
+import sys
+sys.stdout.buffer.write(b'\\xff{}\\n{no json}\\n{"device": 1}\\n')
+sys.stderr.buffer.write(b'\\xff')
+"""
+    monkeypatch.setattr(trial, "SELF_TEST", (sys.executable, "-c", code))
+    assert trial.run_self_test(60).told == {"device": 1}
+
+
+def test_the_cache_of_the_user_stays_out_of_a_self_test(monkeypatch):
+    monkeypatch.setenv("KP_TPU_CACHE_DIR", "/a/folder")
+    code = "import os; print('{\"has\": %d}' % ('KP_TPU_CACHE_DIR' in os.environ))"
+    monkeypatch.setattr(trial, "SELF_TEST", (sys.executable, "-c", code))
+    assert trial.run_self_test(60).told == {"has": 0}
 
 
 def test_a_folder_that_cannot_keep_the_result(results, libtpu, tmp_path):
     (tmp_path / "trial-lock").mkdir()
     problem = trial.problem_at_first_use(tmp_path, str(libtpu))
-    assert problem == f"{tmp_path} cannot keep the result of a trial (Is a directory)."
+    assert problem == f"no trial could be made, or its result not kept in {tmp_path} (Is a directory)."
 
 
 def test_processes_that_start_together_run_one_trial(libtpu, tmp_path):
@@ -67,7 +115,7 @@ def run(timeout_s):
     with Path({str(ran)!r}).open("a") as file:
         file.write("once ")
     time.sleep(1)
-    return True, ""
+    return trial.Outcome(True, "")
 trial.try_in_two_processes = run
 print(trial.problem_at_first_use(Path({str(tmp_path)!r}), {str(libtpu)!r}))
 """
@@ -80,7 +128,7 @@ def test_the_processes_of_a_trial_begin_no_other(libtpu, tmp_path, monkeypatch):
     monkeypatch.setattr(
         trial, "SELF_TEST", (sys.executable, "-c", "import os; print(os.environ['KP_TPU_CACHE_TRIAL'])")
     )
-    assert trial.run_self_test(60) == ({}, "its process ended with 0")
+    assert trial.run_self_test(60) == trial.SelfTest({}, "its process ended with 0")
     monkeypatch.setenv("KP_TPU_CACHE_TRIAL", "1")
     assert trial.problem_at_first_use(tmp_path, str(libtpu)) == ""
     assert not list(tmp_path.glob("trial-*"))
@@ -109,4 +157,4 @@ def test_a_device_on_which_it_works(tmp_path):
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "on\n"), done.stderr[-3000:]
         (kept,) = programs.glob(f"trial-{'[0-9a-f]' * 16}")
-        assert kept.read_text() == ""
+        assert kept.read_text() == "works"
