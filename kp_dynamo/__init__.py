@@ -11,6 +11,7 @@ from importlib import import_module
 from os import environ as _environ
 from typing import TYPE_CHECKING
 
+from kp_dynamo.compat import own_source as _own_source  # noqa: F401  # it notes when the package was imported
 from kp_dynamo.compat.fast_extremes import keep_nan as _keep_nan
 from kp_dynamo.exceptions import (
     TPUBackendError,
@@ -172,7 +173,7 @@ _HOME_OF = {
 }
 
 _keep_nan()
-if _environ.get("KP_TPU_CACHE_DIR"):
+if _environ.get("KP_TPU_CACHE_DIR") or _environ.get("TPU_LIBRARY_PATH"):  # a parent process may have set it
     import_module("kp_dynamo.disk_cache.enable").enable_from_environment()
 
 

@@ -31,10 +31,10 @@ from kp_dynamo.autograd.undefined_gradients import UndefinedGradients
 
 _NEW = ("non_alias", "unsafe_view_alias")
 _FORMATS = {str(f): f for f in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)}
-# Only AOTAutograd's compile time reads them, or `_tangents` has them.
+# Only AOTAutograd's compile time reads them, or they are described apart.
 _NOT_COMPARED = (
     "output_info", "traced_tangents", "traced_tangents_descs", "traced_tangent_metas", "subclass_inp_meta",
-    "subclass_fw_graph_out_meta", "subclass_tangent_meta", "static_input_indices", "output_types",
+    "subclass_fw_graph_out_meta", "static_input_indices", "output_types",
 )  # fmt: skip
 
 
@@ -164,10 +164,18 @@ def _metadata(interface: Interface) -> ViewAndMutationMeta:
         subclass_inp_meta=[],
         subclass_fw_graph_out_meta=[],
         subclass_tangent_meta=[
-            PlainTensorMeta(number, MemoryFormatMeta(size, stride, None if name is None else _FORMATS[name]))
-            for number, size, stride, name in interface.tangents
+            PlainTensorMeta(number, _layout(size, stride, name)) for number, size, stride, name in interface.tangents
         ],
         **interface.others,
+    )
+
+
+def _layout(size: list[int] | None, stride: list[int] | None, name: str | None) -> MemoryFormatMeta:
+    """Of the types that AOTAutograd compares with those of a gradient."""
+    return MemoryFormatMeta(
+        None if size is None else torch.Size(size),
+        None if stride is None else tuple(stride),
+        None if name is None else _FORMATS[name],
     )
 
 

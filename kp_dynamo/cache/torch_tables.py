@@ -12,12 +12,13 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 
 from kp_dynamo.cache.graph_text import is_of_torch
+from kp_dynamo.cache.identity import is_of_library
 
 _LIBRARIES = ("torch", "torch_xla", "kp_dynamo")
 # Torch itself registers kernels in Python for shapes, and for vmap at its first use.
@@ -59,14 +60,18 @@ def _registered_kernels() -> set[str]:
 
 
 def _functions() -> Iterator[tuple[str, Any]]:
-    """Name -> function. Those for shapes, on the meta device, compute no value."""
+    """Name -> function. Those for shapes, on the meta device, compute no value.
+
+    Each table is copied first: another thread may import a module that registers more.
+    """
     for kind in ("post_autograd", "pre_autograd"):
         table = torch._decomp.global_decomposition_table[kind]
-        yield from ((f"{kind} {name}", f) for op, f in table.items() if (name := _name_in_torch(op)))
+        yield from ((f"{kind} {name}", f) for op, f in list(table.items()) if (name := _name_in_torch(op)))
     for packet in list(vars(torch.ops.aten).values()):
         for op in list(vars(packet).values()) if isinstance(packet, torch._ops.OpOverloadPacket) else ():
             if isinstance(op, torch._ops.OpOverload):
-                yield from ((f"{k.name} {_name_in_torch(op)}", f) for k, f in op.py_kernels.items() if k is not _META)
+                kernels = [(key, kernel) for key, kernel in list(op.py_kernels.items()) if key is not _META]
+                yield from ((f"{key.name} {_name_in_torch(op)}", kernel) for key, kernel in kernels)
 
 
 def _place_if_known(function: Any) -> str | None:
@@ -80,18 +85,19 @@ def _place_if_known(function: Any) -> str | None:
 def _place_of(function: Any) -> str | None:
     """Where a function and all that it wraps are defined, in libraries; None if any is defined elsewhere."""
     places = []
-    while True:
-        while isinstance(function, partial):
-            function = function.func
-        if (code := getattr(function, "__code__", None)) is None:
-            break
+    while (code := getattr(function, "__code__", None)) is not None:
         library = next((name for name in _LIBRARIES if code.co_filename.startswith(_folder(name))), None)
         if library is None:
             return None
         places.append(f"{library} {code.co_qualname} {code.co_firstlineno}")
         function = getattr(function, "__wrapped__", None)
-    is_known = function is None or is_of_torch(function) or inspect.isbuiltin(function)
-    return " of ".join(places) if is_known or isinstance(function, torch._C.DispatchKey) else None
+    if function is None:
+        return " of ".join(places)
+    if is_of_torch(function) or isinstance(function, torch._C.DispatchKey):
+        return " of ".join([*places, str(function)])
+    if inspect.isbuiltin(function) and is_of_library(function):
+        return " of ".join([*places, f"{function.__module__} {function.__qualname__}"])
+    return None
 
 
 @cache

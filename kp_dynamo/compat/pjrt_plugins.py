@@ -75,6 +75,12 @@ def put_in_front(library: str) -> None:
         registered.library_path = lambda: library
 
 
+def leave_front(library: str) -> None:
+    """Make torch_xla find libtpu by itself, if a parent process has put `library` in front of it."""
+    if os.path.realpath(os.environ.get(_TPU_LIBRARY, "")) == os.path.realpath(library):
+        del os.environ[_TPU_LIBRARY]
+
+
 def _registered(name: str) -> Any:
     """The plugin object of a device other than a TPU. torch_xla finds libtpu by a variable, with or without one."""
     plugins = sys.modules.get("torch_xla.experimental.plugins")

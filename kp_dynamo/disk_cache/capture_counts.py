@@ -13,12 +13,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Counts:
-    """`misses` and `refused` count by reason."""
+    """`misses` and `not_stored` count by reason; `evicted` are files, also of programs."""
 
     loaded: int = 0
     stored: int = 0
+    evicted: int = 0
     misses: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
+    not_stored: Counter[str] = field(default_factory=Counter)
     load_s: float = 0.0
     avoided_s: float = 0.0
 
@@ -27,10 +28,11 @@ COUNTS = Counts()
 _lock = threading.Lock()
 
 
-def count_stored() -> None:
-    """Count a capture that was written."""
+def count_stored(num_evicted: int) -> None:
+    """Count a capture that was written, and the files that were deleted to keep the folder's bound."""
     with _lock:
         COUNTS.stored += 1
+        COUNTS.evicted += num_evicted
 
 
 def count_loaded(seconds: float, avoided_s: float) -> None:
@@ -47,11 +49,11 @@ def count_miss(reason: str) -> None:
         COUNTS.misses[reason] += 1
 
 
-def refuse(reason: str) -> None:
+def count_not_stored(reason: str) -> None:
     """Count a capture that is not stored."""
     logger.debug("capture not stored: %s", reason)
     with _lock:
-        COUNTS.refused[reason] += 1
+        COUNTS.not_stored[reason] += 1
 
 
 def stats() -> dict[str, Any]:
@@ -61,7 +63,7 @@ def stats() -> dict[str, Any]:
             "loaded": COUNTS.loaded,
             "stored": COUNTS.stored,
             "misses": dict(COUNTS.misses),
-            "not_stored": dict(COUNTS.refused),
+            "not_stored": dict(COUNTS.not_stored),
             "load_s": COUNTS.load_s,
             "avoided_s": COUNTS.avoided_s,
         }

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kp_dynamo.disk_cache import enable, entries, library
-from kp_dynamo.disk_cache.capture_counts import count_miss, count_stored, refuse
+from kp_dynamo.disk_cache.capture_counts import count_miss, count_not_stored, count_stored
 
 logger = logging.getLogger(__name__)
 
@@ -72,16 +72,23 @@ def store(key: str, head: dict[str, Any], modules: list[bytes], seconds: float) 
     packed = zlib.compress(text.encode(), 1)
     content = b"".join([len(packed).to_bytes(8, "little"), packed, *modules])
     if entries.HEADER.size + len(content) > bound:
-        refuse("too large")
+        count_not_stored("too large")
         return
     try:
         entries.write(place, _digest(key), content, seconds)
-        entries.evict(place, bound)
     except OSError as problem:
         logger.debug("a capture was not written: %s", problem)
-        refuse("not written")
+        count_not_stored("not written")
         return
-    count_stored()
+    count_stored(_evicted(place, bound))
+
+
+def _evicted(place: Path, bound: int) -> int:
+    try:
+        return entries.evict(place, bound)
+    except OSError as problem:  # as in a folder that was removed meanwhile
+        logger.debug("the folder was not kept within its bound: %s", problem)
+        return 0
 
 
 def discard(key: str, reason: str) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def stored_in(folder: str | os.PathLike[str]) -> list[Stored]:
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise TPUCacheError(f"{str(folder)!r} is not a folder. Try: the folder given to enable_disk_cache.")
-    found = [_stored(entry) for entry in path.iterdir() if entries.NAME.fullmatch(entry.name) and entry.is_file()]
+    names = [entry for entry in path.iterdir() if entries.NAME.fullmatch(entry.name)]
+    found = [stored for entry in names if (stored := _stored(entry)) is not None]
     return sorted(found, key=lambda stored: -stored.used_at)
 
 
@@ -47,8 +49,17 @@ def delete(found: list[Stored]) -> None:
         stored.path.unlink(missing_ok=True)
 
 
-def _stored(path: Path) -> Stored:
-    content, about = path.read_bytes(), path.stat()
+def _stored(path: Path) -> Stored | None:
+    """What is in the file; None if a running process has deleted it meanwhile, or it is no file."""
+    try:
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode):
+            return None
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError:  # it is not for this user to read
+        return Stored(path, about.st_size, about.st_mtime, 0.0, is_whole=False)
     entry = entries.parsed(path.name, content)
     if entry is None:
         is_capture = content.startswith(entries.CAPTURE)

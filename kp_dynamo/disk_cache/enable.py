@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 from dataclasses import dataclass
@@ -27,11 +28,13 @@ class DiskCache:
 
     Attributes:
         library: The library in front of the device's plugin.
+        plugin: The path of that plugin.
         folder: Where programs and captures are.
         max_bytes: The folder's bound.
     """
 
     library: str
+    plugin: str
     folder: Path
     max_bytes: int
 
@@ -77,13 +80,14 @@ def enable_disk_cache(folder: str | os.PathLike[str], max_gb: float = DEFAULT_MA
         logger.warning("the disk cache is off, because it does not work on this machine: %s", _problem)
         return
     pjrt_plugins.put_in_front(path)
-    cache = DiskCache(path, chosen, int(max_gb * 1e9))
+    cache = DiskCache(path, plugin, chosen, int(max_gb * 1e9))
     os.environ.update({FOLDER: str(chosen), MAX_BYTES: str(cache.max_bytes), PLUGIN: plugin})
     _use(cache)
 
 
 def _use(cache: DiskCache) -> None:
     global _in_front
+    library.configure(cache.library, cache.plugin, str(cache.folder), cache.max_bytes)
     _in_front = cache
     atexit.unregister(_log_stats)  # of an earlier call
     atexit.register(_log_stats)
@@ -97,17 +101,27 @@ def in_front() -> DiskCache | None:
 def enable_from_environment() -> None:
     """Enable the cache if KP_TPU_CACHE_DIR names a folder. A problem is a warning: the program runs without it."""
     folder, given = os.environ.get(FOLDER), os.environ.get(MAX_BYTES)
-    if not folder:
-        return
+    plugin = os.environ.get(PLUGIN)
     try:
+        if not plugin:
+            _leave_front()
+        if not folder:
+            return
         pjrt_plugins.require_plugin()
-        if os.environ.get(PLUGIN) and pjrt_plugins.is_in_front(path := library.library_path()):
+        if plugin and pjrt_plugins.is_in_front(path := library.library_path()):
             # A parent process has enabled it, so it also works for a device that has started.
-            _use(DiskCache(path, private_folder(folder), int(float(given) if given else DEFAULT_MAX_GB * 1e9)))
+            bound = int(float(given) if given else DEFAULT_MAX_GB * 1e9)
+            _use(DiskCache(path, plugin, private_folder(folder), bound))
             return
         enable_disk_cache(folder, float(given) / 1e9 if given else DEFAULT_MAX_GB)
-    except (TPUCacheError, TPUConfigurationError, ValueError) as problem:
+    except Exception as problem:  # noqa: BLE001 - an import must not fail because of a variable
         logger.warning("%s=%s has no effect: %s", FOLDER, folder, problem)
+
+
+def _leave_front() -> None:
+    """Let libtpu take its place again, in a process that inherits our library in front of it and not libtpu's path."""
+    with contextlib.suppress(TPUCacheError):  # it was not built
+        pjrt_plugins.leave_front(library.library_path())
 
 
 def disk_stats() -> dict[str, Any]:
@@ -126,7 +140,7 @@ def disk_stats() -> dict[str, Any]:
         "misses": {reason: counts[reason] for reason in library.MISSES},
         "saved": counts["saved"],
         "unsaved": {reason: counts[reason] for reason in ("not_saved", "not_serialized", "too_large")},
-        "evictions": counts["evicted"],
+        "evictions": counts["evicted"] + capture_counts.COUNTS.evicted,
         "loaded_bytes": counts["loaded_bytes"],
         "saved_bytes": counts["saved_bytes"],
         "compile_s": counts["compile_ns"] / 1e9,

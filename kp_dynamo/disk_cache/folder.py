@@ -15,12 +15,14 @@ def private_folder(folder: str | os.PathLike[str]) -> Path:
     Raises:
         TPUCacheError: It is a file, belongs to somebody else, or others can write to it.
     """
-    path = Path(folder).expanduser().absolute()
     try:
+        path = Path(folder).expanduser().absolute()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = path.stat()
     except OSError as cause:
-        raise _refusal(path, f"it cannot be created ({cause.strerror})") from cause
-    about = path.stat()
+        raise _refusal(folder, f"it cannot be created ({cause.strerror})") from cause
+    except RuntimeError as cause:  # of expanduser
+        raise _refusal(folder, f"it cannot be created ({str(cause).rstrip('.')})") from cause
     if about.st_uid != os.geteuid():
         raise _refusal(path, f"it belongs to user {about.st_uid}, and this process runs as {os.geteuid()}")
     if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -30,7 +32,7 @@ def private_folder(folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _refusal(path: Path, reason: str) -> TPUCacheError:
+def _refusal(path: str | os.PathLike[str], reason: str) -> TPUCacheError:
     return TPUCacheError(
         f"folder={str(path)!r} is invalid: {reason}. Allowed: a folder of your own; programs are loaded from it as "
         "machine code. Try: a new folder, which is then created with mode 0700."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -26,6 +27,13 @@ def library_path() -> str:
         f"the disk cache's library {built[0].name} was not built, because there was no C compiler when kp_dynamo was "
         "installed. Try: install a C compiler (gcc or clang), then install kp_dynamo again from its source."
     )
+
+
+def configure(path: str, plugin: str, folder: str, max_bytes: int) -> None:
+    """Tell the library at `path`, before the device starts, which plugin is behind it and where programs are kept."""
+    library = ctypes.CDLL(path)
+    library.kp_cache_configure.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64)
+    library.kp_cache_configure(os.fsencode(plugin), os.fsencode(folder), max_bytes)
 
 
 def state(path: str) -> str:

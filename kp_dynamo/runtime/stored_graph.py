@@ -78,7 +78,7 @@ def stored_graph(gm: fx.GraphModule, spec: LoweringSpec, executable: Executable 
         parameters=[(position, dtype, list(sizes)) for position, dtype, sizes in portable.parameters],
         outputs=list(portable.outputs),
     )
-    if _spec(graph) != replace(spec, is_portable=False):
+    if lowering_spec(graph) != replace(spec, is_portable=False):
         raise NotStorableError("it is lowered in an unusual way")
     return graph, portable.module
 
@@ -93,10 +93,11 @@ def compiled_graph(graph: StoredGraph, module: bytes, contract: GraphContract, r
     """The compiled graph, as if it had been traced in this process."""
     parameters = tuple((p, dtype, tuple(sizes)) for p, dtype, sizes in graph.parameters)
     program = PortableProgram(module, parameters, tuple((kind, value) for kind, value in graph.outputs))
-    return CompiledGraph(_stand_in(graph), contract, StoredProgram(program), _spec(graph), runtime)
+    return CompiledGraph(_stand_in(graph), contract, StoredProgram(program), lowering_spec(graph), runtime)
 
 
-def _spec(graph: StoredGraph) -> LoweringSpec:
+def lowering_spec(graph: StoredGraph) -> LoweringSpec:
+    """How the graph was lowered."""
     fields: Mapping[str, Any] = graph.spec
     return LoweringSpec(**{**fields, "overwritten": tuple(fields["overwritten"])})
 

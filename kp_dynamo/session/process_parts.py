@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from functools import cache
-from pathlib import Path
 
 import torch
 
 from kp_dynamo.cache.compile_key import Parts
-from kp_dynamo.compat import chips, xla
+from kp_dynamo.cache.identity import Uncacheable
+from kp_dynamo.compat import chips, own_source, xla
 from kp_dynamo.compat.versions import version_of
 from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.disk_cache import enable
 
 _LIBRARIES = ("torch", "torch_xla", "libtpu", "numpy", "sympy", "networkx", "opt_einsum")
 _VARIABLES = ("XLA_", "LIBTPU_", "TORCH_", "PYTORCH_", "PJRT_", "KP_TPU_", "TPU_MEGACORE")
-_NO_SETTINGS = ("KP_TPU_CACHE_", "KP_TPU_LOG", "TORCH_LOGS", "TORCH_TRACE", "TORCHELASTIC")
+# Those of the cache, of logs, and what torchrun sets.
+_NO_SETTINGS = ("KP_TPU_CACHE_", "KP_TPU_LOG", "TORCH_LOGS", "TORCH_TRACE", "TORCH_NCCL_")
 
 
 def process_parts(options: CompileOptions) -> Parts:
-    """What a capture depends on besides its key in this process."""
+    """What a capture depends on besides its key in this process.
+
+    Raises:
+        Uncacheable: The source of this package is not what this process runs.
+        OSError: A file that belongs to the key cannot be read.
+    """
+    if own_source.is_newer_than_this_process():
+        raise Uncacheable("the source of kp_dynamo, which changed after the process had started")
     return (
         *_fixed_parts(),
         ("variables", tuple(sorted((n, v) for n, v in os.environ.items() if _is_setting(n)))),
@@ -52,23 +60,14 @@ def _fixed_parts() -> Parts:
     return (
         ("python", sys.version),
         ("builds", (torch.version.git_version, *((name, version_of(name)) for name in _LIBRARIES))),
-        ("source", source_digest()),
+        ("source", own_source.source_digest()),
         ("plugin", _plugin()),
         ("chip", (chips.chip_name(), xla.num_devices(), xla.world()[0])),
     )
 
 
-def source_digest() -> str:
-    """Of all Python files of this package, so that a change of any of them is another version."""
-    digest, root = hashlib.sha256(), Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(root)} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
-
-
 def _plugin() -> object:
     """The size and date of the device's plugin: XLA's own key has its content."""
-    path = os.environ.get("KP_TPU_CACHE_PLUGIN", "")
-    about = os.stat(path) if path else None
+    cache = enable.in_front()
+    about = None if cache is None else os.stat(cache.plugin)
     return None if about is None else (about.st_size, about.st_mtime_ns)

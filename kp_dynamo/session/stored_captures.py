@@ -22,10 +22,10 @@ from kp_dynamo.cache.torch_tables import TorchFunctions, torch_functions
 from kp_dynamo.capture.capture import with_dynamo_signature
 from kp_dynamo.compat import xla
 from kp_dynamo.disk_cache import capture_counts, captures
-from kp_dynamo.lowering import LoweringSpec, is_spmd
+from kp_dynamo.lowering import is_spmd
 from kp_dynamo.runtime.compiled_graph import CompiledGraph, Runtime
 from kp_dynamo.runtime.result_shardings import ResultShardings
-from kp_dynamo.runtime.stored_graph import StoredGraph, compiled_graph
+from kp_dynamo.runtime.stored_graph import StoredGraph, compiled_graph, lowering_spec
 from kp_dynamo.session.capture_record import INFERENCE, TRAINING, CaptureRecord
 from kp_dynamo.session.compile_capture import graph_contract
 from kp_dynamo.session.compile_plan import CompilePlan
@@ -47,10 +47,11 @@ def stored_key(plan: CompilePlan, *, is_counted: bool) -> str | None:
         return _key(plan)
     except Uncacheable as reason:
         refusal = str(reason)
-    except OSError as problem:  # of the files that belong to the key
-        refusal = f"its key cannot be read: {problem.strerror}"
+    except Exception as problem:  # whatever fails, such as a file that cannot be read, it can be compiled
+        logger.debug("a capture has no key in the disk cache", exc_info=True)
+        refusal = f"its key cannot be made ({type(problem).__name__})"
     if is_counted:
-        capture_counts.refuse(refusal)
+        capture_counts.count_not_stored(refusal)
     return None
 
 
@@ -147,13 +148,13 @@ def _compiled(
 ) -> CompiledGraph:
     digest = hashlib.sha256(module + repr(graph).encode()).hexdigest()
     key = None if plan.conditions is None else (("stored graph", digest), *plan.conditions)
-    spec = LoweringSpec(**{**graph.spec, "overwritten": tuple(graph.spec["overwritten"])})
+    spec = lowering_spec(graph)
     return compiled_graph(graph, module, graph_contract(plan, key, f"{number}.{spec.name}", spec, shardings), runtime)
 
 
 def store_capture(key: str, record: CaptureRecord, seconds: float) -> None:
     """Write a capture that was compiled in `seconds`, unless the record has a reason not to."""
     if record.refusal:
-        capture_counts.refuse(record.refusal)
+        capture_counts.count_not_stored(record.refusal)
         return
     captures.store(key, *record.plain(), max(0.0, seconds - record.xla_s))

@@ -3,6 +3,8 @@
 import itertools
 import os
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,10 @@ from kp_dynamo.cache.identity import Uncacheable, number_of
 from kp_dynamo.cache.lasting_key import key_text, lasting_text
 from kp_dynamo.cache.torch_tables import torch_functions
 from kp_dynamo.capture.capture import read_capture
+from kp_dynamo.compat import own_source
 from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.disk_cache import enable
+from kp_dynamo.disk_cache.enable import DiskCache
 from kp_dynamo.graph.step_share import StepShare
 from kp_dynamo.session import process_parts, stored_captures
 from kp_dynamo.session.compile_plan import plan_for
@@ -141,11 +146,11 @@ PROCESS = {
     "einsum": _attribute(torch.backends.opt_einsum, "enabled", False),
     "XLA_FLAGS": _variable("XLA_FLAGS", "--xla_cpu_enable_fast_math=true"),
     "LIBTPU_INIT_ARGS": _variable("LIBTPU_INIT_ARGS", "--xla_tpu_something=1"),
-    "the plugin": _variable("KP_TPU_CACHE_PLUGIN", __file__),
+    "the plugin": _attribute(enable, "_in_front", DiskCache("", __file__, Path(), 0)),
     "python": _attribute(sys, "version", "3.99"),
     "torch": _attribute(torch.version, "git_version", "another"),
     "a version": _attribute(process_parts, "version_of", lambda name: "99"),
-    "a file of this package": _attribute(process_parts, "source_digest", lambda: "another"),
+    "a file of this package": _attribute(own_source, "source_digest", lambda: "another"),
     "the chip": _attribute(process_parts.chips, "chip_name", lambda: "v5e"),
     "the number of devices": _attribute(process_parts.xla, "num_devices", lambda: 99),
 }
@@ -165,7 +170,9 @@ def test_another_process(name):
 
 
 @pytest.mark.quick("KP_TPU_LOG")
-@pytest.mark.parametrize("name", ["KP_TPU_LOG", "TORCH_LOGS", "KP_TPU_CACHE_DIR", "HOME"])
+@pytest.mark.parametrize(
+    "name", ["KP_TPU_LOG", "TORCH_LOGS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "KP_TPU_CACHE_DIR", "HOME"]
+)
 def test_variables_that_change_no_compilation(name, monkeypatch):
     before = key_of(scaled, X)
     monkeypatch.setenv(name, "+kp_dynamo")
@@ -183,13 +190,18 @@ def test_every_source_file_counts(tmp_path, monkeypatch):
     """A file that changes, is renamed or is new."""
     package = tmp_path / "kp_dynamo"
     (package / "session").mkdir(parents=True)
-    monkeypatch.setattr(process_parts, "__file__", str(package / "session" / "process_parts.py"))
+    monkeypatch.setattr(own_source, "ROOT", package)
     one, digests = package / "one.py", []
     for change in (lambda: one.write_text("1"), lambda: one.write_text("2"), lambda: one.rename(package / "two.py"),
                    lambda: (package / "session" / "more.py").touch()):  # fmt: skip
         change()
-        digests.append(process_parts.source_digest())
+        digests.append(own_source.source_digest())
     assert all(a != b for a, b in itertools.combinations(digests, 2))
+
+
+def test_source_that_changed_after_the_process_had_started(monkeypatch):
+    monkeypatch.setattr(own_source, "IMPORTED_AT", 0.0)
+    assert refusal(scaled, X) == "the source of kp_dynamo, which changed after the process had started"
 
 
 def refusal(function, *inputs) -> str:
@@ -262,6 +274,29 @@ def test_a_function_that_somebody_put_in_the_place_of_torchs(table, monkeypatch)
     found = torch_functions()
     assert found.replaced == ()
     assert found.digest != before.digest
+
+
+LOGIT = torch.ops.aten.logit.default
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [(torch.ops.aten.relu.default, torch.ops.aten.sigmoid.default), (torch.sin, torch.cos)],
+    ids=["operators", "functions in C++"],
+)
+def test_functions_of_torch_without_python_code(functions, monkeypatch):
+    digests = []
+    for function in functions:
+        monkeypatch.setitem(torch._decomp.decomposition_table, LOGIT, function)
+        digests.append(torch_functions().digest)
+        assert torch_functions().replaced == ()
+    assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize("function", [partial(torch._refs.sinh, eps=0.1), str.upper], ids=["arguments", "no library"])
+def test_functions_whose_place_does_not_say_what_they_do(function, monkeypatch):
+    monkeypatch.setitem(torch._decomp.decomposition_table, LOGIT, function)
+    assert torch_functions().replaced == ("post_autograd aten.logit.default",)
 
 
 def test_an_object_without_a_hash_and_a_packet_in_the_table(monkeypatch):

@@ -12,9 +12,10 @@ from torch._functorch._aot_autograd import schemas
 
 import kp_dynamo
 from kp_dynamo.autograd import interface
+from kp_dynamo.disk_cache import entries
 from kp_dynamo.lowering import program
 from kp_dynamo.passes.base import PassReport
-from kp_dynamo.session import capture_record
+from kp_dynamo.session import capture_record, stored_captures
 from kp_dynamo.telemetry import snapshot
 from tests.disk_cache.captured import Captures, counted
 from tests.spine import compiled
@@ -353,6 +354,42 @@ def test_metadata_of_aotautograd_that_is_unknown(kept, monkeypatch):
     monkeypatch.setattr(schemas.ViewAndMutationMeta, "__post_init__", more)
     _, _, first, second = kept.twice(lambda: compiled(lambda x: x * 5 - 1)(ROWS))
     assert first["not_stored"] == second["not_stored"] == {"AOTAutograd's unknown is 1": 1}
+
+
+def test_the_layout_of_gradients_that_aotautograd_guesses(kept):
+    """Sizes and strides have the types that AOTAutograd compares; otherwise each gradient is copied, or refused."""
+    model, x, gradient = nn.BatchNorm2d(3), torch.randn(4, 3, 2, 2), torch.randn(4, 3, 2, 2, requires_grad=True)
+
+    def gradients():
+        found = torch.autograd.grad(compiled(model)(x), list(model.parameters()), gradient, create_graph=True)
+        return [parts(value) for value in found]
+
+    with torch._functorch.config.patch(guess_tangent_strides_as_outputs=True):
+        first, second, stored, loaded = kept.twice(gradients)
+    assert (stored, loaded) == (STORED, LOADED)
+    assert first == second
+
+
+def test_a_key_that_cannot_be_made(kept, monkeypatch):
+    """The capture is compiled, whatever the reason."""
+
+    def fail():
+        raise RuntimeError("dictionary changed size during iteration")
+
+    monkeypatch.setattr(stored_captures, "torch_functions", fail)
+    first, _, stored, _ = kept.twice(lambda: compiled(lambda x: x * 5 - 1)(ROWS))
+    torch.testing.assert_close(first, ROWS * 5 - 1)
+    assert stored == {"not_stored": {"its key cannot be made (RuntimeError)": 1}}
+
+
+def test_a_folder_that_is_not_kept_within_its_bound(kept, monkeypatch):
+    """The capture was written."""
+
+    def fail(folder, max_bytes):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(entries, "evict", fail)
+    assert kept.twice(lambda: compiled(lambda x: x * 5 - 1)(ROWS))[2:] == (STORED, LOADED)
 
 
 def test_the_fields_that_are_not_compared_exist():

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from pathlib import Path
 
 from kp_dynamo.cli.main import FAILED, OK, main
 
@@ -58,6 +59,26 @@ def test_verify_finds_what_a_process_would_not_load(machine, capsys):
     main(["cache", "list", str(machine.folder)])
     assert capsys.readouterr().out.count("damaged") == 3
     assert machine.compile(1, 2, 3, 4)["damaged"] == 3
+
+
+def test_a_file_that_goes_or_cannot_be_read_meanwhile(machine, capsys, monkeypatch):
+    """A running process evicts; another user wrote it. A link is not followed, as when programs are loaded."""
+    machine.compile(1, 2, 3)
+    gone, closed, whole = machine.entries()
+    (machine.folder / ("a" * 64)).symlink_to(whole)
+    stock = Path.read_bytes
+
+    def read(path):
+        if path in (gone, closed):
+            raise FileNotFoundError(path) if path == gone else PermissionError(path)
+        return stock(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert main(["cache", "verify", str(machine.folder)]) == FAILED
+    out = capsys.readouterr().out
+    assert f"{closed} is damaged" in out
+    assert "2 programs, " in out
+    assert ", 1 damaged" in out
 
 
 def test_clear_deletes_programs_and_nothing_else(machine, capsys):

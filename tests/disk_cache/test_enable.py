@@ -132,10 +132,56 @@ print(json.dumps([before, disk_stats()["state"]]))
     ]
 
 
+def test_variables_that_are_removed_before_the_device_starts(library, tmp_path):
+    """They are for child processes only."""
+    pytest.importorskip("libtpu")
+    code = f"""{ON_A_TPU}
+kp_dynamo.enable_disk_cache({str(tmp_path / "programs")!r})
+for name in [name for name in os.environ if name.startswith("KP_TPU_CACHE_")]:
+    del os.environ[name]
+import ctypes
+get = ctypes.CDLL(os.environ["TPU_LIBRARY_PATH"]).GetPjrtApi
+get.restype = ctypes.c_void_p
+print(json.dumps([bool(get()), disk_stats()["state"]]))
+"""
+    done = run(code, library, PJRT_DEVICE="TPU")
+    assert json.loads(done.stdout) == [True, "on"], done.stderr[-3000:]
+
+
+def test_a_child_that_inherits_the_library_alone(library, tmp_path):
+    """Its variables were removed, so that it does not use the cache: libtpu is found as without it."""
+    code = """
+from kp_dynamo.disk_cache import enable
+enable.enable_from_environment()
+print(json.dumps([os.environ.get("TPU_LIBRARY_PATH"), enable.disk_stats()["state"]]))
+"""
+    done = run(code, library, PJRT_DEVICE="TPU", TPU_LIBRARY_PATH=str(library))
+    assert json.loads(done.stdout) == [None, "not enabled"], done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"KP_TPU_CACHE_DIR": "~nobody-of-this-name/programs"}, "it cannot be created (Could not determine home"),
+        ({"KP_TPU_CACHE_DIR": "programs", "KP_TPU_CACHE_MAX_BYTES": "inf"}, "max_gb=inf is invalid"),
+        ({"KP_TPU_CACHE_DIR": "programs", "KP_TPU_CACHE_MAX_BYTES": "inf", "KP_TPU_CACHE_PLUGIN": "libtpu.so",
+          "TPU_LIBRARY_PATH": "library"}, "cannot convert float infinity"),
+    ],
+    ids=["no home", "a bound", "a bound of a parent"],
+)  # fmt: skip
+def test_variables_that_mean_nothing_are_a_warning(variables, reason, library, tmp_path):
+    """`import kp_dynamo` does not fail."""
+    given = {name: str(library) if value == "library" else value for name, value in variables.items()}
+    code = f"os.chdir({str(tmp_path)!r}); kp_dynamo.disk_cache.enable.enable_from_environment()"
+    done = run("import kp_dynamo.disk_cache.enable\n" + code, library, PJRT_DEVICE="TPU", **given)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert reason in done.stderr
+
+
 # What a trial on this machine finds.
 UNFIT = """
 from kp_dynamo.disk_cache import trial
-trial.try_in_two_processes = lambda timeout_s: (False, "other bits.")
+trial.try_in_two_processes = lambda timeout_s: trial.Outcome(False, "other bits.")
 """
 
 
@@ -225,7 +271,7 @@ for found, wanted in zip(weights, eager.parameters()):
     torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-6)
 kp_dynamo.disk_cache.enable.enable_from_environment()  # what a child process does
 for name in [name for name in os.environ if name.startswith("KP_TPU_CACHE_")]:
-    del os.environ[name]  # as for children that are not to use the cache
+    del os.environ[name]  # they are for child processes
 report = kp_dynamo.explain(torch.nn.Linear(8, 3), torch.randn(2, 8))
 stats = kp_dynamo.cache_stats()["disk"]
 weights = [weight.flatten().tolist() for weight in weights]

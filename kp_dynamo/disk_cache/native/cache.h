@@ -23,8 +23,9 @@ void count(enum counter which, uint64_t by);
 
 struct key { uint8_t digest[SHA256_SIZE]; };
 
-/* Once for each process, before the first key: what does not change after the plugin was loaded. */
-void note_environment(const char *plugin_path);
+/* Once for each process, before the first key: what does not change after the plugin was loaded. False if the plugin's
+ * file cannot be read. */
+int note_environment(const char *plugin_path);
 /* False if the plugin cannot describe itself or its devices; the program is then compiled without the cache. */
 int key_of(const struct pjrt_api *api, const struct client_compile *compile, struct key *key);
 

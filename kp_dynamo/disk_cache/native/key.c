@@ -29,8 +29,8 @@ static void add_part(struct sha256 *hash, const char *name, const void *value, s
   if (size) sha256_add(hash, value, size);
 }
 
-/* The maps of a program (HloModuleProto: computations, instructions, frontend_attributes; and the module's own) and of
- * its options (CompileOptionsProto: env_option_overrides; and the flags that no field of XLA's own holds). */
+/* The maps of a program (HloModuleProto: computations.instructions.frontend_attributes.map; frontend_attributes.map) and
+ * of its options (CompileOptionsProto: env_option_overrides; and xla_backend_extra_options in its debug_options). */
 static const uint64_t PROGRAM_MAPS[][5] = {{3, 2, 68, 1}, {19, 1}}, OPTIONS_MAPS[][5] = {{7}, {3, 3, 500}};
 
 /* As it is, if it is not such a message: then equal programs may have different keys. */
@@ -52,16 +52,21 @@ static void add_sample(struct sha256 *hash, int file, off_t at, size_t size) {
 
 /* The version that a CPU plugin reports is a constant, and libtpu's build may change under one version. Its size and
  * samples of it identify the file without reading all of its 200 to 300 MB; its time would differ on each machine. */
-static void add_file(struct sha256 *hash, const char *path) {
+static int add_file(struct sha256 *hash, const char *path) {
   enum { NUM_SAMPLES = 32, SAMPLE = 1 << 15, END = 1 << 20 };
   int file = open(path, O_RDONLY | O_CLOEXEC);
   struct stat about;
-  if (file < 0 || fstat(file, &about)) return;
+  if (file < 0) return 0;
+  if (fstat(file, &about)) {
+    close(file);
+    return 0;
+  }
   add_part(hash, "plugin size", &about.st_size, sizeof about.st_size);
   add_sample(hash, file, 0, END);
   for (int i = 0; i < NUM_SAMPLES; i++) add_sample(hash, file, about.st_size / NUM_SAMPLES * i, SAMPLE);
   add_sample(hash, file, about.st_size > END ? about.st_size - END : 0, END);
   close(file);
+  return 1;
 }
 
 /* XLA generates code for the processor's features, on a TPU too if a part of the program runs on the host. */
@@ -79,15 +84,16 @@ static void add_processor(struct sha256 *hash) {
   add_part(hash, "num processors", &num_processors, sizeof num_processors);
 }
 
-void note_environment(const char *plugin_path) {
+int note_environment(const char *plugin_path) {
   sha256_start(&environment);
   add_part(&environment, "format", FORMAT, sizeof FORMAT);
   for (size_t i = 0; i < sizeof VARIABLES / sizeof *VARIABLES; i++) {
     const char *value = getenv(VARIABLES[i]);
     add_part(&environment, value ? VARIABLES[i] : "unset", value, value ? strlen(value) : 0);
   }
-  add_file(&environment, plugin_path);
+  int is_read = add_file(&environment, plugin_path);
   add_processor(&environment);
+  return is_read;
 }
 
 static int add_text(struct sha256 *hash, const struct pjrt_api *api, int function, const char *name, void *of) {

@@ -1,8 +1,9 @@
 /* A PJRT plugin that stands in front of another one and keeps its compiled programs on disk.
  *
  * It forwards every function but PJRT_Client_Compile, which first looks the program up. Whatever fails, the plugin
- * behind compiles as if this library were not there; a counter says how often. Python sets three variables before the
- * device starts: KP_TPU_CACHE_PLUGIN (the plugin behind), KP_TPU_CACHE_DIR and KP_TPU_CACHE_MAX_BYTES.
+ * behind compiles as if this library were not there; a counter says how often. Before the device starts, Python calls
+ * kp_cache_configure. A child process that inherits the library as its plugin, and does not call it, inherits three
+ * variables: KP_TPU_CACHE_PLUGIN (the plugin behind), KP_TPU_CACHE_DIR and KP_TPU_CACHE_MAX_BYTES.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,7 +17,26 @@
 static const struct pjrt_api *real;
 static const char *state = "no device has started";
 
+/* Copies: the caller's texts and the environment may change before the device starts. */
+static char *plugin_path, *folder_path;
+static uint64_t bound;
+
 EXPORTED const char *kp_cache_state(void) { return state; }
+
+EXPORTED void kp_cache_configure(const char *plugin, const char *folder, uint64_t max_bytes) {
+  free(plugin_path);
+  free(folder_path);
+  plugin_path = strdup(plugin);
+  folder_path = strdup(folder);
+  bound = max_bytes;
+}
+
+static void configure_from_environment(void) {
+  const char *plugin = getenv("KP_TPU_CACHE_PLUGIN"), *folder = getenv("KP_TPU_CACHE_DIR");
+  const char *max_bytes = getenv("KP_TPU_CACHE_MAX_BYTES");
+  int has_folder = folder && max_bytes;
+  if (plugin) kp_cache_configure(plugin, has_folder ? folder : "", has_folder ? strtoull(max_bytes, NULL, 10) : 0);
+}
 
 static uint64_t now_ns(void) {
   struct timespec now;
@@ -86,13 +106,12 @@ static void *compile_or_load(void *arguments) {
 }
 
 /* NULL if the cache can work in front of this plugin, otherwise the reason why not. */
-static const char *problem_of(const struct pjrt_api *api, const char *plugin_path) {
+static const char *problem_of(const struct pjrt_api *api) {
   static const int USED[] = {
       ERROR_DESTROY,          CLIENT_PLATFORM_NAME,        CLIENT_PROCESS_INDEX,   CLIENT_PLATFORM_VERSION,
       CLIENT_DEVICES,         CLIENT_ADDRESSABLE_DEVICES,  CLIENT_COMPILE,         DESCRIPTION_ID,
       DESCRIPTION_KIND,       DESCRIPTION_PROCESS_INDEX,   DEVICE_GET_DESCRIPTION, DESCRIPTION_DEBUG_STRING,
       EXECUTABLE_DESTROY,     EXECUTABLE_SERIALIZE,        LOADED_GET_EXECUTABLE,  DESERIALIZE_AND_LOAD};
-  const char *path = getenv("KP_TPU_CACHE_DIR"), *max_bytes = getenv("KP_TPU_CACHE_MAX_BYTES");
   if (api->version.major != KP_API_MAJOR || api->version.minor < KP_OLDEST_MINOR ||
       api->version.minor > KP_NEWEST_MINOR)
     return "the plugin has a version of the PJRT C API for which the cache was not made";
@@ -100,9 +119,9 @@ static const char *problem_of(const struct pjrt_api *api, const char *plugin_pat
     return "the plugin's table of functions is too short";
   for (size_t i = 0; i < sizeof USED / sizeof *USED; i++)
     if (!api->functions[USED[i]]) return "the plugin lacks a function that the cache needs";
-  if (!path || !*path || !max_bytes) return "no folder was given";
-  note_environment(plugin_path);
-  return open_folder(path, strtoull(max_bytes, NULL, 10));
+  if (!folder_path || !*folder_path) return "no folder was given";
+  if (!note_environment(plugin_path)) return "the plugin's file cannot be read";
+  return open_folder(folder_path, bound);
 }
 
 static const struct pjrt_api *load_plugin(const char *path) {
@@ -119,10 +138,10 @@ static const struct pjrt_api *load_plugin(const char *path) {
 EXPORTED const struct pjrt_api *GetPjrtApi(void) {
   static struct pjrt_api *mine;
   if (mine || real) return mine ? mine : real;
-  const char *path = getenv("KP_TPU_CACHE_PLUGIN");
-  real = load_plugin(path);
+  if (!plugin_path) configure_from_environment();
+  real = load_plugin(plugin_path);
   if (!real) return NULL;
-  if ((state = problem_of(real, path))) return real;
+  if ((state = problem_of(real))) return real;
   if (!(mine = malloc(real->struct_size))) return real;
   memcpy(mine, real, real->struct_size);
   mine->functions[CLIENT_COMPILE] = compile_or_load;
