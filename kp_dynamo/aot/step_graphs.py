@@ -1,6 +1,7 @@
 """The graphs of a step: nothing is lowered and nothing is compiled.
 
-The model is called on fake tensors, and its passes see no limit of the memory.
+The model is called on fake tensors. Its passes see no limit of the memory, because the graphs are those of all chips
+together; and a loss saves nothing that it may also compute again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import fx
 from kp_dynamo.aot.request import AotRequest, Machine, request_of
 from kp_dynamo.aot.trace_programs import step_on_fakes
 from kp_dynamo.compat import xla
+from kp_dynamo.config.options import UNLIMITED_GB
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.explanation.run_once import fresh_dynamo
 from kp_dynamo.lowering.base import Executable, LoweringSpec
@@ -22,9 +24,6 @@ from kp_dynamo.lowering.fake_run import ExportedProgram, FakeRun, GraphCall
 from kp_dynamo.lowering.step_memory import StepMemory
 from kp_dynamo.session import Session
 from kp_dynamo.sharding.mesh import DATA, NamedMesh
-
-_NO_LIMIT_GB = 1e9
-"""The memory that the capture may assume: the graphs are those of all chips together."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def graphs_of_step(model: Any, args: Sequence[Any], options: dict[str, Any], tra
         TPUConfigurationError: An invalid option.
         XLACompilationError: The model cannot be traced.
     """
-    given = {**options, "memory_budget_gb": _NO_LIMIT_GB}
+    given = {**options, "memory_budget_gb": UNLIMITED_GB}
     request = request_of(model, tuple(args), Machine("v5e"), given, "kp_tpu", train)
     xla.device()
     with fresh_dynamo(), torch.inference_mode(False), torch.set_grad_enabled(train):

@@ -37,6 +37,10 @@ def _option(
     return field(default=default, metadata={"rule": rule, "not_in_key": not_in_key})
 
 
+UNLIMITED_GB = 1e9
+"""The memory budget of captures that `plan` takes before it chooses a chip. They tell the least that a model needs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
     """Validated options. An option that is not set takes its value from the level, or else its default below.

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.config.matmul_precision import resolve_matmul_precision
-from kp_dynamo.config.options import CompileOptions
+from kp_dynamo.config.options import UNLIMITED_GB, CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.graph.step_share import WHOLE, StepShare
 from kp_dynamo.graph.weight_matmuls import divided_weights
@@ -179,6 +179,8 @@ def _loss_pass(options: CompileOptions) -> FuseLinearCrossEntropy:
 def _kept_exponentials(options: CompileOptions) -> int:
     """The bytes that the loss of a head may save: few of the chip's, and none if the user wants less to be saved."""
     if options.precision != "bfloat16" or options.keep_float32 or options.checkpoint not in ("off", "auto"):
+        return 0
+    if options.memory_budget_gb == UNLIMITED_GB:  # what a chip would keep is not known yet
         return 0
     return int(options.memory_budget_bytes) // _SHARE_OF_EXPONENTIALS
 

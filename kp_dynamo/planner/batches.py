@@ -20,16 +20,14 @@ class Samples:
         batch: The batch size of the given arguments.
         tokens: Tokens of a sample, if the first argument is an integer tensor; else 0.
         num_bytes: Bytes of the inputs of a sample.
+        rows: Rows of activations that a matmul has for each sample, at least: tokens of the shortest argument that has
+            some, such as that of a decoder.
     """
 
     batch: int
     tokens: int
     num_bytes: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of activations that a matmul has for each sample, at least."""
-        return max(1, self.tokens)
+    rows: int = 1
 
 
 def samples_of(args: Sequence[Any]) -> Samples:
@@ -46,7 +44,12 @@ def samples_of(args: Sequence[Any]) -> Samples:
             "length. Allowed: tensors without marks. Try: plan for each length that matters."
         )
     first = args[0]
-    is_tokens = isinstance(first, torch.Tensor) and not first.dtype.is_floating_point and first.dtype != torch.bool
+    is_tokens = isinstance(first, torch.Tensor) and _is_of_tokens(first)
     per_sample = [t for t in tensors if t.dim() and t.shape[0] == batch]
     num_bytes = sum(t.numel() * t.element_size() for t in per_sample) // batch
-    return Samples(batch, first.numel() // batch if is_tokens else 0, num_bytes)
+    lengths = [t.numel() // batch for t in per_sample if t.dim() > 1 and _is_of_tokens(t)] if is_tokens else []
+    return Samples(batch, first.numel() // batch if is_tokens else 0, num_bytes, max(1, min(lengths, default=1)))
+
+
+def _is_of_tokens(tensor: torch.Tensor) -> bool:
+    return not tensor.dtype.is_floating_point and tensor.dtype != torch.bool

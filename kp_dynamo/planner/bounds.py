@@ -120,7 +120,7 @@ class Facts:
     Attributes:
         weights: The parameters under its sharding.
         activations: Those under its checkpoint mode and axis "model".
-        flops: FLOPs of a step for one sample.
+        flops: FLOPs of a step for one sample, at least.
         rows: Rows of a matmul for one sample, at least.
         input_bytes: Inputs of one sample.
         state_factor: Optimizer state for each byte of a parameter.

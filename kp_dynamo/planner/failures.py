@@ -19,8 +19,7 @@ def nothing_found(request: PlanRequest, source: FactSource, found: Found) -> TPU
     """Why no candidate is left."""
     goal = request.goal
     where = f"up to {goal.max_chips} chips of {', '.join(goal.targets)}"
-    if found.fastest is not None and request.samples.tokens and goal.tokens is not None:
-        hours = found.fastest.seconds_per_sample * goal.tokens / request.samples.tokens / 3600
+    if found.fastest is not None and (hours := request.hours(found.fastest.seconds_per_sample)) is not None:
         return TPUConfigurationError(
             f"deadline_hours={goal.deadline_hours:g} is invalid: on {where}, training takes at least {hours:.3g} hours "
             f"({_described(found.fastest)}). Try: a later deadline, more chips, or other targets."

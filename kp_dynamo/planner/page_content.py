@@ -125,7 +125,7 @@ def _figures(plan: PlanFigures) -> Iterator[Figure]:
 
 def _marks(row: PlanRow) -> tuple[str, str]:
     """What marks a lower and an upper bound."""
-    return ("", "") if row.kind == "compiled" else (">= ", "<= ")
+    return ("", "") if row.is_compiled else (">= ", "<= ")
 
 
 def _ways(plan: PlanFigures) -> Section:
@@ -171,8 +171,8 @@ def _code(plan: PlanFigures) -> Section:
 def _search(plan: PlanFigures) -> Iterator[str]:
     yield f"{plan.num_searched:,} ways were bounded; {plan.num_without_memory:,} exceed the memory of a chip."
     if plan.deadline_hours is not None:
-        yield f"{plan.num_too_late:,} of them miss the deadline of {plan.deadline_hours:,g} hours."
-    compiled = sum(row.kind == "compiled" for row in plan.rows)
+        yield f"{plan.num_too_late:,} others miss the deadline of {plan.deadline_hours:,g} hours."
+    compiled = sum(row.is_compiled for row in plan.rows)
     yield f"{counted(compiled, 'way')} compiled by the TPU compiler."
     spent = ", ".join(f"{name} {time_text(value * 1e3)}" for name, value in plan.seconds.items())
     yield f"The search took: {spent}."

@@ -36,6 +36,10 @@ def _others(plan: PlanFigures) -> Iterator[Problem]:
     others = list(enumerate(plan.rows[1:], 2))
     if failed := [f"{number}: {way.why}" for number, way in others if way.kind == "failed"]:
         yield Problem("note", f"{counted(len(failed), 'way')} did not fit once compiled.", details="\n".join(failed))
+    if late := [f"{number}: {way.why}" for number, way in others if way.kind == "late"]:
+        yield Problem(
+            "note", f"{counted(len(late), 'way')} missed the deadline once compiled.", details="\n".join(late)
+        )
     if better := may_be_better(plan):
         what = f"Of the ways that were not compiled, {counted(len(better), 'way')} may be better: {', '.join(better)}."
         yield Problem("note", what, cure="plan SPEC --compile N compiles more of them.")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from kp_dynamo.explanation.subject import Subject
 
-Kind = Literal["compiled", "bound", "failed"]
+Kind = Literal["compiled", "bound", "late", "failed"]
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,9 @@ class PlanRow:
     """One way to train.
 
     With kind "bound", memory and times are lower bounds, and so are prices; MFU is an upper bound. With "compiled",
-    they are those of the programs that the TPU compiler made, and a bound of the optimizer's part. With "failed", the
-    compiler did not make it fit, or failed; the figures are bounds.
+    they are those of the programs that the TPU compiler made, and a bound of the optimizer's part. With "late" too; its
+    bounds met the deadline, and it does not. With "failed", the compiler did not make it fit, or failed; the figures
+    are bounds.
 
     Attributes:
         kind: What the figures are.
@@ -65,6 +66,11 @@ class PlanRow:
     hours: float | None
     usd: float | None
     why: str
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the figures are those of compiled programs, and no bounds."""
+        return self.kind in ("compiled", "late")
 
     @property
     def is_runnable(self) -> bool:

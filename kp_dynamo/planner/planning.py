@@ -51,7 +51,7 @@ def plan(
         model: A module; its parameters may be on the meta device.
         args: Its arguments. The batch is the first dimension of the first tensor, and is changed.
         train: True: training mode, with the backward and an optimizer. False: inference.
-        targets: Generations: "v4", "v5e", "v5p" or "v6e".
+        targets: Generations: "v4", "v5e", "v5p", "v6e" or "v7".
         max_chips: The most chips of a slice.
         tokens_per_step: Tokens of an optimizer step, met within a tenth. None: the batch of `args` is that of a step.
         objective: "cost": the lowest price of a token. "time": the shortest time.
@@ -112,7 +112,8 @@ def _captures(request: PlanRequest) -> tuple[dict[Any, StepGraphs], dict[Any, st
     captures: dict[Any, StepGraphs] = {}
     prints: dict[Any, str] = {}
     for mode in request.checkpoints:
-        options = {**request.options, "checkpoint": mode}
+        # What "auto" keeps depends on the memory of a chip, and is at least what is left of the most recomputation.
+        options = {**request.options, "checkpoint": 0 if mode == "auto" else mode}
         capture = capture_step(request.model, request.args, options, request.train)
         found = fingerprint(capture)
         if found not in prints.values():
@@ -125,13 +126,18 @@ def _plan(
 ) -> Plan:
     goal = request.goal
     ordered = in_order(figures, goal.objective)
+    if ordered[0].kind == "late":
+        raise TPUConfigurationError(
+            f"deadline_hours={goal.deadline_hours:g} is met by bounds only; {described(ordered[0].candidate)} "
+            f"{ordered[0].problem}. Try: a later deadline, more chips, or a larger num_compiled (--compile)."
+        )
     if ordered[0].kind == "failed":
         raise TPUOutOfMemoryError(
             f"by its bounds, the model fits, but not as it was compiled; the best {described(ordered[0].candidate)} "
             f"{ordered[0].problem}. Try: more chips, or options={{'checkpoint': 0}}, which recomputes all it can."
         )
     rows = RowMaker(request, source.useful_flops, ordered[0])
-    one_host = next((f for f in ordered if f.candidate.layout.is_runnable and f.kind != "failed"), None)
+    one_host = next((f for f in ordered if f.candidate.layout.is_runnable and not f.problem), None)
     return Plan(
         rows=tuple(map(rows.row, _shown(ordered))),
         one_host=None if one_host is None else rows.row(one_host),
@@ -152,9 +158,10 @@ def _plan(
 
 
 def _shown(ordered: list[Figures]) -> list[Figures]:
-    """The first ones, and those that the compiler refused: they took the most time to find out."""
-    failed = [f for f in ordered if f.kind == "failed"]
-    return [*(f for f in ordered if f.kind != "failed")][: NUM_ROWS - len(failed)] + failed[:NUM_ROWS]
+    """The first ones, and those with a problem once compiled: they took the most time to find out."""
+    without, others = [f for f in ordered if not f.problem], [f for f in ordered if f.problem]
+    shown = without[: max(1, NUM_ROWS - len(others))]
+    return [*shown, *others[: NUM_ROWS - len(shown)]]
 
 
 def _plain(value: Any) -> Any:

@@ -68,6 +68,17 @@ class PlanRequest:
     budgets: dict[str, float]
     state_factor: float
 
+    def hours(self, seconds_per_sample: float) -> float | None:
+        """Hours of the whole training; None if its tokens are unknown."""
+        if self.goal.tokens is None:
+            return None
+        return seconds_per_sample * self.goal.tokens / self.samples.tokens / 3600
+
+    def is_late(self, seconds_per_sample: float) -> bool:
+        """Whether the whole training misses the deadline."""
+        hours, deadline = self.hours(seconds_per_sample), self.goal.deadline_hours
+        return hours is not None and deadline is not None and hours > deadline
+
 
 def plan_request(model: Any, args: Any, train: bool, goal: Goal, options: Any) -> PlanRequest:
     """Check the arguments of `plan`.

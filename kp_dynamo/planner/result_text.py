@@ -29,7 +29,7 @@ def _head(plan: PlanFigures) -> Iterator[str]:
     )
     late = f", {plan.num_too_late} miss the deadline" if plan.deadline_hours is not None else ""
     yield f"{plan.num_searched} ways bounded: {plan.num_without_memory} exceed the memory of a chip{late}"
-    compiled = sum(row.kind == "compiled" for row in plan.rows)
+    compiled = sum(row.is_compiled for row in plan.rows)
     yield f"{counted(compiled, 'row')} compiled by the TPU compiler; >= and <= mark bounds. No chip ran any of them."
 
 
@@ -56,7 +56,7 @@ def devices_note(plan: PlanFigures) -> str:
 
 
 def _cells(number: int, row: PlanRow) -> tuple[str, ...]:
-    least, most = ("", "") if row.kind == "compiled" else (">= ", "<= ")
+    least, most = ("", "") if row.is_compiled else (">= ", "<= ")
     batch = f"{row.batch}" if row.accumulate == 1 else f"{row.batch} x {row.accumulate}"
     total = () if row.hours is None else (f"{least}{_number(row.hours)}", f"{least}{_number(row.usd or 0.0)}")
     return (

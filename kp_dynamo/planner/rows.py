@@ -68,15 +68,20 @@ def figures_of(bounded: Bounded, outcome: Outcome | None, request: PlanRequest) 
         each = CHIPS[bounded.candidate.layout.topology.target].device_word
         problem = f"does not fit: {peak / GB:.2f} GB a {each}, compiled and with the optimizer's state"
         return Figures(bounded, "failed", bounded.memory.total, bounded.time.total, problem, peak)
+    per_sample = seconds / bounded.candidate.step_samples
+    if request.is_late(per_sample):
+        problem = f"misses the deadline: {request.hours(per_sample):.3g} hours, compiled"
+        return Figures(bounded, "late", peak, seconds, problem, peak)
     return Figures(bounded, "compiled", peak, seconds, peak_bytes=peak)
 
 
 def in_order(figures: Iterable[Figures], objective: str) -> list[Figures]:
-    """Compiled ones first, then bounds, then failed ones; each the best first."""
-    kinds = ("compiled", "bound", "failed")
+    """Compiled ones first, then bounds, then late and failed ones; each the best first."""
+    kinds = ("compiled", "bound", "late", "failed")
 
     def key(found: Figures) -> tuple[Any, ...]:
-        value = found.value(objective) if found.kind == "compiled" else 0.0  # the rank of bounds compares them
+        # The rank of bounds compares them, also of those that failed.
+        value = found.value(objective) if found.kind in ("compiled", "late") else 0.0
         return kinds.index(found.kind), value, found.bounded.rank(objective)
 
     return sorted(figures, key=key)
@@ -131,18 +136,16 @@ class RowMaker:
 
     def _total(self, figures: Figures) -> tuple[float | None, float | None]:
         """Hours and price of the whole training."""
-        goal = self.request.goal
-        if goal.tokens is None:
+        hours = self.request.hours(figures.step_s / figures.candidate.step_samples)
+        if hours is None:
             return None, None
-        steps = goal.tokens / (figures.candidate.step_samples * self.request.samples.tokens)
-        seconds = steps * figures.step_s
-        return seconds / 3600, seconds * usd_per_second(figures.candidate.layout.topology)
+        return hours, hours * 3600 * usd_per_second(figures.candidate.layout.topology)
 
     def _why(self, figures: Figures) -> str:
         objective, what = self.request.goal.objective, self.request.goal.objective
         if figures is self.first:
             return "the winner" if figures.kind == "compiled" else "the best bound; nothing was compiled that fits"
-        if figures.kind == "failed":
+        if figures.problem:
             return figures.problem
         least = self.first.value(objective)
         ratio = figures.value(objective) / least if least else 1.0

@@ -97,9 +97,14 @@ class FactSource:
             return None
         request = self.request
         return Facts(
-            weights, live, self._flops[mode].total, request.samples.rows, request.samples.num_bytes,
+            weights, live, self._least_flops(mode), request.samples.rows, request.samples.num_bytes,
             request.state_factor, request.train,
         )  # fmt: skip
+
+    def _least_flops(self, mode: Any) -> int:
+        """Of a step for one sample; the capture of "auto" recomputes all it can, and the compiled one may not."""
+        flops = self._flops[mode]
+        return flops.least if mode != "auto" else max(0, flops.least - flops.recomputed)
 
     def _weights(self, layout: Layout, mode: Any) -> Weights:
         word = layout.sharding or "data"
@@ -181,15 +186,14 @@ def _bounded(request: PlanRequest, source: FactSource, topology: Topology) -> It
 
 def _sort_in(found: Found, bounded: Bounded, request: PlanRequest) -> None:
     found.num_searched += 1
-    over = bounded.memory.total / request.budgets[bounded.candidate.layout.topology.target]
-    hours = _hours(bounded, request)
+    over, seconds = _over(bounded, request), bounded.seconds_per_sample
     if over > 1:
         found.num_without_memory += 1
         if found.least is None or over < _over(found.least, request):
             found.least = bounded
-    elif request.goal.deadline_hours is not None and hours > request.goal.deadline_hours:
+    elif request.is_late(seconds):
         found.num_too_late += 1
-        if found.fastest is None or hours < _hours(found.fastest, request):
+        if found.fastest is None or seconds < found.fastest.seconds_per_sample:
             found.fastest = bounded
     else:
         found.fitting.append(bounded)
@@ -197,13 +201,6 @@ def _sort_in(found: Found, bounded: Bounded, request: PlanRequest) -> None:
 
 def _over(bounded: Bounded, request: PlanRequest) -> float:
     return bounded.memory.total / request.budgets[bounded.candidate.layout.topology.target]
-
-
-def _hours(bounded: Bounded, request: PlanRequest) -> float:
-    """Hours of the whole training; 0 if its tokens are unknown."""
-    if request.goal.tokens is None:
-        return 0.0
-    return bounded.seconds_per_sample * request.goal.tokens / request.samples.tokens / 3600
 
 
 def best_of_each(fitting: Iterable[Bounded], objective: str, has_room: Callable[[Bounded], bool]) -> list[Bounded]:

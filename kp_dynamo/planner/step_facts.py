@@ -16,7 +16,7 @@ import torch
 
 from kp_dynamo.aot.placing import StepPlacer
 from kp_dynamo.aot.step_graphs import StepGraphs
-from kp_dynamo.graph.flops import model_flops, recomputed_flops
+from kp_dynamo.graph.flops import least_flops, model_flops, recomputed_flops
 from kp_dynamo.planner.capture import BATCH
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
 from kp_dynamo.sharding.placement import axes_of, shard_shape
@@ -32,9 +32,6 @@ class Amount:
     def __add__(self, other: Amount) -> Amount:
         return Amount(self.per_sample + other.per_sample, self.fixed + other.fixed)
 
-    def at(self, samples: int) -> int:
-        return self.per_sample * samples + self.fixed
-
 
 @dataclass(frozen=True)
 class Activations:
@@ -49,17 +46,20 @@ class Activations:
     live: tuple[Amount, ...]
     traffic: Amount
 
-    def peak_bytes(self, samples: int) -> int:
-        """The most that is live, if a chip has this many samples."""
-        return max((amount.at(samples) for amount in self.live), default=0)
-
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of the matmuls of a step for one sample: all that run, and those that are recomputed."""
+    """FLOPs of the matmuls of a step for one sample.
+
+    Attributes:
+        total: All, with causal attention counted whole.
+        recomputed: Those that are recomputed.
+        least: All that must run: causal attention may skip what its mask hides.
+    """
 
     total: int
     recomputed: int
+    least: int
 
     @property
     def useful(self) -> int:
@@ -70,9 +70,9 @@ class Flops:
 def flops_per_sample(capture: StepGraphs) -> Flops:
     """The FLOPs of a step for one sample."""
     graphs = {id(call.gm): call.gm.graph for call in capture.calls}
-    found = {name: (model_flops(graph), recomputed_flops(graph)) for name, graph in graphs.items()}
-    total, recomputed = (sum(found[id(call.gm)][i] for call in capture.calls) // BATCH for i in (0, 1))
-    return Flops(total, recomputed)
+    kinds = (model_flops, recomputed_flops, least_flops)
+    found = {name: [count(graph) for count in kinds] for name, graph in graphs.items()}
+    return Flops(*(sum(found[id(call.gm)][i] for call in capture.calls) // BATCH for i in range(len(kinds))))
 
 
 def parameter_reads(capture: StepGraphs) -> Mapping[str, int]:

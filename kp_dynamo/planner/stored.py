@@ -15,11 +15,13 @@ from torch import fx
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.aot.step_graphs import StepGraphs
 from kp_dynamo.aot.worker_process import libtpu_flags, separate_versions
+from kp_dynamo.compat.own_source import source_digest
 from kp_dynamo.compat.versions import check_versions, version_of
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.planner.candidates import Candidate
 from kp_dynamo.planner.request import PlanRequest
 from kp_dynamo.planner.rows import Outcome
+from kp_dynamo.sharding.rules import own_plan
 
 
 def default_folder() -> Path:
@@ -112,9 +114,11 @@ class StoredOutcomes:
             "topology": str(layout.topology),
             "mesh": layout.axes,
             "sharding": layout.sharding,
+            "plan": own_plan(self.request.model) if "tensor" in layout.sharding else None,
             "batch": candidate.batch,
             "checkpoint": candidate.checkpoint,
             "flags": libtpu_flags(),
+            "source": source_digest(),
             "versions": {
                 **check_versions(),
                 **{n: version_of(n) for n in ("libtpu", "jax", "kp_dynamo")},

@@ -47,10 +47,20 @@ class Weight:
     element_bytes: int
     reads: int
 
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of an element that travels."""
+        return min(self.element_bytes, _WIRE_BYTES)
+
+    @property
+    def has_counterpart(self) -> bool:
+        """Whether the backward sums the gradient of its pair's input."""
+        return self.row_columns > 0 and self.is_trained and not self.is_lookup
+
     def moved_bytes(self, rows: int) -> int:
         """The least that moves when a matmul over `rows` rows meets this weight: itself, or its activations."""
         smallest = min(self.part, default=1)
-        return min(prod(self.part), rows * smallest) * min(self.element_bytes, _WIRE_BYTES)
+        return min(prod(self.part), rows * smallest) * self.wire_bytes
 
 
 @dataclass(frozen=True)
@@ -88,8 +98,13 @@ class Weights:
         return sum(n * w.moved_bytes(rows) for w, n in self.kinds if w.is_trained and not w.is_gathered)
 
     def summed_bytes(self, rows: int, train: bool) -> int:
-        """The least bytes of sums along "model": results of row matmuls, in training their counterparts' too."""
-        return self._summed_bytes(rows, train, lambda w: min(prod(w.part), rows * w.row_columns))
+        """The least bytes of sums along "model": results of row matmuls, in training their counterparts' too.
+
+        The counterpart of one may be missing: that of the first pair, if the model's input needs no gradient.
+        """
+        found = self._summed_bytes(rows, train, lambda w: min(prod(w.part), rows * w.row_columns))
+        twice = [w for w, _ in self.kinds if train and w.has_counterpart]
+        return found - max((min(prod(w.part), rows * w.row_columns) * w.wire_bytes for w in twice), default=0)
 
     def result_bytes(self, rows: int, train: bool) -> int:
         """The same if whole results are summed, also where a weight is smaller."""
@@ -98,8 +113,8 @@ class Weights:
     def _summed_bytes(self, rows: int, train: bool, elements: Callable[[Weight], int]) -> int:
         found = 0
         for w, count in self.kinds:
-            times = 2 if train and w.is_trained and not w.is_lookup else 1
-            found += count * times * elements(w) * min(w.element_bytes, _WIRE_BYTES)
+            times = 2 if train and w.has_counterpart else 1
+            found += count * times * elements(w) * w.wire_bytes
         return found
 
 

@@ -102,7 +102,9 @@ def test_a_row_matmul_sums_its_result_over_the_model_axis():
     weights = weights_of(mlp(), mesh, {"0": "colwise", "2": "rowwise"}, READS, True)
     assert weights.num_bytes == 2 * MATRIX * 4 // 2
     assert weights.summed_bytes(rows=512, train=False) == 512 * WIDTH * 2
-    assert weights.summed_bytes(rows=512, train=True) == 2 * 512 * WIDTH * 2
+    # The model's input needs no gradient, so nothing sums one. That is possible for the first pair of any model.
+    assert weights.summed_bytes(rows=512, train=True) == 512 * WIDTH * 2
+    assert weights.result_bytes(rows=512, train=True) == 2 * 512 * WIDTH * 2
 
 
 def test_results_are_ranked_by_what_moves_and_bounded_by_the_least_that_may():
@@ -111,7 +113,7 @@ def test_results_are_ranked_by_what_moves_and_bounded_by_the_least_that_may():
     weights = weights_of(mlp(), layout.mesh, {"0": "colwise", "2": "rowwise"}, READS, True)
     time = time_bound(Candidate(layout, 4, 1, "off"), Facts(weights, Activations((), Amount()), 0, 2048, 0, 2.0, True))
     once = 2 * 3 / 4 / (2 * 400e9 / 8)  # an all-reduce of a byte among four chips, two links each
-    assert time.result_sums == pytest.approx(2 * (MATRIX // 4) * 2 * once)
+    assert time.result_sums == pytest.approx((MATRIX // 4) * 2 * once)
     assert time.whole_result_sums == pytest.approx(2 * 4 * 2048 * WIDTH * 2 * once)
     assert time.with_sums == pytest.approx(time.whole_result_sums + time.optimizer)
     assert time.total == pytest.approx(time.result_sums + time.optimizer)

@@ -10,10 +10,12 @@ from torch import nn
 
 from kp_dynamo.aot.topologies import topology_of
 from kp_dynamo.hardware import CHIPS
+from kp_dynamo.planner import planning
+from kp_dynamo.planner.batches import Samples
 from kp_dynamo.planner.bounds import MemoryBound, TimeBound
 from kp_dynamo.planner.candidates import Candidate, Layout
 from kp_dynamo.planner.request import Goal, PlanRequest, plan_request
-from kp_dynamo.planner.rows import Figures, Outcome, RowMaker, figures_of
+from kp_dynamo.planner.rows import Figures, Outcome, RowMaker, figures_of, in_order
 from kp_dynamo.planner.search import Bounded
 from tests.aot.test_report import PROGRAM, REPORT
 
@@ -47,6 +49,31 @@ def test_a_step_that_fits_may_not_fit_with_the_state_of_the_optimizer():
     found = figures(1, memory_budget_gb=1.5)
     assert found.kind == "failed"
     assert found.problem == "does not fit: 2.00 GB a chip, compiled and with the optimizer's state"
+
+
+LATE = Goal(["v5e"], tokens=1e12, deadline_hours=1.0)
+
+
+def test_a_way_whose_bound_meets_the_deadline_may_miss_it_once_compiled():
+    asked = replace(request(), goal=LATE, samples=Samples(8, 1024, 0))
+    bounded, outcome = figures(1).bounded, Outcome(REPORT)
+    late = figures_of(bounded, outcome, asked)
+    hours = 1e12 / (1024 * 8) * late.step_s / 3600
+    assert (late.kind, late.problem) == ("late", f"misses the deadline: {hours:.3g} hours, compiled")
+    assert figures_of(bounded, outcome, replace(asked, goal=replace(LATE, deadline_hours=2 * hours))).kind == "compiled"
+    bound = figures_of(bounded, None, asked)
+    assert in_order([late, bound], "cost") == [bound, late]
+    row = RowMaker(asked, 1, bound).row(late)
+    assert (row.why, row.is_compiled, row.hours) == (late.problem, True, pytest.approx(hours))
+
+
+def test_the_best_row_is_shown_however_many_have_a_problem():
+    compiled = figures(1)
+    for num_good in (1, 3):
+        for num_failed in (5, 10, 13):
+            ordered = [compiled] * num_good + [replace(compiled, kind="failed", problem="does not fit")] * num_failed
+            shown = planning._shown(ordered)
+            assert (shown[0], len(shown)) == (compiled, min(planning.NUM_ROWS, num_good + num_failed))
 
 
 def test_the_mfu_of_a_compiled_row_counts_the_flops_of_the_model():

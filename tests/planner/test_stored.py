@@ -11,7 +11,7 @@ from torch import nn
 from kp_dynamo.aot.compiling import aot_compile
 from kp_dynamo.aot.topologies import topology_of
 from kp_dynamo.exceptions import TPUConfigurationError
-from kp_dynamo.planner import compile_best
+from kp_dynamo.planner import compile_best, stored
 from kp_dynamo.planner.bounds import MemoryBound, TimeBound
 from kp_dynamo.planner.candidates import Candidate, Layout
 from kp_dynamo.planner.compile_best import BestCompiler
@@ -60,6 +60,18 @@ def test_other_flags_of_libtpu_have_another_file(tmp_path, monkeypatch):
     assert files.read(CANDIDATE) is None
     monkeypatch.setenv("LIBTPU_INIT_ARGS", " ")
     assert files.read(CANDIDATE) == PROBLEM
+
+
+def test_another_plan_of_the_model_or_source_has_another_file(tmp_path, monkeypatch):
+    request, files = request_and_files(tmp_path)
+    divided = replace(CANDIDATE, layout=Layout(topology_of("v5e", 4), 1, 4, "tensor"))
+    for candidate in (CANDIDATE, divided):
+        files.write(candidate, PROBLEM)
+    request.model._tp_plan = {"0": "colwise"}
+    assert files.read(divided) is None
+    assert files.read(CANDIDATE) == PROBLEM  # "fsdp" does not read it
+    monkeypatch.setattr(stored, "source_digest", lambda: "another")
+    assert files.read(CANDIDATE) is None
 
 
 def test_a_damaged_file_counts_as_none(tmp_path):
