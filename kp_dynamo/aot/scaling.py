@@ -65,9 +65,9 @@ def _checked(chips: Sequence[int], target: str, mesh: Mapping[str, int]) -> tupl
     numbers = tuple(chips) if isinstance(chips, Sequence) and not isinstance(chips, str) else ()
     if not numbers or len(set(numbers)) < len(numbers) or not all(type(n) is int and n > 1 for n in numbers):
         raise TPUConfigurationError(f"chips={chips!r} is invalid. Allowed: different numbers > 1, such as (4, 16, 64).")
-    if DATA in mesh:
+    if mesh and DATA in NamedMesh.of(mesh).names:
         raise TPUConfigurationError(
-            f"mesh={dict(mesh)} has {DATA!r}, which takes the chips that are left. Try: leave it out."
+            f"mesh={mesh} has {DATA!r}, which takes the chips that are left. Try: leave it out."
         )
     for number in numbers:
         devices = topology_of(target, number).num_devices

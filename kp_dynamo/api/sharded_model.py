@@ -72,6 +72,7 @@ def shard(
     if named.num_devices > 1:
         _place(module, found, named)
         shard_arguments(module, _batch_mesh(named))
+        torch._dynamo.reset()  # no guard sees how a parameter lies
         if sharding != "data":  # where every parameter is whole, as requested
             _warn_of_large_tensors(module, found, named)
     return model

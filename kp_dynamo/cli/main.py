@@ -186,9 +186,14 @@ def _aot_scaling(args: argparse.Namespace) -> int:
 
     if args.backend != "kp_tpu":
         raise TPUConfigurationError(f"--backend {args.backend} is invalid with several chips. Try: leave it out.")
+    if args.verbose:
+        raise TPUConfigurationError(
+            "--verbose is invalid with several numbers of chips: their table has one form. Try: one number."
+        )
     mesh = None if args.mesh is None else NamedMesh.parse(args.mesh)
     axes = None if mesh is None else dict(zip(mesh.names, mesh.sizes, strict=True))
-    how = {"target": args.target, "sharding": args.sharding or "fsdp", "options": args.options, "train": args.train}
+    sharding = "fsdp" if args.sharding is None else args.sharding
+    how = {"target": args.target, "sharding": sharding, "options": args.options, "train": args.train}
     with contextlib.redirect_stdout(sys.stderr):
         model, inputs = load_spec(args.spec)
         found = scaling(model, inputs, numbers(args.chips), mesh=axes, **how)

@@ -3,7 +3,7 @@
 from kp_dynamo.lowering.base import Executable, Lowering, LoweringSpec, PortableProgram
 from kp_dynamo.lowering.donation import DONORS
 from kp_dynamo.lowering.new_state import divide_new_state
-from kp_dynamo.lowering.placed_tensors import device_spread, named_meshes
+from kp_dynamo.lowering.placed_tensors import device_spread, named_meshes, on_their_mesh
 from kp_dynamo.lowering.registry import get_lowering
 from kp_dynamo.lowering.spmd import is_spmd, shardings
 from kp_dynamo.lowering.stored import StoredProgram
@@ -20,5 +20,6 @@ __all__ = [
     "get_lowering",
     "is_spmd",
     "named_meshes",
+    "on_their_mesh",
     "shardings",
 ]

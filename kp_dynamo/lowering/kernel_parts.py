@@ -16,7 +16,7 @@ import torch
 
 from kp_dynamo.compat import xla
 from kp_dynamo.lowering import spmd
-from kp_dynamo.lowering.placed_tensors import last_mesh, op_sharding
+from kp_dynamo.lowering.placed_tensors import current_mesh, op_sharding
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
 
 
@@ -60,8 +60,8 @@ class DeviceParts:
 
 
 def kernel_parts() -> DeviceParts | None:
-    """How kernels are divided on the last mesh; None without a mesh, and on one with other axes."""
-    mesh = last_mesh()
+    """How kernels are divided on the current mesh; None without a mesh, and on one with other axes."""
+    mesh = current_mesh()
     if mesh is None or mesh.count(DATA) * mesh.count(MODEL) != mesh.num_devices:
         return None
     return DeviceParts(mesh)

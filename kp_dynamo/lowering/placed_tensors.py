@@ -5,11 +5,14 @@ A mesh of torch_xla may have its devices in any order; a dict of axes has them i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 from kp_dynamo.compat import importing, xla
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
@@ -17,9 +20,10 @@ from kp_dynamo.hardware import ONE_CHIP, Spread
 from kp_dynamo.lowering import spmd
 from kp_dynamo.ops.gathered import Placing
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
-from kp_dynamo.sharding.placement import Placement, hlo_sharding, is_whole, placement_of
+from kp_dynamo.sharding.placement import Placement, axes_of, hlo_sharding, is_whole, placement_of
 
 _meshes: dict[NamedMesh, None] = {}
+_current: ContextVar[NamedMesh | None] = ContextVar("mesh of what is compiled", default=None)
 
 
 def named_meshes() -> list[NamedMesh]:
@@ -27,37 +31,67 @@ def named_meshes() -> list[NamedMesh]:
     return list(reversed(_meshes))
 
 
-def last_mesh() -> NamedMesh | None:
-    """The last mesh on which tensors were placed."""
-    return next(reversed(_meshes), None)
+def current_mesh() -> NamedMesh | None:
+    """The mesh of what is compiled now; outside of `on_their_mesh`, the last one on which tensors were placed."""
+    return _current.get() or next(reversed(_meshes), None)
+
+
+@contextmanager
+def on_their_mesh(tensors: Iterable[Any]) -> Iterator[None]:
+    """Within the context, the current mesh is the one that these tensors lie on: models may have different ones."""
+    token = _current.set(_common_mesh(tensors) if len(_meshes) > 1 else None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _common_mesh(tensors: Iterable[Any]) -> NamedMesh | None:
+    """The mesh on which all of these lie, and the last such one; None without one.
+
+    A dimension in eight parts may lie along one axis of size 8, or along two of sizes 4 and 2: one axis comes first.
+    """
+    texts = {(_sharding_text(t), t.dim()) for t in tensors if isinstance(t, torch.Tensor) and not is_fake(t)}
+    least: tuple[int, NamedMesh] | None = None
+    for mesh in named_meshes():
+        found = [placement_of(text, mesh, rank) for text, rank in texts if text]
+        if None in found:
+            continue
+        num_shared = sum(len(axes_of(along)) > 1 for placement in found for along in placement or ())
+        if least is None or num_shared < least[0]:
+            least = num_shared, mesh
+    return None if least is None else least[1]
+
+
+def _sharding_text(tensor: torch.Tensor) -> str:
+    """XLA's text of how a tensor lies; "" if nothing says it."""
+    return str(xla.xlac()._get_xla_sharding_spec(tensor)) if tensor.device.type == "xla" else ""
 
 
 def device_spread() -> Spread:
-    """The devices that share the work of a program, by the last mesh that tensors were placed on.
+    """The devices that share the work of a program, by the current mesh.
 
     Without such a mesh, because the user marks tensors with torch_xla, the batch is taken to be divided among all.
     """
     if not spmd.is_spmd():
         return ONE_CHIP
-    count, mesh = xla.num_devices(), last_mesh()
+    count, mesh = xla.num_devices(), current_mesh()
     return Spread(count, count) if mesh is None else Spread(count, mesh.count(DATA), mesh.count(MODEL))
 
 
 def placing_on_mesh() -> Placing | None:
-    """How a program places its tensors on the last mesh; None without a mesh."""
-    mesh = last_mesh()
+    """How a program places its tensors on the current mesh; None without a mesh."""
+    mesh = current_mesh()
     if mesh is None:
         return None
     return Placing(lambda x, where: spmd.annotated(x, op_sharding(where, mesh)), DATA, mesh.is_along_batch)
 
 
 def placement_of_argument(tensor: torch.Tensor) -> Placement | None:
-    """How an argument lies on the last mesh; None without a mesh, and for a tensor that lies in another way."""
-    mesh = last_mesh()
-    if mesh is None or tensor.device.type != "xla":
-        return None
-    text = xla.xlac()._get_xla_sharding_spec(tensor)
-    return placement_of(text, mesh, tensor.dim()) if text else None
+    """How an argument lies on the current mesh; None without a mesh, and for a tensor that lies in another way."""
+    mesh = current_mesh()
+    text = "" if mesh is None else _sharding_text(tensor)
+    return placement_of(text, mesh, tensor.dim()) if mesh is not None and text else None
 
 
 def mesh_of(given: Any) -> NamedMesh:

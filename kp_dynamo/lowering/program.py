@@ -20,7 +20,7 @@ from kp_dynamo.lowering.base import LoweringSpec, PortableProgram
 from kp_dynamo.lowering.donation import Donation
 from kp_dynamo.lowering.flash_calls import CustomCalls
 from kp_dynamo.lowering.kernel_parts import kernel_parts
-from kp_dynamo.lowering.placed_tensors import placing_on_mesh
+from kp_dynamo.lowering.placed_tensors import on_their_mesh, placing_on_mesh
 from kp_dynamo.lowering.portable import NotPortableError, portable_program, portable_trace
 from kp_dynamo.lowering.program_run import Run, recompiled_if_evicted, runner
 from kp_dynamo.lowering.random_state import untouched_device_seed
@@ -65,7 +65,7 @@ def compile_program(
     """Trace and compile `gm` for the shapes of `args`, and for their shardings under SPMD."""
     spec = replace(spec, is_sharded=is_spmd())
     # AOTAutograd compiles under a fake mode, which would intercept the tensors that are created here.
-    with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed():
+    with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed(), on_their_mesh(args):
         start = time.perf_counter()
         how = placing_on_mesh() if spec.is_sharded else None
         # XLA:CPU drops barriers.

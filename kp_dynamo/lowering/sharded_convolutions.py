@@ -17,7 +17,7 @@ from torch import Tensor
 from kp_dynamo.compat import xla
 from kp_dynamo.lowering import spmd
 from kp_dynamo.lowering.convolution_forms import CONVOLUTION_FORMS
-from kp_dynamo.lowering.placed_tensors import named_meshes
+from kp_dynamo.lowering.placed_tensors import current_mesh
 from kp_dynamo.sharding.mesh import DATA
 
 aten = torch.ops.aten
@@ -52,7 +52,7 @@ def _by_rows(x: Tensor) -> Tensor:
     count = xla.num_devices()
     if x.shape[0] % count:
         return _whole(x)
-    mesh = next(iter(named_meshes()), None)
+    mesh = current_mesh()
     ordered = mesh.beginning_with(DATA) if mesh is not None and mesh.has(DATA) else mesh
     device_ids = () if ordered is None else ordered.device_ids
     return spmd.annotated(x, spmd.batch_sharding((count,), x.dim(), device_ids))

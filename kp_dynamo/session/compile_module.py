@@ -14,7 +14,7 @@ from kp_dynamo.blocks.child_modules import has_own_forward, repeated_children
 from kp_dynamo.compat import chips
 from kp_dynamo.compat.versions import earlier_version
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.lowering import device_spread
+from kp_dynamo.lowering import device_spread, on_their_mesh
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,9 @@ def compile_module(module: nn.Module, arguments: dict[str, Any], options: Compil
         # Otherwise Dynamo would reuse the graph breaks of an earlier compilation of this code.
         torch._dynamo.reset()
     compiled: nn.Module = torch.compile(module, **arguments)  # type: ignore[assignment]  # a module for a module
-    reason = _reason_to_follow(module, arguments, options.on(chips.chip_name()).over(device_spread()))
+    with on_their_mesh(module.parameters()):
+        spread = device_spread()
+    reason = _reason_to_follow(module, arguments, options.on(chips.chip_name()).over(spread))
     found = [] if reason else list(repeated_children(module))
     if not found:
         logger.debug("%s is captured whole: %s", type(module).__name__, reason or "no repeated child modules")

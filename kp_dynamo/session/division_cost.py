@@ -27,7 +27,8 @@ class DivisionCost:
     def __init__(self, one: Division, plan: CompilePlan) -> None:
         self._trains = plan.capture.records_gradients
         pieces = ((piece.effects, piece.runs) for piece in one.pieces)
-        self._step = step_seconds(pieces, speed_for(plan), trains=self._trains)
+        of_one_chip = step_seconds(pieces, speed_for(plan), trains=self._trains)
+        self._step = of_one_chip / plan.options.spread.num_chips
         crosses = self._trains and plan.capture.mode == "cpu"
         self._transfer = transfer_seconds(one.passed_bytes) / len(one.schedule.steps) if crosses else 0.0
 

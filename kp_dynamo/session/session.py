@@ -37,7 +37,7 @@ from kp_dynamo.error_boundary import translate_errors
 from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.graph.operand_devices import problem_of_devices, python_text
 from kp_dynamo.graph.step_share import WHOLE, StepShare
-from kp_dynamo.lowering import Lowering, device_spread, get_lowering
+from kp_dynamo.lowering import Lowering, device_spread, get_lowering, on_their_mesh
 from kp_dynamo.runtime.compiled_graph import Program, Runtime
 from kp_dynamo.runtime.event_log import log_event
 from kp_dynamo.runtime.events import CaptureDivided, CaptureReady, Observe, ignore
@@ -124,7 +124,8 @@ class Session:
             log.configure()  # for every graph, because torch._logging.set_logs undoes it
             # Ahead of time there is no device on which Dynamo could run the graph eagerly.
             may_run_eagerly = self._export is None and not options.strict
-            with translate_errors(gm, breaks_graphs=may_run_eagerly):
+            mine = example_inputs if self._export is None else ()
+            with translate_errors(gm, breaks_graphs=may_run_eagerly), on_their_mesh(mine):
                 if group is not None:
                     require_no_changes(group.name)
                 chosen = options.on(chips.chip_name())

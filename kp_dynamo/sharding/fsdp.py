@@ -6,7 +6,7 @@ rounding depends on the dimension that is divided, so the largest one that divid
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -33,27 +33,34 @@ def divided_by_data(
         TPUConfigurationError: No dimension of a large parameter divides.
     """
     divided: list[tuple[torch.Tensor, Placement]] = []
-    problems: list[tuple[str, torch.Tensor]] = []
+    problems: list[tuple[str, torch.Tensor, Placement]] = []
     for name, tensor, placement in parameters:
         dim = best_dim(tensor, placement, mesh)
         if tensor.numel() < SMALL:
             divided.append((tensor, placement))
         elif dim is None:
-            problems.append((name, tensor))
+            problems.append((name, tensor, placement))
         else:
             axes = (*axes_of(placement[dim]), DATA)
             divided.append((tensor, (*placement[:dim], axes if len(axes) > 1 else DATA, *placement[dim + 1 :])))
     if problems:
-        count, largest = mesh.size(DATA), max(problems[0][1].shape)
-        texts = [f"{name} {list(tensor.shape)}" for name, tensor in problems]
-        fits = -(-largest // count) * count
-        raise TPUConfigurationError(
-            f"sharding 'fsdp' cannot divide parameters by {DATA}={count}: {listed(texts)}. Allowed: parameters "
-            f"with a dimension that is a multiple of {count}. Those with fewer than {SMALL} elements stay whole. Try: "
-            f"{fits} instead of {largest}, another size of the axis 'data', or a dict of patterns to "
-            "mesh axes."
-        )
+        raise _indivisible([(name, tensor) for name, tensor, _ in problems], problems[0][2], mesh)
     return divided
+
+
+def _indivisible(found: Sequence[tuple[str, torch.Tensor]], first: Placement, mesh: NamedMesh) -> TPUConfigurationError:
+    """The error for parameters that do not divide; `first` is the placement of the first one so far."""
+    count, shape = mesh.size(DATA), found[0][1].shape
+    dim = max(range(len(shape)), key=shape.__getitem__)
+    multiple = count * counts(first, mesh, len(shape))[dim]
+    also = f", or of {multiple} where another axis divides it too" if multiple > count else ""
+    texts = [f"{name} {list(tensor.shape)}" for name, tensor in found]
+    return TPUConfigurationError(
+        f"sharding 'fsdp' cannot divide parameters by {DATA}={count}: {listed(texts)}. Allowed: parameters "
+        f"with a dimension that is a multiple of {count}{also}. Those with fewer than {SMALL} elements stay whole. "
+        f"Try: {-(-shape[dim] // multiple) * multiple} instead of {shape[dim]}, another size of the axis 'data', or a "
+        "dict of patterns to mesh axes."
+    )
 
 
 def axes_when_gathered(placement: Placement) -> tuple[str, ...] | None:

@@ -21,7 +21,7 @@ from torch import nn
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.sharding.mesh import MODEL, NamedMesh
 from kp_dynamo.sharding.placement import Placement, check_placement
-from kp_dynamo.sharding.words import check_word, divided_dim
+from kp_dynamo.sharding.words import WORDS, check_word, divided_dim
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ def _check_rule(pattern: Any, rule: Any, mesh: NamedMesh) -> None:
         raise TPUConfigurationError(f"sharding has the key {pattern!r}. Allowed: paths of modules or parameters.")
     if isinstance(rule, str):
         check_word(rule, pattern)
-        mesh.size(MODEL)
+        if WORDS[rule] != "nothing":
+            mesh.size(MODEL)
         return
     is_axes = isinstance(rule, tuple | list) and all(
         axes is None or isinstance(axes, str) or (isinstance(axes, tuple) and all(isinstance(a, str) for a in axes))

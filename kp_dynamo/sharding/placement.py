@@ -61,19 +61,9 @@ def shard_shape(shape: Sequence[int], placement: Placement, mesh: NamedMesh) -> 
     return tuple(-(-size // count) for size, count in zip(shape, counts(placement, mesh, len(shape)), strict=True))
 
 
-def divides_evenly(shape: Sequence[int], placement: Placement, mesh: NamedMesh) -> bool:
-    """Whether all shards have the same size, without padding."""
-    return all(size % count == 0 for size, count in zip(shape, counts(placement, mesh, len(shape)), strict=True))
-
-
 def is_whole(placement: Placement, mesh: NamedMesh) -> bool:
     """Whether every device holds the whole tensor. An axis of size 1 divides nothing."""
     return prod(counts(placement, mesh, len(placement))) == 1
-
-
-def along(axis: str, dim: int, rank: int) -> Placement:
-    """The placement of a tensor of this rank with one dimension along an axis."""
-    return tuple(axis if i == dim else None for i in range(rank))
 
 
 def hlo_sharding(placement: Placement, mesh: NamedMesh, rank: int) -> str:

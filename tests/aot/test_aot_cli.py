@@ -62,6 +62,7 @@ def test_two_reports_are_compared(models, tmp_path, capsys):
         (["models.py:make", "--diff", "a", "b"], "give either SPEC", BAD_USAGE),
         (["--diff", "none.json", "none.json"], "none.json cannot be read as JSON", BAD_USAGE),
         (["--diff", "a", "b", "--verbose"], "--verbose is invalid with --diff", BAD_USAGE),
+        (["{models}:make", "--chips", "4,16", "--verbose"], "--verbose is invalid with several numbers", BAD_USAGE),
         (["--diff", "a", "b", "--chips", "4"], "--chips is invalid with --diff", BAD_USAGE),
         (["{models}:make", "--mesh", "data=4"], "mesh=data=4 needs chips", BAD_USAGE),
         (["{models}:make", "--chips", "4", "--mesh", "data"], "mesh='data' is invalid", BAD_USAGE),

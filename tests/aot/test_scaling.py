@@ -95,6 +95,7 @@ def test_the_command_line(tmp_path, capsys):
         ("4,8", {}, "Allowed: different numbers > 1"),
         ((4, 5), {}, "it is not sold"),
         ((4, 8), {"mesh": {"data": 4}}, "has 'data', which takes"),
+        ((4, 8), {"mesh": 5}, "mesh=5 is invalid"),
         ((4, 8), {"mesh": {"model": 8}}, "4 chips do not divide"),
         ((64, 4), {}, "is not a whole number of samples"),
     ],

@@ -10,6 +10,7 @@ import torch_xla.distributed.spmd as xs
 from torch import nn
 
 import kp_dynamo
+from kp_dynamo.lowering.placed_tensors import current_mesh, on_their_mesh
 from kp_dynamo.sharding.mesh import NamedMesh
 from kp_dynamo.sharding.placement import hlo_sharding, shard_shape
 from tests.sharding.registry import BOTH, DATA, check, compiled, slow_check, small, spec, tokens
@@ -47,6 +48,41 @@ def a_mesh_of_torch_xla() -> Any:
     x = kp_dynamo.shard_batch(tokens(), mesh)
     y = compiled(model)(tokens().to("xla"))
     return [spec(model[1].weight), spec(x), (y.detach().cpu() - small()(tokens()).detach()).abs().max().item()]
+
+
+@check
+def two_models_on_two_meshes() -> Any:
+    """Each is compiled for its own mesh, whichever came last; also a backward that is compiled after the other one."""
+    teacher, student, eager = small(), small(), small()
+    eager(tokens()).square().mean().backward()
+    kp_dynamo.shard(teacher, BOTH, "fsdp+tensor", example_args=(tokens(),))
+    result = compiled(teacher)(tokens().to("xla"))
+    kp_dynamo.shard(student, DATA, "fsdp")
+    result.square().mean().backward()
+    compiled(student)(tokens().to("xla")).square().mean().backward()
+    meshes = []
+    for model in (teacher, student):
+        with on_their_mesh(model.parameters()):
+            meshes.append(str(current_mesh()))
+    pairs = [zip(m.parameters(), eager.parameters(), strict=True) for m in (teacher, student)]
+    return [*meshes, *(max((a.grad.cpu() - b.grad).abs().max().item() for a, b in found) for found in pairs)]
+
+
+@check
+def sharded_otherwise_on_the_same_mesh() -> Any:
+    """Dynamo captures the model again: no guard sees how parameters lie."""
+    model, seen = kp_dynamo.shard(small(), BOTH, {"1": "colwise", "3": "rowwise"}), []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        seen.append(gm)
+        return gm.forward
+
+    run = torch.compile(model, backend=backend)
+    for sharding in (None, {"1": "rowwise", "3": "colwise"}):
+        if sharding is not None:
+            kp_dynamo.shard(model, BOTH, sharding)
+        run(tokens().to("xla"))
+    return len(seen)
 
 
 @slow_check

@@ -9,7 +9,6 @@ from kp_dynamo import TPUConfigurationError
 from kp_dynamo.sharding.mesh import NamedMesh
 from kp_dynamo.sharding.placement import (
     check_placement,
-    divides_evenly,
     hlo_sharding,
     is_whole,
     placement_of,
@@ -91,9 +90,6 @@ def test_shards_and_their_padding():
     assert shard_shape((8, 6), (("data", "model"),), mesh) == (1, 6)
     assert shard_shape((10, 5, 3), ("data", "model"), mesh) == (3, 3, 3)
     assert shard_shape((), (), mesh) == ()
-    assert divides_evenly((8, 6), ("data", "model"), mesh)
-    assert not divides_evenly((8, 5), ("data", "model"), mesh)
-    assert not divides_evenly((4,), (("data", "model"),), mesh)
 
 
 def test_an_axis_of_size_one_divides_nothing():

@@ -261,6 +261,21 @@ def test_what_is_refused(meta_model, mesh, sharding, words):
     assert words in str(caught.value)
 
 
+def test_a_size_that_also_divides_along_another_axis():
+    model = nn.Sequential(nn.Linear(10, 2052, device="meta"))
+    model._tp_plan = {"0": "colwise"}
+    with pytest.raises(
+        TPUConfigurationError, match=r"a multiple of 4, or of 8 where another .* Try: 2056 instead of 2052"
+    ):
+        placements(model, NamedMesh.of({"data": 4, "model": 2}), "fsdp+tensor")
+
+
+def test_words_that_divide_nothing_need_no_axis():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to("meta")
+    found = placements(model, DATA_ONLY, {"0.weight": ("data", None), "1": "replicate"})
+    assert (found["0.weight"], found["1.weight"]) == (("data", None), (None, None))
+
+
 def test_what_is_no_model():
     with pytest.raises(TPUConfigurationError, match="model of type function is invalid"):
         placements(lambda x: x, DATA_ONLY, "data")

@@ -234,6 +234,16 @@ def test_a_model_that_is_not_compiled(answers):
     assert difference < CLOSE
 
 
+def test_two_models_may_lie_on_two_meshes(answers):
+    *meshes, of_teacher, of_student = answers["two_models_on_two_meshes"]
+    assert meshes == ["data=4,model=2", "data=8"]
+    assert max(of_teacher, of_student) < CLOSE
+
+
+def test_another_sharding_on_the_same_mesh_is_captured_again(answers):
+    assert answers["sharded_otherwise_on_the_same_mesh"] == 2
+
+
 def test_a_sharding_that_is_refused_changes_nothing(answers):
     assert answers["a_sharding_that_is_refused"] == [True, 0]
 
