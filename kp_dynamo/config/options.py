@@ -79,7 +79,7 @@ class CompileOptions:
     reduce_scatter: Literal["all_to_all"] | None = _option(None, rules.one_of("all_to_all") | rules.nothing())
     """How the chips of a sharded model sum the gradients of matmul weights. None: by a reduce-scatter or an all-reduce,
     as XLA chooses. "all_to_all": each chip sends each other one its part of what that one sums, in float32. It has no
-    effect unless all chips are along the batch."""
+    effect where no batch is divided."""
 
     fuse: bool = _option(None, rules.boolean())
     """Linear+activation fusion (one rounding instead of two), attention and a large head with its cross entropy as one

@@ -102,13 +102,13 @@ class TimeBound:
         return max(self.matmuls, self.traffic, self.links) + self.optimizer
 
     @property
-    def with_sums(self) -> float:
+    def with_exposed_sums(self) -> float:
         """The same if nothing overlaps with a sum, as in programs of libtpu 0.0.21, and results are summed whole."""
         results = max(self.result_sums, self.whole_result_sums)
         return max(self.matmuls, self.traffic, self.gathers) + self.gradient_sums + results + self.optimizer
 
     @property
-    def in_turn(self) -> float:
+    def without_overlap(self) -> float:
         """The bound without any overlap, which tells apart what is otherwise equal."""
         return sum(self.parts.values())
 

@@ -8,8 +8,9 @@ from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUBackendError, TPUConfigurationError, TPUOutOfMemoryError
 from kp_dynamo.hardware import CHIPS, GB, memory_budget_bytes
 from kp_dynamo.planner.candidates import sold
+from kp_dynamo.planner.fact_source import FactSource
 from kp_dynamo.planner.request import PlanRequest
-from kp_dynamo.planner.search import Bounded, FactSource, Found, search
+from kp_dynamo.planner.search import Bounded, Found, search
 
 _MOST_CHIPS = 1024
 _ALL_TARGETS = ("v5e", "v6e", "v4", "v5p")

@@ -16,11 +16,12 @@ from kp_dynamo.explanation.subject import Subject
 from kp_dynamo.planner.candidates import sold
 from kp_dynamo.planner.capture import capture_step
 from kp_dynamo.planner.compile_best import BestCompiler, described
+from kp_dynamo.planner.fact_source import FactSource
 from kp_dynamo.planner.failures import nothing_found
 from kp_dynamo.planner.request import Goal, Objective, PlanRequest, plan_request
 from kp_dynamo.planner.result import Plan
 from kp_dynamo.planner.rows import Figures, RowMaker, in_order
-from kp_dynamo.planner.search import FactSource, Found, search
+from kp_dynamo.planner.search import Found, search
 from kp_dynamo.planner.stored import StoredOutcomes, default_folder, fingerprint
 
 NUM_ROWS = 10

@@ -152,18 +152,18 @@ class RowMaker:
         if figures.kind == "compiled":
             return f"{ratio:.2f}x the {what} of the first, compiled{self._mostly(figures)}"
         if self.first.kind == "compiled" and ratio < 1:
-            more = self._with_sums(figures, least)
+            more = self._exposed(figures, least)
             told = f", or {more:.2f}x if nothing overlaps with its sums" if more > ratio + 0.005 else ""
             return f"not compiled: its {what} is at least {ratio:.2f}x that of the first{told}, so it may be better"
         if ratio < 0.995:
-            more = self._with_sums(figures, self.first.bounded.value_with_sums(objective))
+            more = self._exposed(figures, self.first.bounded.value_with_exposed_sums(objective))
             return f"at least {ratio:.2f}x the {what} of the first, but {more:.2f}x if nothing overlaps with sums"
         if ratio < 1.005:
-            return f"the same bound as the first{self._more_in_turn(figures)}"
+            return f"the same bound as the first{self._more_without_overlap(figures)}"
         return f"at least {ratio:.2f}x the {what} of the first{self._mostly(figures)}"
 
-    def _with_sums(self, figures: Figures, least: float) -> float:
-        more = figures.bounded.value_with_sums(self.request.goal.objective)
+    def _exposed(self, figures: Figures, least: float) -> float:
+        more = figures.bounded.value_with_exposed_sums(self.request.goal.objective)
         return more / least if least else 1.0
 
     def _mostly(self, figures: Figures) -> str:
@@ -172,7 +172,7 @@ class RowMaker:
         name = max(more, key=more.__getitem__)
         return f", mostly by {_PARTS[name]}" if more[name] > 0 else ""
 
-    def _more_in_turn(self, figures: Figures) -> str:
+    def _more_without_overlap(self, figures: Figures) -> str:
         more = self._differences(figures)
         name = max(more, key=more.__getitem__)
         return f", but {_PARTS[name]} can hide less" if more[name] > 0 else ""

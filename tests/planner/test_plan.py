@@ -28,11 +28,11 @@ from kp_dynamo.planner.batches import samples_of
 from kp_dynamo.planner.bounds import Facts
 from kp_dynamo.planner.candidates import layouts, sold
 from kp_dynamo.planner.capture import BATCH, capture_step
+from kp_dynamo.planner.fact_source import FactSource
 from kp_dynamo.planner.plan_figures import PlanRow
 from kp_dynamo.planner.planning import plan
 from kp_dynamo.planner.request import Goal, plan_request
 from kp_dynamo.planner.result import Plan
-from kp_dynamo.planner.search import FactSource
 from kp_dynamo.planner.step_facts import Flops, activations, flops_per_sample, parameter_reads
 
 WIDTH, LENGTH, VOCABULARY = 256, 512, 1024
