@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
 from kp_dynamo.cache.graph_text import node_text
 from kp_dynamo.cache.identity import Uncacheable
+
+# Dynamo logs that a slice of layers is a new ModuleList: no part of a layer, or of a block of the layers behind it.
+_LOG = torch._C._log_api_usage_once
 
 
 def node_ids(gm: fx.GraphModule, nodes: Sequence[fx.Node], *, with_modules: bool) -> list[int]:
     """A number per node: equal for the same operator, constants, dtypes, shapes, strides and gradient flags.
 
     An operand counts only as "an operand", so that the caller has to compare the edges. A node that holds an object
-    without a stable text equals no other.
+    without a stable text equals no other, and neither does a log.
 
     Args:
         gm: The graph.
@@ -27,6 +31,8 @@ def node_ids(gm: fx.GraphModule, nodes: Sequence[fx.Node], *, with_modules: bool
 
 
 def _identity(gm: fx.GraphModule, node: fx.Node, operands: _Operands, with_modules: bool) -> object:
+    if node.target is _LOG:
+        return node
     try:
         text = node_text(gm, node, operands)
     except Uncacheable:

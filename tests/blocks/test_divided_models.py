@@ -95,8 +95,8 @@ EVERY = [
 
 @pytest.mark.quick(
     "plain-True-cpu", "plain-False-xla", "hidden states-True-xla", "masked-True-xla", "encoder and decoder-True-xla",
-    "alternating-True-xla", "resnet-True-xla", "caches-False-xla", "frozen-True-xla", "checkpoint-True-xla",
-    "views-True-xla", "in place-True-cpu", "numbered-False-xla",
+    "alternating-True-xla", "resnet-True-xla", "caches-False-xla", "frozen-True-xla", "frozen-False-cpu",
+    "checkpoint-True-xla", "views-True-xla", "in place-True-cpu", "numbered-False-xla",
 )  # fmt: skip
 @pytest.mark.parametrize(("name", "trains", "device"), EVERY)
 def test_as_eager(name, device, trains):
