@@ -2,7 +2,7 @@
 
 This module lists the public API. Names are imported on first use: importing the package neither imports torch_xla nor
 starts a device. It only sets an XLA flag, which has no effect once a device has started, and enables the disk cache if
-KP_TPU_CACHE_DIR names a folder.
+KP_TPU_CACHE_DIR names a folder, or takes its library away that a parent process put in the place of libtpu.
 """
 
 from __future__ import annotations

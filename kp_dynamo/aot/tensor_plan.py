@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from kp_dynamo.aot.resized_inputs import resized
+from kp_dynamo.aot.resized_inputs import batch_of, resized
 from kp_dynamo.aot.step_graphs import StepGraphs, graphs_of_step
 from kp_dynamo.graph.matmul_pairs import divided_dims
 from kp_dynamo.sharding.fsdp import SMALL
@@ -53,9 +53,11 @@ class MatmulPairs:
 
 
 def needed_plan(
-    model: Any, args: Sequence[Any] | None, mesh: NamedMesh, sharding: Any
+    model: Any, args: Sequence[Any] | None, mesh: NamedMesh, sharding: Any, name: str = "args"
 ) -> dict[str, tuple[str | None, ...]] | None:
     """The plan of a model that needs one for this sharding; None if it needs none, or there are no arguments.
+
+    `name` is what the caller's user calls the arguments.
 
     Raises:
         TPUConfigurationError: The arguments have no batch.
@@ -65,6 +67,7 @@ def needed_plan(
         return None
     if not isinstance(model, nn.Module) or own_plan(model) or not mesh.has(MODEL):
         return None
+    batch_of(args, name)
     found = MatmulPairs(model, args).plan(mesh.size(MODEL))
     logger.info("sharding=%r divides these parameters of a %s: %s", sharding, type(model).__name__, found)
     return found

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from kp_dynamo.aot.resized_inputs import batch_of
 from kp_dynamo.aot.tensor_plan import needed_plan
 from kp_dynamo.api.batch_hook import BatchMesh, shard_arguments, sharded
 from kp_dynamo.api.models import checked_model, move, move_data
@@ -65,7 +64,7 @@ def shard(
     if example_args is not None:
         _check_example(example_args)
         _start(named)  # a trace uses the device
-        plan = needed_plan(module, example_args, named, sharding)
+        plan = needed_plan(module, example_args, named, sharding, "example_args")
     found = placements(module, named, sharding, plan)
     _start(named)
     move(module, xla.device())
@@ -84,7 +83,6 @@ def _check_example(example_args: Any) -> None:
             f"example_args of type {type(example_args).__name__} is invalid. Allowed: a tuple of arguments, "
             "such as (batch,)."
         )
-    batch_of(example_args, "example_args")
 
 
 def shard_batch(batch: Any, mesh: Any) -> Any:

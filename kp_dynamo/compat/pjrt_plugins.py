@@ -12,6 +12,7 @@ from kp_dynamo.compat import fast_extremes
 from kp_dynamo.exceptions import TPUCacheError
 
 _TPU_LIBRARY = "TPU_LIBRARY_PATH"
+_DEFAULT_TPU_LIBRARY = "PTXLA_TPU_LIBRARY_PATH"  # what torch_xla 2.9 loads without the other
 
 
 def require_plugin() -> None:
@@ -65,19 +66,26 @@ def plugin_behind(library: str, behind: str | None = None) -> str:
     return current
 
 
-def put_in_front(library: str) -> None:
-    """Make torch_xla load `library`, for a device whose plugin `plugin_behind` has found."""
+def put_in_front(library: str, plugin: str) -> None:
+    """Make torch_xla load `library`, for a device whose `plugin` was found by `plugin_behind`.
+
+    Child processes inherit the place of libtpu, and the path of libtpu, whether or not they use the cache.
+    """
     registered = _registered(os.environ.get("PJRT_DEVICE", "TPU"))
     if registered is None:
-        os.environ[_TPU_LIBRARY] = library
+        os.environ.update({_TPU_LIBRARY: library, _DEFAULT_TPU_LIBRARY: plugin})
     else:
         # torch_xla's C++ code asks the object, whose class belongs to its package.
         registered.library_path = lambda: library
 
 
 def leave_front(library: str) -> None:
-    """Make torch_xla find libtpu by itself, if a parent process has put `library` in front of it."""
-    if os.path.realpath(os.environ.get(_TPU_LIBRARY, "")) == os.path.realpath(library):
+    """Make torch_xla load libtpu itself, if a parent process has put `library` in front of it."""
+    if os.path.realpath(os.environ.get(_TPU_LIBRARY, "")) != os.path.realpath(library):
+        return
+    if plugin := os.environ.get(_DEFAULT_TPU_LIBRARY):
+        os.environ[_TPU_LIBRARY] = plugin
+    else:
         del os.environ[_TPU_LIBRARY]
 
 
@@ -89,7 +97,7 @@ def _registered(name: str) -> Any:
 
 def _libtpu_path() -> str:
     """The libtpu that torch_xla 2.9 would load: the user's, the one in its folder, or the package libtpu."""
-    if path := os.environ.get(_TPU_LIBRARY) or os.environ.get("PTXLA_TPU_LIBRARY_PATH"):
+    if path := os.environ.get(_TPU_LIBRARY) or os.environ.get(_DEFAULT_TPU_LIBRARY):
         return path
     spec = importlib.util.find_spec("torch_xla")
     bundled = Path(spec.origin).parent / "lib" / "libtpu.so" if spec and spec.origin else None

@@ -79,15 +79,15 @@ def enable_disk_cache(folder: str | os.PathLike[str], max_gb: float = DEFAULT_MA
     if _problem:
         logger.warning("the disk cache is off, because it does not work on this machine: %s", _problem)
         return
-    pjrt_plugins.put_in_front(path)
     cache = DiskCache(path, plugin, chosen, int(max_gb * 1e9))
+    library.configure(path, plugin, str(cache.folder), cache.max_bytes)
+    pjrt_plugins.put_in_front(path, plugin)
     os.environ.update({FOLDER: str(chosen), MAX_BYTES: str(cache.max_bytes), PLUGIN: plugin})
     _use(cache)
 
 
 def _use(cache: DiskCache) -> None:
     global _in_front
-    library.configure(cache.library, cache.plugin, str(cache.folder), cache.max_bytes)
     _in_front = cache
     atexit.unregister(_log_stats)  # of an earlier call
     atexit.register(_log_stats)
@@ -111,11 +111,13 @@ def enable_from_environment() -> None:
         if plugin and pjrt_plugins.is_in_front(path := library.library_path()):
             # A parent process has enabled it, so it also works for a device that has started.
             bound = int(float(given) if given else DEFAULT_MAX_GB * 1e9)
-            _use(DiskCache(path, plugin, private_folder(folder), bound))
+            cache = DiskCache(path, plugin, private_folder(folder), bound)
+            library.configure(path, plugin, str(cache.folder), cache.max_bytes)
+            _use(cache)
             return
         enable_disk_cache(folder, float(given) / 1e9 if given else DEFAULT_MAX_GB)
     except Exception as problem:  # noqa: BLE001 - an import must not fail because of a variable
-        logger.warning("%s=%s has no effect: %s", FOLDER, folder, problem)
+        logger.warning("%s=%s has no effect: %s", FOLDER, folder or "", problem)
 
 
 def _leave_front() -> None:

@@ -12,6 +12,8 @@ from kp_dynamo.exceptions import TPUCacheError
 # The reasons why a program was compiled although the cache is on, under the names that `native/cache.h` gives them.
 MISSES = ("absent", "damaged", "unreadable", "not_loaded", "no_key")
 
+_MOST_BYTES = 2**64 - 1
+
 
 def library_path() -> str:
     """The library that was built with the package.
@@ -30,10 +32,20 @@ def library_path() -> str:
 
 
 def configure(path: str, plugin: str, folder: str, max_bytes: int) -> None:
-    """Tell the library at `path`, before the device starts, which plugin is behind it and where programs are kept."""
-    library = ctypes.CDLL(path)
-    library.kp_cache_configure.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64)
-    library.kp_cache_configure(os.fsencode(plugin), os.fsencode(folder), max_bytes)
+    """Tell the library at `path`, before the device starts, which plugin is behind it and where programs are kept.
+
+    Raises:
+        TPUCacheError: It cannot be loaded, or is of another version of this package.
+    """
+    try:
+        call = ctypes.CDLL(path).kp_cache_configure
+    except (OSError, AttributeError) as cause:
+        raise TPUCacheError(
+            f"the disk cache's library {path} cannot be used: {cause}. It may be of another version of kp_dynamo. "
+            "Try: install kp_dynamo again from its source."
+        ) from cause
+    call.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64)
+    call(os.fsencode(plugin), os.fsencode(folder), min(max_bytes, _MOST_BYTES))
 
 
 def state(path: str) -> str:

@@ -89,7 +89,7 @@ def _tried(folder: Path, plugin: str, kept: Path) -> str:
     if not found.is_lasting:
         return verdict
     temporary = kept.with_suffix(".new")
-    temporary.write_text(verdict)
+    temporary.write_text(verdict, errors="surrogateescape")  # the folder's name may be no UTF-8
     temporary.replace(kept)
     return verdict
 

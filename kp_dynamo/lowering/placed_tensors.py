@@ -5,7 +5,7 @@ A mesh of torch_xla may have its devices in any order; a dict of axes has them i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import is_fake
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from kp_dynamo.compat import importing, xla
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
@@ -20,9 +21,10 @@ from kp_dynamo.hardware import ONE_CHIP, Spread
 from kp_dynamo.lowering import spmd
 from kp_dynamo.ops.gathered import Placing
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
-from kp_dynamo.sharding.placement import Placement, axes_of, hlo_sharding, is_whole, placement_of
+from kp_dynamo.sharding.placement import REPLICATED, Placement, axes_of, hlo_sharding, is_whole, placement_of
 
 _meshes: dict[NamedMesh, None] = {}
+_placed_on: MutableMapping[torch.Tensor, NamedMesh] = WeakTensorKeyDictionary()
 _current: ContextVar[NamedMesh | None] = ContextVar("mesh of what is compiled", default=None)
 
 
@@ -39,28 +41,32 @@ def current_mesh() -> NamedMesh | None:
 @contextmanager
 def on_their_mesh(tensors: Iterable[Any]) -> Iterator[None]:
     """Within the context, the current mesh is the one that these tensors lie on: models may have different ones."""
-    token = _current.set(_common_mesh(tensors) if len(_meshes) > 1 else None)
+    token = _current.set(_common_mesh(list(tensors)) if len(_meshes) > 1 else None)
     try:
         yield
     finally:
         _current.reset(token)
 
 
-def _common_mesh(tensors: Iterable[Any]) -> NamedMesh | None:
-    """The mesh on which all of these lie, and the last such one; None without one.
+def _common_mesh(given: Sequence[Any]) -> NamedMesh | None:
+    """The mesh on which these tensors were placed, else the last one on which all of them lie.
 
-    A dimension in eight parts may lie along one axis of size 8, or along two of sizes 4 and 2: one axis comes first.
+    Without either, the current one. A dimension in eight parts may lie along one axis of size 8, or along two of sizes
+    4 and 2: one axis comes first.
     """
-    texts = {(_sharding_text(t), t.dim()) for t in tensors if isinstance(t, torch.Tensor) and not is_fake(t)}
+    tensors = [t for t in given if isinstance(t, torch.Tensor) and not is_fake(t)]
+    if len(placed_on := {_placed_on[t] for t in tensors if t in _placed_on}) == 1:
+        return placed_on.pop()
+    texts = {(text, t.dim()) for t in tensors if (text := _sharding_text(t)) not in ("", REPLICATED)}
     least: tuple[int, NamedMesh] | None = None
     for mesh in named_meshes():
-        found = [placement_of(text, mesh, rank) for text, rank in texts if text]
-        if None in found:
+        found = [placement_of(text, mesh, rank) for text, rank in texts]
+        if None in found or not found:
             continue
         num_shared = sum(len(axes_of(along)) > 1 for placement in found for along in placement or ())
         if least is None or num_shared < least[0]:
             least = num_shared, mesh
-    return None if least is None else least[1]
+    return _current.get() if least is None else least[1]
 
 
 def _sharding_text(tensor: torch.Tensor) -> str:
@@ -154,6 +160,7 @@ def place(tensor: torch.Tensor, placement: Placement, mesh: NamedMesh) -> None:
         xlac._xla_clear_sharding(tensor)
     # Like the public `mark_sharding` of torch_xla 2.9, but without the DTensor subclass that it returns.
     xlac._xla_mark_sharding(tensor, op_sharding(placement, mesh))
+    _placed_on[tensor] = mesh
 
 
 @cache

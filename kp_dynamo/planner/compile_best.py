@@ -1,6 +1,7 @@
 """Compiles the best candidates for real, one after the other, each with the worker processes of `aot_compile`.
 
-A candidate that does not fit rules out those that differ only by a larger batch. What a compiled one needs beyond its
+A candidate that does not fit rules out those that differ only by a larger batch, and one that misses the deadline those
+of its slice and sharding that would miss it too. What a compiled one needs beyond its
 bound and its largest whole weight, for each sample, is expected of the others with its checkpoint mode and its axis
 "model". Results are kept as files.
 """
@@ -108,10 +109,20 @@ class BestCompiler:
     def _is_ruled_out(self, bounded: Bounded) -> bool:
         candidate = bounded.candidate
         failed = (f.candidate for f in self.figures.values() if f.kind == "failed")
-        return candidate in self.figures or any(
-            f.layout == candidate.layout and f.checkpoint == candidate.checkpoint and f.samples <= candidate.samples
-            for f in failed
+        return (
+            candidate in self.figures
+            or any(
+                f.layout == candidate.layout and f.checkpoint == candidate.checkpoint and f.samples <= candidate.samples
+                for f in failed
+            )
+            or any(self._is_late_too(bounded, f) for f in self.figures.values() if f.kind == "late")
         )
+
+    def _is_late_too(self, bounded: Bounded, late: Figures) -> bool:
+        """Whether a candidate of the same slice and sharding misses the deadline if it exceeds its bound as much."""
+        if group_of(bounded.candidate) != group_of(late.candidate):
+            return False
+        return self.request.is_late(bounded.seconds_per_sample * late.step_s / late.bounded.time.total)
 
     def _compile(self, bounded: Bounded) -> Figures:
         outcome = self.stored.read(bounded.candidate)

@@ -33,7 +33,7 @@ class FactSource:
     def __post_init__(self) -> None:
         self._flops = {mode: flops_per_sample(capture) for mode, capture in self.captures.items()}
         self._pairs = MatmulPairs(self.request.model, self.request.args)
-        self._reads = {mode: parameter_reads(capture) for mode, capture in self.captures.items()}
+        self._reads = {mode: self._least_reads(mode) for mode in self.captures}
 
     @property
     def useful_flops(self) -> int:
@@ -62,6 +62,11 @@ class FactSource:
             weights, live, self._least_flops(mode), request.samples.rows, request.samples.num_bytes,
             request.state_factor, request.train,
         )  # fmt: skip
+
+    def _least_reads(self, mode: Any) -> Mapping[str, int]:
+        """How many programs read each parameter, at least; in the capture of "auto" some only recompute."""
+        reads = parameter_reads(self.captures[mode])
+        return dict.fromkeys(reads, 1) if mode == "auto" else reads
 
     def _least_flops(self, mode: Any) -> int:
         """Of a step for one sample; the capture of "auto" recomputes all it can, and the compiled one may not."""

@@ -8,14 +8,14 @@ from kp_dynamo.explanation.text_layout import counted
 from kp_dynamo.page.content import Problem
 from kp_dynamo.page.units import short_price, time_text
 from kp_dynamo.planner.plan_figures import PlanFigures, PlanRow
-from kp_dynamo.planner.result_text import NOT_RUNNABLE
+from kp_dynamo.planner.result_text import NOT_RUNNABLE, in_time
 
 
 def problems_of(plan: PlanFigures) -> Iterator[Problem]:
     """All of them, the worst first."""
     row = plan.winner
     if not row.is_runnable:
-        cure = "on one host the model does not fit."
+        cure = f"on one host the model does not fit{in_time(plan)}."
         if (other := plan.one_host) is not None:
             least = "" if other.kind == "compiled" else "at least "
             takes = f"{least}{time_text(other.step_ms)} a step, {least}{price_text(other)}"
@@ -26,9 +26,9 @@ def problems_of(plan: PlanFigures) -> Iterator[Problem]:
             "stop", f"The compiler did not make the first way fit: {row.why}.", cure="more chips (--max-chips)."
         )
     elif row.kind == "bound":
-        yield Problem(
-            "note", "No way was compiled: whether this one fits is unknown.", cure="--compile 3 compiles three."
-        )
+        tried = any(way.is_compiled or way.kind == "failed" for way in plan.rows)
+        what = f"No way that was compiled fits{in_time(plan)}" if tried else "No way was compiled"
+        yield Problem("note", f"{what}: whether this one fits is unknown.", cure="plan SPEC --compile N compiles more.")
     yield from _others(plan)
 
 

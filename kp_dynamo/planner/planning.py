@@ -130,7 +130,7 @@ def _plan(
     if ordered[0].kind == "late":
         raise TPUConfigurationError(
             f"deadline_hours={goal.deadline_hours:g} is met by bounds only; {described(ordered[0].candidate)} "
-            f"{ordered[0].problem}. Try: a later deadline, more chips, or a larger num_compiled (--compile)."
+            f"{ordered[0].problem}. Try: a later deadline, more chips, or other targets."
         )
     if ordered[0].kind == "failed":
         raise TPUOutOfMemoryError(

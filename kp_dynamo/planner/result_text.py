@@ -86,7 +86,7 @@ def _one_host(plan: PlanFigures) -> Iterator[str]:
     if plan.winner.is_runnable:
         return
     if plan.one_host is None:
-        yield f"The first row is {NOT_RUNNABLE}, and on one host the model does not fit."
+        yield f"The first row is {NOT_RUNNABLE}, and on one host the model does not fit{in_time(plan)}."
     else:
         cells = _cells(0, plan.one_host)[1:]
         yield f"The first row is {NOT_RUNNABLE}. The best way on one host:"
@@ -94,6 +94,11 @@ def _one_host(plan: PlanFigures) -> Iterator[str]:
         each = CHIPS[plan.one_host.target].device_word
         yield f"  {cells[6]} of {cells[7]} GB a {each}, step {cells[8]} ms, MFU {cells[9]}, USD {cells[10]} a million"
     yield ""
+
+
+def in_time(plan: PlanFigures) -> str:
+    """What a way must do beside fitting the memory, if there is a deadline."""
+    return "" if plan.deadline_hours is None else " in time"
 
 
 def _left_out(plan: PlanFigures) -> Iterator[str]:

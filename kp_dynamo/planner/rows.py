@@ -144,7 +144,12 @@ class RowMaker:
     def _why(self, figures: Figures) -> str:
         objective, what = self.request.goal.objective, self.request.goal.objective
         if figures is self.first:
-            return "the winner" if figures.kind == "compiled" else "the best bound; nothing was compiled that fits"
+            in_time = "" if self.request.goal.deadline_hours is None else " in time"
+            return (
+                "the winner"
+                if figures.kind == "compiled"
+                else f"the best bound; nothing was compiled that fits{in_time}"
+            )
         if figures.problem:
             return figures.problem
         least = self.first.value(objective)

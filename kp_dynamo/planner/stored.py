@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import fx
 from kp_dynamo.aot.report import AotReport
 from kp_dynamo.aot.step_graphs import StepGraphs
 from kp_dynamo.aot.worker_process import libtpu_flags, separate_versions
-from kp_dynamo.compat.own_source import source_digest
+from kp_dynamo.compat.own_source import is_newer_than_this_process, source_digest
 from kp_dynamo.compat.versions import check_versions, version_of
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.planner.candidates import Candidate
@@ -64,11 +64,13 @@ class StoredOutcomes:
         folder: Where they are.
         request: What is planned.
         fingerprints: Of the graphs of each checkpoint mode.
+        source: Of this package, which makes the programs of the graphs.
     """
 
     folder: Path
     request: PlanRequest
     fingerprints: dict[Any, str]
+    source: str = field(default_factory=lambda: source_digest())
 
     def read(self, candidate: Candidate) -> Outcome | None:
         """The outcome of a candidate; None if it was not compiled yet, or its file is damaged."""
@@ -81,11 +83,13 @@ class StoredOutcomes:
             return None
 
     def write(self, candidate: Candidate, outcome: Outcome) -> None:
-        """Keep an outcome; the file appears whole or not at all.
+        """Keep an outcome; the file appears whole or not at all. Not if the source of this package changed meanwhile.
 
         Raises:
             TPUConfigurationError: The folder cannot be written.
         """
+        if is_newer_than_this_process():
+            return
         path = self._path(candidate)
         report = outcome.report
         content = {"problem": outcome.problem} if report is None else {"report": report.to_dict()}
@@ -118,7 +122,7 @@ class StoredOutcomes:
             "batch": candidate.batch,
             "checkpoint": candidate.checkpoint,
             "flags": libtpu_flags(),
-            "source": source_digest(),
+            "source": self.source,
             "versions": {
                 **check_versions(),
                 **{n: version_of(n) for n in ("libtpu", "jax", "kp_dynamo")},

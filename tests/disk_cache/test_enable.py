@@ -12,7 +12,7 @@ import torch
 import kp_dynamo
 from kp_dynamo import TPUCacheError, TPUConfigurationError
 from kp_dynamo.disk_cache.folder import private_folder
-from tests.disk_cache.process import ROOT
+from tests.disk_cache.process import ROOT, build
 
 # Each process gets the library as the C files are now, whether or not the package was installed with one.
 PRELUDE = """
@@ -38,7 +38,11 @@ plugins.register_plugin("CPUP", Plugin())
 
 def run(code: str, library, **environment: str) -> subprocess.CompletedProcess:
     """A fresh process, without a device unless `environment` names one."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KP_TPU", "PJRT", "TPU_", "XLA"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("KP_TPU", "PJRT", "PTXLA", "TPU_", "XLA"))
+    }
     # There is no TPU here that could be tried.
     full = {**kept, "PYTHONPATH": str(ROOT), "TEST_LIBRARY": str(library), "KP_TPU_CACHE_TRIAL": "1", **environment}
     command = [sys.executable, "-c", PRELUDE + code]
@@ -155,8 +159,62 @@ from kp_dynamo.disk_cache import enable
 enable.enable_from_environment()
 print(json.dumps([os.environ.get("TPU_LIBRARY_PATH"), enable.disk_stats()["state"]]))
 """
-    done = run(code, library, PJRT_DEVICE="TPU", TPU_LIBRARY_PATH=str(library))
-    assert json.loads(done.stdout) == [None, "not enabled"], done.stderr[-3000:]
+    for given in ({}, {"PTXLA_TPU_LIBRARY_PATH": "/mine/libtpu.so"}):
+        done = run(code, library, PJRT_DEVICE="TPU", TPU_LIBRARY_PATH=str(library), **given)
+        expected = [given.get("PTXLA_TPU_LIBRARY_PATH"), "not enabled"]
+        assert json.loads(done.stdout) == expected, done.stderr[-3000:]
+
+
+WITHOUT_KP_DYNAMO = """
+import ctypes, os
+library = ctypes.CDLL(os.environ["TPU_LIBRARY_PATH"])
+library.GetPjrtApi.restype = ctypes.c_void_p
+library.kp_cache_state.restype = ctypes.c_char_p
+print(bool(library.GetPjrtApi()), library.kp_cache_state().decode())
+"""
+
+
+def test_a_child_without_kp_dynamo(library, tmp_path):
+    """It loads our library in the place of libtpu, which forwards to libtpu."""
+    pytest.importorskip("libtpu")
+    code = f"""
+kp_dynamo.enable_disk_cache({str(tmp_path / "programs")!r})
+import subprocess
+for name in [name for name in os.environ if name.startswith("KP_TPU_CACHE_")]:
+    del os.environ[name]
+subprocess.run([sys.executable, "-c", {WITHOUT_KP_DYNAMO!r}], check=True)
+"""
+    done = run(code, library, PJRT_DEVICE="TPU")
+    assert done.stdout == "True no folder was given\n", done.stderr[-3000:]
+
+
+def test_a_library_of_another_version_changes_nothing(tmp_path):
+    """As after an update of a source folder, without a new build."""
+    (tmp_path / "old.c").write_text("int kp_cache_counter(int which) { return which; }\n")
+    old = build(tmp_path / "old.so", tmp_path / "old.c", visibility="default")
+    code = f"""{ON_A_TPU}
+try:
+    kp_dynamo.enable_disk_cache({str(tmp_path / "programs")!r})
+except kp_dynamo.TPUCacheError as error:
+    print(json.dumps("It may be of another version of kp_dynamo. Try: install" in str(error)))
+show()
+"""
+    libtpu = pytest.importorskip("libtpu").get_library_path()
+    done = run(code, old, PJRT_DEVICE="TPU", TPU_LIBRARY_PATH=libtpu)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [True, [libtpu, None, None, None]], done.stderr
+
+
+@pytest.mark.parametrize("max_gb", [1e30, float(sys.maxsize)])
+def test_a_bound_of_any_size(max_gb, library, machine, front):
+    code = f"""
+from tests.disk_cache import driver
+path = os.environ["TEST_LIBRARY"]
+library.configure(path, {str(front)!r}, {str(machine.folder)!r}, int({max_gb!r} * 1e9))
+print(json.dumps(driver.main(path, [{{"program": 1}}])))
+"""
+    done = run(code, library, KP_TEST_PLUGIN=machine.environment["KP_TEST_PLUGIN"])
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["saved"], found["too_large"]) == (1, 0), done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,14 @@ def test_a_verdict_that_was_lost(results, libtpu, tmp_path):
     assert trial.problem_at_first_use(tmp_path, str(libtpu))
 
 
+def test_a_folder_whose_name_is_no_text(results, libtpu, tmp_path):
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    results.append(trial.Outcome(False, "other bits."))
+    for _ in range(2):
+        assert trial.problem_at_first_use(folder, str(libtpu)).startswith("other bits.")
+
+
 @pytest.mark.parametrize(
     ("code", "timeout_s", "is_lasting"),
     [("raise RuntimeError('The TPU is in use')", 60, False), ("import time; time.sleep(60)", 2, True)],

@@ -14,9 +14,11 @@ from kp_dynamo.planner import planning
 from kp_dynamo.planner.batches import Samples
 from kp_dynamo.planner.bounds import MemoryBound, TimeBound
 from kp_dynamo.planner.candidates import Candidate, Layout
+from kp_dynamo.planner.compile_best import BestCompiler
 from kp_dynamo.planner.request import Goal, PlanRequest, plan_request
 from kp_dynamo.planner.rows import Figures, Outcome, RowMaker, figures_of, in_order
-from kp_dynamo.planner.search import Bounded
+from kp_dynamo.planner.search import Bounded, Found
+from kp_dynamo.planner.stored import StoredOutcomes
 from tests.aot.test_report import PROGRAM, REPORT
 
 STATE, GRADIENTS, OPTIMIZER_S = 2 * 10**9, 10**9, 0.5
@@ -49,6 +51,18 @@ def test_a_step_that_fits_may_not_fit_with_the_state_of_the_optimizer():
     found = figures(1, memory_budget_gb=1.5)
     assert found.kind == "failed"
     assert found.problem == "does not fit: 2.00 GB a chip, compiled and with the optimizer's state"
+
+
+def test_a_late_way_rules_out_what_exceeds_its_bound_as_much(tmp_path):
+    """Of its slice and sharding; other slices are tried."""
+    asked = replace(request(), goal=LATE, samples=Samples(8, 1024, 0))
+    late = figures_of(figures(1).bounded, Outcome(REPORT), asked)
+    compiler = BestCompiler(asked, Found([]), StoredOutcomes(tmp_path, asked, {}), is_shown=False)
+    compiler.figures[late.candidate] = late
+    alike = replace(late.bounded, candidate=replace(late.candidate, samples=4))
+    other = replace(alike, candidate=replace(alike.candidate, layout=Layout(topology_of("v5e", 8), 8, 1, "fsdp")))
+    fast = replace(alike, time=TimeBound(1e-12, 0.0, 0.0, 0.0, 0.0, 0.0))
+    assert [compiler._is_ruled_out(bounded) for bounded in (alike, other, fast)] == [True, False, False]
 
 
 LATE = Goal(["v5e"], tokens=1e12, deadline_hours=1.0)

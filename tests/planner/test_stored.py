@@ -10,8 +10,9 @@ from torch import nn
 
 from kp_dynamo.aot.compiling import aot_compile
 from kp_dynamo.aot.topologies import topology_of
+from kp_dynamo.compat import own_source
 from kp_dynamo.exceptions import TPUConfigurationError
-from kp_dynamo.planner import compile_best, stored
+from kp_dynamo.planner import compile_best
 from kp_dynamo.planner.bounds import MemoryBound, TimeBound
 from kp_dynamo.planner.candidates import Candidate, Layout
 from kp_dynamo.planner.compile_best import BestCompiler
@@ -62,7 +63,7 @@ def test_other_flags_of_libtpu_have_another_file(tmp_path, monkeypatch):
     assert files.read(CANDIDATE) == PROBLEM
 
 
-def test_another_plan_of_the_model_or_source_has_another_file(tmp_path, monkeypatch):
+def test_another_plan_of_the_model_or_source_has_another_file(tmp_path):
     request, files = request_and_files(tmp_path)
     divided = replace(CANDIDATE, layout=Layout(topology_of("v5e", 4), 1, 4, "tensor"))
     for candidate in (CANDIDATE, divided):
@@ -70,8 +71,14 @@ def test_another_plan_of_the_model_or_source_has_another_file(tmp_path, monkeypa
     request.model._tp_plan = {"0": "colwise"}
     assert files.read(divided) is None
     assert files.read(CANDIDATE) == PROBLEM  # "fsdp" does not read it
-    monkeypatch.setattr(stored, "source_digest", lambda: "another")
-    assert files.read(CANDIDATE) is None
+    assert replace(files, source="another").read(CANDIDATE) is None
+
+
+def test_nothing_is_kept_if_the_source_changed_meanwhile(tmp_path, monkeypatch):
+    _, files = request_and_files(tmp_path)
+    monkeypatch.setattr(own_source, "IMPORTED_AT", 0.0)
+    files.write(CANDIDATE, PROBLEM)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_file_counts_as_none(tmp_path):

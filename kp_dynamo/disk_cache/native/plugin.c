@@ -32,7 +32,10 @@ EXPORTED void kp_cache_configure(const char *plugin, const char *folder, uint64_
 }
 
 static void configure_from_environment(void) {
-  const char *plugin = getenv("KP_TPU_CACHE_PLUGIN"), *folder = getenv("KP_TPU_CACHE_DIR");
+  const char *plugin = getenv("KP_TPU_CACHE_PLUGIN");
+  /* Of a child process that is not to use the cache, and inherits this library all the same. */
+  if (!plugin) plugin = getenv("PTXLA_TPU_LIBRARY_PATH");
+  const char *folder = getenv("KP_TPU_CACHE_DIR");
   const char *max_bytes = getenv("KP_TPU_CACHE_MAX_BYTES");
   int has_folder = folder && max_bytes;
   if (plugin) kp_cache_configure(plugin, has_folder ? folder : "", has_folder ? strtoull(max_bytes, NULL, 10) : 0);
