@@ -71,7 +71,8 @@ def test_a_verdict_that_was_lost(results, libtpu, tmp_path):
     assert trial.problem_at_first_use(tmp_path, str(libtpu))
 
 
-def test_a_folder_whose_name_is_no_text(results, libtpu, tmp_path):
+def test_a_folder_whose_name_is_no_text(results, libtpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(trial.logger, "disabled", True)  # pytest-xdist cannot send the captured line
     folder = tmp_path / "caf\udce9"
     folder.mkdir()
     results.append(trial.Outcome(False, "other bits."))
