@@ -200,7 +200,7 @@ def test_a_prepared_model_stays_compiled():
         disable_accelerate()
         x = torch.randn(2, 4)
         found = prepared(x.to(prepared.weight.device)).cpu()
-    assert count.graphs >= 1
+    assert count.graphs + count.capture_hits >= 1
     weight, bias = model.weight.cpu(), model.bias.cpu()
     # float32 sums of five terms round 1e-7 of their size at a time.
     torch.testing.assert_close(found, x @ weight.T + bias, rtol=1e-6, atol=1e-6)

@@ -48,7 +48,7 @@ def test_embeddings_are_those_of_eager(folder, batch_size):
     mine = compile_inside(embedder(folder))
     with counted() as count:
         found = encoded(mine, batch_size=batch_size)
-    assert count.graphs >= 1
+    assert count.graphs + count.capture_hits >= 1
     torch.testing.assert_close(found, encoded(embedder(folder), batch_size=batch_size), **CLOSE)
 
 
