@@ -102,9 +102,12 @@ class Weights:
 
         The counterpart of one may be missing: that of the first pair, if the model's input needs no gradient.
         """
-        found = self._summed_bytes(rows, train, lambda w: min(prod(w.part), rows * w.row_columns))
-        twice = [w for w, _ in self.kinds if train and w.has_counterpart]
-        return found - max((min(prod(w.part), rows * w.row_columns) * w.wire_bytes for w in twice), default=0)
+
+        def least(w: Weight) -> int:
+            return min(prod(w.part), rows * w.row_columns)
+
+        twice = (w for w, _ in self.kinds if train and w.has_counterpart)
+        return self._summed_bytes(rows, train, least) - max((least(w) * w.wire_bytes for w in twice), default=0)
 
     def result_bytes(self, rows: int, train: bool) -> int:
         """The same if whole results are summed, also where a weight is smaller."""
