@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.buckets.symbolic_sizes import Shape
-from kp_dynamo.lowering import spmd
+from kp_dynamo.lowering import tensor_shardings
 from kp_dynamo.lowering.host_layout import to_host
 
 
@@ -42,12 +42,12 @@ def resized(tensor: torch.Tensor, shape: Shape, *, poisons: bool) -> torch.Tenso
     host: torch.Tensor = to_host([tensor.detach()], [None])[0]
     common = tuple(slice(0, min(a, b)) for a, b in zip(tensor.shape, shape, strict=True))
     if all(new <= old for new, old in zip(shape, tensor.shape, strict=True)):
-        return spmd.divided_like(tensor, host[common].clone().to(tensor.device))
+        return tensor_shardings.divided_like(tensor, host[common].clone().to(tensor.device))
     order = sorted(range(host.dim()), key=host.stride, reverse=True)
     # Not a view of a permuted tensor: a graph may write to it, and autograd forbids writes to a view from a Function.
     padded = torch.empty_permuted(shape, order, dtype=host.dtype).fill_(_padding(host.dtype, poisons))
     padded[common] = host[common]
-    return spmd.divided_like(tensor, padded.to(tensor.device))
+    return tensor_shardings.divided_like(tensor, padded.to(tensor.device))
 
 
 def _padding(dtype: torch.dtype, poisons: bool) -> float | int | bool:

@@ -5,8 +5,9 @@ from kp_dynamo.lowering.donation import DONORS
 from kp_dynamo.lowering.new_state import divide_new_state
 from kp_dynamo.lowering.placed_tensors import device_spread, named_meshes, on_their_mesh
 from kp_dynamo.lowering.registry import get_lowering
-from kp_dynamo.lowering.spmd import is_spmd, shardings
+from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.stored import StoredProgram
+from kp_dynamo.lowering.tensor_shardings import shardings
 
 __all__ = [
     "DONORS",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kp_dynamo.compat import xla
-from kp_dynamo.lowering import spmd
+from kp_dynamo.lowering import tensor_shardings
 from kp_dynamo.lowering.placed_tensors import current_mesh, op_sharding
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
 
@@ -36,7 +36,7 @@ class DeviceParts:
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """The part of a device."""
-        placed = spmd.annotated(whole, self._sharding(whole.dim()))
+        placed = tensor_shardings.annotated(whole, self._sharding(whole.dim()))
         # torch_xla 2.9: its public `enable_manual_sharding` reads the tensor, which has no value during a trace.
         part: torch.Tensor = xla.xlac()._spmd_full_to_shard_shape(placed)
         return part

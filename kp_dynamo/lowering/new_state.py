@@ -13,7 +13,8 @@ import torch
 
 from kp_dynamo.lowering.pending import compute_only, pending_among
 from kp_dynamo.lowering.pinned_results import pin_pending
-from kp_dynamo.lowering.spmd import WHOLE, shardings
+from kp_dynamo.lowering.spmd import WHOLE
+from kp_dynamo.lowering.tensor_shardings import shardings
 
 
 def divide_new_state(args: Sequence[Any], used_by: Mapping[int, Sequence[int]]) -> None:

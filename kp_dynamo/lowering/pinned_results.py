@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from kp_dynamo.compat import xla
-from kp_dynamo.lowering.spmd import WHOLE, annotated, replicated
+from kp_dynamo.lowering.spmd import WHOLE, replicated
+from kp_dynamo.lowering.tensor_shardings import annotated
 
 _MOST_DIMS = 5
 """torch_xla 2.9 divides no tensor with more dimensions ("tile_assignment ranks > 5")."""

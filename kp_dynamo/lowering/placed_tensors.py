@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from kp_dynamo.compat import importing, xla
 from kp_dynamo.exceptions import TPUConfigurationError, TPUDistributedError
 from kp_dynamo.hardware import ONE_CHIP, Spread
-from kp_dynamo.lowering import spmd
+from kp_dynamo.lowering import spmd, tensor_shardings
 from kp_dynamo.ops.gathered import Placing
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
 from kp_dynamo.sharding.placement import REPLICATED, Placement, axes_of, hlo_sharding, is_whole, placement_of
@@ -90,7 +90,7 @@ def placing_on_mesh() -> Placing | None:
     mesh = current_mesh()
     if mesh is None:
         return None
-    return Placing(lambda x, where: spmd.annotated(x, op_sharding(where, mesh)), DATA, mesh.is_along_batch)
+    return Placing(lambda x, where: tensor_shardings.annotated(x, op_sharding(where, mesh)), DATA, mesh.is_along_batch)
 
 
 def placement_of_argument(tensor: torch.Tensor) -> Placement | None:
@@ -176,7 +176,7 @@ def op_sharding(placement: Placement, mesh: NamedMesh) -> Any:
 def with_placement(tensor: torch.Tensor, placement: Placement, mesh: NamedMesh) -> torch.Tensor:
     """`tensor`, or a copy that XLA divides so if it lies in another way or is pending."""
     is_there = xla.xlac()._get_xla_sharding_spec(tensor) == _text(placement, mesh)
-    return tensor if is_there else spmd.annotated(tensor, op_sharding(placement, mesh))
+    return tensor if is_there else tensor_shardings.annotated(tensor, op_sharding(placement, mesh))
 
 
 @cache

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kp_dynamo.compat import xla
-from kp_dynamo.lowering import spmd
+from kp_dynamo.lowering import spmd, tensor_shardings
 from kp_dynamo.lowering.convolution_forms import CONVOLUTION_FORMS
 from kp_dynamo.lowering.placed_tensors import current_mesh
 from kp_dynamo.sharding.mesh import DATA
@@ -44,7 +44,7 @@ def _convolution_backward(gradient: Tensor, x: Tensor, weight: Tensor, *settings
 
 
 def _whole(x: Tensor) -> Tensor:
-    return spmd.annotated(x, spmd.replicated())
+    return tensor_shardings.annotated(x, spmd.replicated())
 
 
 def _by_rows(x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def _by_rows(x: Tensor) -> Tensor:
     mesh = current_mesh()
     ordered = mesh.beginning_with(DATA) if mesh is not None and mesh.has(DATA) else mesh
     device_ids = () if ordered is None else ordered.device_ids
-    return spmd.annotated(x, spmd.batch_sharding((count,), x.dim(), device_ids))
+    return tensor_shardings.annotated(x, spmd.batch_sharding((count,), x.dim(), device_ids))
 
 
 SHARDED_CONVOLUTIONS: dict[Any, Callable[..., Any]] = {

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from kp_dynamo.lowering.spmd import annotated, batch_sharding, is_spmd
+from kp_dynamo.lowering.spmd import batch_sharding, is_spmd
+from kp_dynamo.lowering.tensor_shardings import annotated
 
 
 def _of_batch(x: torch.Tensor, mesh_shape: list[int], device_ids: Sequence[int] = ()) -> Any:

@@ -8,7 +8,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.compat import xla
-from kp_dynamo.lowering.spmd import annotated, replicated
+from kp_dynamo.lowering.spmd import replicated
+from kp_dynamo.lowering.tensor_shardings import annotated
 
 aten = torch.ops.aten
 

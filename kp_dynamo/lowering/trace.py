@@ -24,7 +24,7 @@ from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, ShardedInterpreter, XlaInterpreter, ignore, tracing
 from kp_dynamo.lowering.pinned_results import pinned
 from kp_dynamo.lowering.program_inputs import InputIds, Slot, classify_inputs, require_read
-from kp_dynamo.lowering.spmd import is_uneven, sharded_placeholder
+from kp_dynamo.lowering.tensor_shardings import is_uneven, sharded_placeholder
 
 
 @dataclass

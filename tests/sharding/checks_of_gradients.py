@@ -11,7 +11,7 @@ import torch_xla.distributed.spmd as xs
 from torch import nn
 
 import kp_dynamo
-from kp_dynamo.lowering import spmd
+from kp_dynamo.lowering import spmd, tensor_shardings
 from kp_dynamo.telemetry import snapshot
 from tests.sharding.registry import BOTH, DATA, Wrapped, check, compiled, placed_as, small, spec, tokens
 
@@ -194,7 +194,7 @@ def gradients_summed_by_an_exchange() -> Any:
         kp_dynamo.shard(model, DATA, sharding)
         run = compiled(model, reduce_scatter="all_to_all", **options)
         divided: list[torch.Size] = []
-        annotated = spmd.annotated
+        annotated = tensor_shardings.annotated
 
         def noted(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
             if sharding is not spmd.replicated():
@@ -202,7 +202,7 @@ def gradients_summed_by_an_exchange() -> Any:
             return annotated(tensor, sharding)  # noqa: B023
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(spmd, "annotated", noted)
+            patch.setattr(tensor_shardings, "annotated", noted)
             for seed in (1, 2):
                 run(kp_dynamo.shard_batch(tokens(seed, rows), DATA)).pow(2).mean().backward()
                 eager(tokens(seed, rows)).pow(2).mean().backward()
@@ -221,7 +221,7 @@ def weights_that_programs_gather() -> Any:
         model, eager = small(), small()
         kp_dynamo.shard(model, mesh, sharding)
         made_whole: list[torch.Size] = []
-        annotated = spmd.annotated
+        annotated = tensor_shardings.annotated
 
         def noted(tensor: torch.Tensor, sharding: Any) -> torch.Tensor:
             if sharding is spmd.replicated():
@@ -229,7 +229,7 @@ def weights_that_programs_gather() -> Any:
             return annotated(tensor, sharding)  # noqa: B023
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(spmd, "annotated", noted)
+            patch.setattr(tensor_shardings, "annotated", noted)
             compiled(model)(kp_dynamo.shard_batch(tokens(), mesh)).pow(2).mean().backward()
         eager(tokens()).pow(2).mean().backward()
         pairs = zip(model.parameters(), eager.parameters(), strict=True)

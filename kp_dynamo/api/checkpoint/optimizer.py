@@ -74,9 +74,9 @@ def _restored(parameter: torch.Tensor, own: Any, saved: Any) -> Any:
     if not isinstance(saved, torch.Tensor):
         return saved  # torch turns a string into a generator
     if own.device == parameter.device and own.shape == parameter.shape and _is_on_several_devices(parameter):
-        from kp_dynamo.lowering import spmd
+        from kp_dynamo.lowering import tensor_shardings
 
-        return spmd.divided_like(parameter, saved.to(own.device))
+        return tensor_shardings.divided_like(parameter, saved.to(own.device))
     return saved.to(own.device) if own.dtype != saved.dtype else own
 
 
@@ -84,9 +84,9 @@ def _is_on_several_devices(parameter: torch.Tensor) -> bool:
     """Whether it lies on several; it is computed if it is pending."""
     if parameter.device.type != "xla":
         return False  # loading on the CPU needs no torch_xla
-    from kp_dynamo.lowering import pending, spmd
+    from kp_dynamo.lowering import pending, spmd, tensor_shardings
 
     if not spmd.is_spmd():
         return False
     pending.run_pending([parameter])
-    return not spmd.is_whole(parameter)
+    return not tensor_shardings.is_whole(parameter)
