@@ -38,7 +38,7 @@ help:
 	@echo "make bench-units       our own small models by a v5e's compiler, at each level"
 	@echo "make bench-chips       the gain of the attention passes, by the compilers of v5e, v5p and v6e"
 	@echo "make bench-checkpoint  the memory of a training step by checkpoint mode, by a v5e's compiler"
-	@echo "make measurements      write the tables of README.md and docs/measurements.md from bench/results/*.json"
+	@echo "make measurements      write the tables of README.md and docs from bench/results/*.json"
 	@echo "make zoo               write docs/zoo.md: programs, graph breaks, fallbacks and errors of each model"
 	@echo "make pages             write docs/pages: five example pages of explain, aot and plan"
 	@echo "make hunt              compare random programs with eager in float64, in every configuration (MINUTES=$(MINUTES))"

@@ -74,7 +74,8 @@ def cache_stats() -> dict[str, Any]:
     """Statistics of the compile cache: `size, max_size, hits, misses, hit_rate, evictions` of programs.
 
     "captures" holds the same for whole captures, which are looked up before AOTAutograd runs. "disk" is about the
-    programs that XLA compiled or that came from the folder of `enable_disk_cache`.
+    programs that XLA compiled or that came from the folder of `enable_disk_cache`, and its "captures" about those that
+    were stored there or came from there.
     """
     from kp_dynamo.session import SESSION
 

@@ -123,8 +123,9 @@ def _trust() -> Section:
         "The compiler's cycles were compared with published times of a v5e, and of no other chip. "
         f"Matmuls: {least:.2f} to {most:.2f} of the measured time. Elementwise operations and gathers: the cycles are "
         "wrong or missing, so "
-        "their time is their bytes or rows at the measured rate. Attention, convolutions and whole steps were not "
-        "compared: use the times as ratios between two programs.",
+        "their time is their bytes or rows at the measured rate. Attention and convolutions were not compared by "
+        "themselves; docs/planner.md compares whole training steps with published runs. Use the times as ratios "
+        "between two programs.",
         "In the repository, python -m bench.calibration compiles these matmuls again and prints the ratios; "
         "docs/aot.md explains the rest.",
     )

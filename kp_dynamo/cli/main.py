@@ -84,7 +84,12 @@ def _add_aot(commands: Any) -> None:
         help="several chips: a number, a shape such as 4x4, or 4,16,64 to compare (default: one)",
     )
     aot.add_argument("--mesh", metavar="AXES", help="their axes, as in data=4,model=4 (default: all along data)")
-    aot.add_argument("--sharding", type=sharding, metavar="WORD", help="data, fsdp, tensor, fsdp+tensor, or JSON")
+    aot.add_argument(
+        "--sharding",
+        type=sharding,
+        metavar="WORD",
+        help="data, fsdp, tensor, fsdp+tensor or JSON; several devices need it (default for a list of chips: fsdp)",
+    )
     aot.add_argument("--train", action="store_true", help="in training mode with the backward (default: inference)")
     aot.add_argument("--backend", default="kp_tpu", help="kp_tpu, or openxla to compare with (default: kp_tpu)")
     aot.add_argument("--options", type=options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")

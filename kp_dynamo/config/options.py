@@ -73,8 +73,9 @@ class CompileOptions:
 
     reduce_dtype: Literal["bfloat16"] | None = _option(None, rules.one_of("bfloat16") | rules.nothing())
     """The dtype in which the chips of a sharded model sum the gradients of matmul weights. None: that of the weight.
-    "bfloat16" rounds what each chip adds, and halves what the chips send each other. It needs a `precision` of
-    "bfloat16", and has no effect where no batch is divided."""
+    "bfloat16" rounds what each chip adds, and halves what the chips send each other. On a mesh with an axis "model" it
+    does so for the results of matmuls too. It needs a `precision` of "bfloat16" and the pass cast_bf16, and has no
+    effect on one chip."""
 
     reduce_scatter: Literal["all_to_all"] | None = _option(None, rules.one_of("all_to_all") | rules.nothing())
     """How the chips of a sharded model sum the gradients of matmul weights. None: by a reduce-scatter or an all-reduce,

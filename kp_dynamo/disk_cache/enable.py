@@ -45,7 +45,7 @@ _problem = ""
 
 
 def enable_disk_cache(folder: str | os.PathLike[str], max_gb: float = DEFAULT_MAX_GB) -> None:
-    """Keep the programs that XLA compiles in `folder`, and load them from there in later processes.
+    """Keep the programs that XLA compiles, and captures, in `folder`, and load them from there in later processes.
 
     Call it before the XLA device is used. It holds for every program of the process, also for those of torch_xla's
     lazy tensors. Whatever goes wrong later (a full disk, a damaged entry) costs a compilation and is counted:
@@ -56,7 +56,7 @@ def enable_disk_cache(folder: str | os.PathLike[str], max_gb: float = DEFAULT_MA
 
     Args:
         folder: Created with mode 0700. A folder that others can write to is refused.
-        max_gb: The folder's bound. The programs that were used least recently go first.
+        max_gb: The folder's bound. The programs and captures that were used least recently go first.
 
     Raises:
         TPUCacheError: The device has started, its compiler is no plugin (XLA:CPU in torch_xla), the folder cannot be

@@ -36,7 +36,8 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
 
     If results require a gradient, the backward of their sum runs too; it does not touch any `.grad`.
 
-    `explain` compiles with its own caches, so the process's cache entries and statistics do not change. The reported
+    `explain` compiles with its own caches, so those of the process and their statistics do not change; the disk cache,
+    whose programs it uses, counts them. The reported
     hits and misses are what `torch.compile(model, backend="kp_tpu", options=options)` would find in the process's
     caches now. Like `torch._dynamo.explain`, it resets Dynamo before and after: functions compiled earlier are captured
     again when called. Torch's random state is restored; buffer updates of the model are not undone.

@@ -22,8 +22,9 @@ _TRUST = (
     "and the least time of the optimizer are added; the optimizer itself is not compiled.",
     "Other rows are bounds: their memory, time and price are at least that. Once compiled, such a way may not fit.",
     "Bounds hold no temporaries, no padding and no time of elementwise operators.",
-    "The modelled time of matmuls is {:.2f} to {:.2f} of published times of a v5e. No other chip, and no whole step, "
-    "was compared. The page of aot lists what was measured, with its sources.".format(*error_range()),
+    "The modelled time of matmuls is {:.2f} to {:.2f} of published times of a v5e; the page of aot lists what was "
+    "measured, with its sources. docs/planner.md compares whole training steps on v5e, v6e and v5p with published "
+    "runs.".format(*error_range()),
 )
 
 

@@ -82,7 +82,6 @@ def _refusal(plan: CompilePlan, functions: TorchFunctions) -> str:
         "the option lowering": options.lowering != "openxla",
         "passes of the user's own": bool(options.extra_passes),
         "buckets": plan.bucketing is not None,
-        "a graph that holds tensors": bool(capture.held),
         "SPMD": is_spmd(),
         "several processes": xla.world()[0] > 1,
         "kernels or decompositions that were registered for torch's operators": bool(functions.replaced),
