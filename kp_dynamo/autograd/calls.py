@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from kp_dynamo.autograd.argument_overlap import OverlapCheck
+from kp_dynamo.autograd.backward_nodes import pass_on_undefined
 from kp_dynamo.autograd.plain_gradient import Gradients
 from kp_dynamo.autograd.result_aliases import ResultAliases
-from kp_dynamo.autograd.undefined_gradients import UndefinedGradients, passing_on_undefined
+from kp_dynamo.autograd.undefined_gradients import UndefinedGradients
 
 
 def outside_dynamo(backward: Callable[..., Any]) -> Any:
@@ -28,36 +29,20 @@ def with_call_checks(
     gradients: UndefinedGradients | None,
     made: Gradients,
 ) -> Callable[..., Any]:
-    """`run` as `as_called` makes it, and with a backward that passes on undefined gradients.
-
-    Args:
-        run: The callable that AOTAutograd compiled.
-        aliases: The results that share memory, or None.
-        overlap: See `as_called`.
-        gradients: Which gradients may be undefined; None without a backward.
-        made: How AOTAutograd made it differentiable.
-    """
-    if gradients is not None and made.plain is None:
-        run = passing_on_undefined(run)
-    return as_called(run, aliases, overlap, None if gradients is None or gradients.is_uniform else gradients)
-
-
-def as_called(
-    run: Callable[..., Any],
-    aliases: ResultAliases | None,
-    overlap: OverlapCheck | None,
-    gradients: UndefinedGradients | None,
-) -> Callable[..., Any]:
-    """`run`, plus checks of its arguments, the views of them it returns, and its backward's undefined gradients.
+    """`run` with checks of its arguments, the views of them it returns, and a backward that knows undefined gradients.
 
     Args:
         run: The callable that AOTAutograd compiled.
         aliases: The results that share memory, or None.
         overlap: Compares the overlap of arguments; None for a graph that writes to none of them.
-        gradients: Which gradients may be undefined; None if every gradient depends on every result.
+        gradients: Which gradients may be undefined; None without a backward.
+        made: How AOTAutograd made it differentiable.
     """
-    has_views = aliases is not None and aliases.has_views_of_arguments
-    if overlap is None and gradients is None and not has_views:
+    if gradients is not None and made.plain is None:
+        made.at_node.append(pass_on_undefined)
+    if gradients is not None and not gradients.is_uniform:
+        made.at_node.append(gradients.watch)
+    if overlap is None and (aliases is None or not aliases.has_views_of_arguments):
         return run
 
     def called(*args: Any) -> Any:
@@ -67,8 +52,6 @@ def as_called(
             results = list(run(*args))
             if aliases is not None and aliases.has_symbolic_views:
                 aliases.replay(args, results)
-        if gradients is not None:
-            gradients.watch(results)
         return results
 
     return called

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -18,6 +18,8 @@ import torch._dynamo  # first: torch 2.9 cannot import the next module without i
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 from torch._functorch._aot_autograd.schemas import OutputType
+
+from kp_dynamo.autograd.backward_nodes import NodeHook, nodes_given_to
 
 Run = Callable[[list[Any]], Any]
 
@@ -45,10 +47,13 @@ class PlainGradient:
         backward: Takes those tensors and the gradients of the results; returns a gradient or None for each argument.
         metadata: AOTAutograd's metadata of the graph.
         detached: Arguments that get no gradient, and through which the results must not require one.
+        at_node: Each is given the backward node of each call.
     """
 
-    def __init__(self, forward: Run, backward: Run, metadata: Any, detached: Sequence[int]) -> None:
-        self.forward, self.backward, self._detached = forward, backward, tuple(detached)
+    def __init__(
+        self, forward: Run, backward: Run, metadata: Any, detached: Sequence[int], at_node: Sequence[NodeHook]
+    ) -> None:
+        self.forward, self.backward, self._detached, self.at_node = forward, backward, tuple(detached), at_node
         self.num_results = len(metadata.output_info)
         self.without_gradient = [i for i, info in enumerate(metadata.output_info) if not info.requires_grad]
         self.with_gradient = [i for i, info in enumerate(metadata.output_info) if info.requires_grad]
@@ -67,6 +72,8 @@ class CompiledFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, graph: PlainGradient, *args: Any) -> tuple[Any, ...]:
+        for hook in graph.at_node:
+            hook(ctx)
         results = graph.forward(list(args))
         ctx.graph = graph
         ctx.set_materialize_grads(False)
@@ -147,12 +154,14 @@ class Gradients:
         detached: See `PlainGradient`.
         disables_amp: Whether the programs run without autocast.
         has_extras: Whether there are tensor subclasses, symbolic sizes or states of a backward.
+        at_node: Each is given the backward node of each call.
     """
 
     plain: PlainGradient | None = None
     detached: tuple[int, ...] = ()
     disables_amp: bool = False
     has_extras: bool = False
+    at_node: list[NodeHook] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -177,10 +186,11 @@ def plain_gradients(parts: Callable[[], tuple[Run, Run]]) -> Iterator[Gradients]
         made.has_extras = subclasses is not None or bool(num_sizes) or bool(states)
         if made.has_extras or not _is_plain(fw_metadata):
             return run
-        made.plain = PlainGradient(*parts(), fw_metadata, detached)
+        made.plain = PlainGradient(*parts(), fw_metadata, detached, made.at_node)
         return _if_recorded(made.plain, run)
 
-    with mock.patch.object(AOTDispatchAutograd, "post_compile", staticmethod(post_compile)):
+    patched = mock.patch.object(AOTDispatchAutograd, "post_compile", staticmethod(post_compile))
+    with patched, nodes_given_to(made.at_node):
         yield made
 
 

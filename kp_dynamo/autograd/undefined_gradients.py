@@ -1,13 +1,13 @@
 """Gradients that eager leaves None: those of inputs that reach only results outside the loss.
 
 AOTAutograd's backward is one function of the gradients of all results. Autograd passes zeros for undefined ones, and
-every input gets a gradient. The joint graph shows which gradients depend on which results: hooks on the backward node
-see which gradients are undefined, and drop the gradients that depend on nothing else.
+every input gets a gradient. The joint graph shows which gradients depend on which results: hooks on the node of the
+backward see which gradients are undefined, and drop the gradients that depend on nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from kp_dynamo.graph.nodes import called_name, is_tangent, primal_inputs
 
 _WITH_TANGENT = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 _ZEROS = ("angle", "copysign", "sgn", "sign")
-_NODE = "CompiledFunctionBackward"  # the name of AOTAutograd's backward node in torch 2.9
 
 
 class UndefinedGradients:
@@ -72,11 +71,8 @@ class UndefinedGradients:
         known.is_uniform = is_uniform
         return known
 
-    def watch(self, results: Sequence[Any]) -> None:
-        """In the backward of one call's results, leave gradients undefined that only depend on undefined ones."""
-        node = _backward_node(results)
-        if node is None:
-            return
+    def watch(self, node: Any) -> None:
+        """Let the backward of one call, which is `node`, leave undefined what only depends on undefined gradients."""
         undefined: set[int] = set()
 
         def before(gradients: Sequence[Any]) -> None:
@@ -91,37 +87,6 @@ class UndefinedGradients:
 
         node.register_prehook(before)
         node.register_hook(after)
-
-
-def passing_on_undefined(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, whose backward leaves every gradient undefined if none of its results has one.
-
-    The backward of another compiled graph calls it so: of a piece of a divided graph, of the graph after a graph break.
-    """
-
-    def called(*args: Any) -> Any:
-        results = run(*args)
-        _pass_on_undefined(results)
-        return results
-
-    return called
-
-
-def _pass_on_undefined(results: Sequence[Any]) -> None:
-    node = _backward_node(results)
-    if node is None:
-        return
-    is_undefined = False
-
-    def before(gradients: Sequence[Any]) -> None:
-        nonlocal is_undefined
-        is_undefined = all(gradient is None for gradient in gradients)
-
-    def after(gradients: Sequence[Any], _: Any) -> tuple[Any, ...] | None:
-        return (None,) * len(gradients) if is_undefined else None
-
-    node.register_prehook(before)
-    node.register_hook(after)
 
 
 def _results_with_tangents(metadata: Any) -> list[int]:
@@ -200,13 +165,3 @@ class _Reach:
         reaching = _reaching_sources(self._graph, {primal: 0})
         named = ((r, self._output[r]) for r in self._results if r < len(self._output))
         return frozenset(r for r, node in named if isinstance(node, fx.Node) and reaching[node])
-
-
-def _backward_node(results: Sequence[Any]) -> Any:
-    """The backward node of these results; None if no gradient is recorded."""
-    nodes = [r.grad_fn for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
-    for _ in range(3):  # a result may be a view or a part of one with this node
-        if (found := next((n for n in nodes if n.name() == _NODE), None)) is not None:
-            return found
-        nodes = [n for node in nodes for n, _ in node.next_functions if n is not None]
-    return None

@@ -111,6 +111,44 @@ def test_graphs_before_a_graph_break_pass_on_what_is_undefined(device):
     assert all(leaf.grad.abs().min() > 0 for leaf in leaves)
 
 
+def returns_an_input(x, y, u, v):
+    return x.float(), y * u, v * 3
+
+
+def returns_a_written_input(x, y, u, v):
+    x *= u
+    return x, y * v
+
+
+def returns_nothing(x, y, u, v):
+    x *= u
+    y *= v
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it of results of the first graph
+@pytest.mark.quick("returns_an_input-cpu", "returns_a_written_input-xla", "returns_nothing-cpu")
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("second", [returns_an_input, returns_a_written_input, returns_nothing])
+def test_the_results_of_two_graphs_are_told_apart(second, device):
+    """A result that is an input belongs to the graph before, whose backward has other undefined gradients."""
+
+    def first(a, b, c, d):
+        return a * b, c * d, a + 1
+
+    place = compat.device() if device == "xla" else torch.device("cpu")
+    options = {"backend": "kp_tpu", "options": FLOAT32}
+    compiled = torch.compile(first, **options), torch.compile(second, **options)
+    for used in range(2):
+        found = []
+        for one, other in ((first, second), compiled):
+            leaves = [torch.full((3,), i + 1.0, device=place, requires_grad=True) for i in range(6)]
+            x, y, _ = one(*leaves[:4])
+            results = other(x, y, *leaves[4:]) or (x, y)
+            results[used].sum().backward()
+            found.append([None if leaf.grad is None else leaf.grad.tolist() for leaf in leaves])
+        assert found[1] == found[0]
+
+
 def test_an_optimizer_leaves_a_head_alone_that_is_not_used():
     torch.manual_seed(0)
     eager, mine = _Heads(), _Heads()
