@@ -21,5 +21,20 @@ def insert_call(like: fx.Node, target: Callable[..., Any] | str, *args: Any, **k
 
 
 def value_of(argument: Any) -> Any:
-    """The fake value of a node; anything else is itself."""
-    return argument.meta.get("example_value") if isinstance(argument, fx.Node) else argument
+    """The fake value of a node, without the transforms of torch.func that it lies in; anything else is itself."""
+    return _unwrapped(argument.meta.get("example_value")) if isinstance(argument, fx.Node) else argument
+
+
+def _unwrapped(value: Any) -> Any:
+    """A tensor outside of `torch.func`, where nothing can compute with one that lies in a transform.
+
+    Of a tensor in `vmap` it is the first sample: a view, as wide as the tensor in there.
+    """
+    wraps, batch_dims = torch._C._functorch, []
+    while isinstance(value, torch.Tensor) and wraps.is_functorch_wrapped_tensor(value):
+        if wraps.is_batchedtensor(value):
+            batch_dims.append(wraps.maybe_get_bdim(value))
+        value = wraps.get_unwrapped(value)
+    for dim in reversed(batch_dims):  # the outermost transform first
+        value = value.select(dim, 0)
+    return value
