@@ -46,7 +46,7 @@ def as_traced(capture: Capture) -> Capture | str:
     pairs = zip(inputs, capture.inputs, strict=True)
     given = {node: _fresh(node.meta["example_value"], tensor, mode) for node, tensor in pairs}
     try:
-        with surrounding_autocast(capture.mode), WatchedWrites() as watch:
+        with surrounding_autocast(gm, capture.mode), WatchedWrites() as watch:
             values = _computed(gm, given, mode)
     except Exception as error:  # noqa: BLE001 - any operator of a user may be here; the whole graph reports its error
         return f"under the CPU's autocast, its values cannot be computed: {error}"

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from kp_dynamo.capture.xla_autocast import ENTER_AUTOCAST, has_autocast, rules_of_xla
+
 _CPU = torch.device("cpu")
 
 
@@ -47,19 +49,20 @@ def _copy_result(node: fx.Node) -> None:
 
 
 @contextlib.contextmanager
-def surrounding_autocast(mode: str) -> Iterator[None]:
-    """Apply the autocast state around the call, for the device of `mode`, to the CPU."""
+def surrounding_autocast(gm: fx.GraphModule, mode: str) -> Iterator[None]:
+    """Apply the autocast state around the call of `gm`, for the device of `mode`, to the CPU, with XLA's rules."""
     if mode != "xla":
         yield
         return
+    rules = rules_of_xla() if has_autocast(gm) else contextlib.nullcontext()
     enabled, dtype = torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla")
-    with torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=torch.is_autocast_cache_enabled()):
+    with rules, torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=torch.is_autocast_cache_enabled()):
         yield
 
 
 def _rewrite_devices(node: fx.Node, mode: str) -> bool:
     before = node.args, node.kwargs
-    if node.target is torch.amp.autocast_mode._enter_autocast:
+    if node.target is ENTER_AUTOCAST:
         swapped = {"xla": "cpu", "cpu": "xla"} if mode == "xla" else {}
         after: Any = (swapped.get(str(node.args[0]), node.args[0]), *node.args[1:]), node.kwargs
     else:

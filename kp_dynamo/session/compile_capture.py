@@ -90,7 +90,7 @@ class CaptureCompiler:
         capture, bucketing = self._plan.capture, self._plan.bucketing
         if capture.mode == "xla":
             refuse_places_of_inputs(capture.gm.graph)
-        with surrounding_autocast(capture.mode):
+        with surrounding_autocast(capture.gm, capture.mode):
             eager = eager_results(capture.gm)
             logits = separated_logits(self._plan)
             traced = eager if logits is None else eager_results(capture.gm)
