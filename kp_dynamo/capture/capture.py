@@ -229,14 +229,31 @@ def _check_known(target: Any) -> None:
         raise Uncacheable(f"{target} is a user-defined operator")
 
 
-def with_dynamo_signature(run: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
-    """`run` with the held tensors passed in, and with results moved to their devices (differentiably)."""
-    if not capture.moved_results and not capture.held:
-        return run
+def with_dynamo_signature(
+    run: Callable[..., Any],
+    capture: Capture,
+    laid_out: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+) -> Callable[..., Any]:
+    """`run` with the held tensors passed in, and with results moved to their devices (differentiably).
 
+    Args:
+        run: The callable, which takes the held tensors first.
+        capture: What it was compiled from.
+        laid_out: Makes a callable whose results lie in memory as eager's. It comes after the moves, which copy each
+            result by itself.
+    """
+    if capture.moved_results:
+        run = _moving(run, capture.moved_results)
+    if laid_out is not None:
+        run = laid_out(run)
+    held = capture.held
+    return (lambda *args: run(*held, *args)) if held else run
+
+
+def _moving(run: Callable[..., Any], moved: Sequence[tuple[int, torch.device]]) -> Callable[..., Any]:
     def called(*args: Any) -> list[Any]:
-        results = list(run(*capture.held, *args))
-        for position, device in capture.moved_results:
+        results = list(run(*args))
+        for position, device in moved:
             results[position] = results[position].to(device)
         return results
 

@@ -100,15 +100,15 @@ class CaptureCompiler:
         if self._plan.options.donate == "mutated" and capture.mode == "xla":
             run = _recording_donated(run)
         run = run if bucketing is None or capture.passed is not None else bucketing.wrap(run)
-        if capture.passed is None:
-            lays_out_all = bucketing is not None and capture.mode == "cpu"
-            memory = ResultMemory(capture.gm, eager, lays_out_all=lays_out_all)
-            run = memory.around(run)
-            if self._record is not None and memory.is_needed:
-                self._record.refuse("its results share memory")
         if self._record is not None and logits is not None:
             self._record.refuse("the gradient of its logits is separate")
-        return with_dynamo_signature(run, capture)
+        if capture.passed is not None:
+            return with_dynamo_signature(run, capture)
+        lays_out_all = bucketing is not None and capture.mode == "cpu"
+        memory = ResultMemory(capture.gm, eager, lays_out_all=lays_out_all)
+        if self._record is not None and memory.is_needed:
+            self._record.refuse("its results share memory")
+        return with_dynamo_signature(run, capture, memory.around)
 
     def _note(self, differentiated: Differentiated) -> None:
         if self._record is not None:

@@ -60,10 +60,10 @@ def joined(
     if padding is not None:
         run = padding.whole.wrap(run)
     lays_out_all = padding is not None and capture.mode == "cpu"
-    run = ResultMemory(capture.gm, eager, lays_out_all=lays_out_all).around(run)
+    memory = ResultMemory(capture.gm, eager, lays_out_all=lays_out_all)
     if division.written:
         run = _checking(run, OverlapCheck(division.written, {}))
-    return with_dynamo_signature(run, capture)
+    return with_dynamo_signature(run, capture, memory.around)
 
 
 def _checking(run: Callable[..., Any], overlap: OverlapCheck) -> Callable[..., Any]:
