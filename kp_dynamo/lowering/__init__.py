@@ -4,6 +4,7 @@ from kp_dynamo.lowering.base import Executable, Lowering, LoweringSpec, Portable
 from kp_dynamo.lowering.donation import DONORS
 from kp_dynamo.lowering.new_state import divide_new_state
 from kp_dynamo.lowering.placed_tensors import device_spread, named_meshes, on_their_mesh
+from kp_dynamo.lowering.random_state import with_one_seed
 from kp_dynamo.lowering.registry import get_lowering
 from kp_dynamo.lowering.spmd import is_spmd
 from kp_dynamo.lowering.stored import StoredProgram
@@ -23,4 +24,5 @@ __all__ = [
     "named_meshes",
     "on_their_mesh",
     "shardings",
+    "with_one_seed",
 ]

@@ -52,11 +52,13 @@ class PortableProgram:
         module: The serialized HloModuleProto, compressed by zlib; empty if no result needs a program.
         parameters: For each parameter of the module, the argument that it is (None: the seed), its dtype and its sizes.
         outputs: Each output of the graph: what it is, and of which argument or result of the module.
+        num_draws: How many random operators take a seed.
     """
 
     module: bytes
     parameters: tuple[tuple[int | None, str, tuple[int, ...]], ...]
     outputs: tuple[tuple[str, int | None], ...]
+    num_draws: int
 
 
 @dataclass

@@ -19,6 +19,7 @@ from kp_dynamo.lowering.checks import check_donation, check_layouts, check_opera
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.placed_tensors import placement_of_argument
 from kp_dynamo.lowering.program import compile_program
+from kp_dynamo.lowering.random_state import with_one_seed
 from kp_dynamo.lowering.split_graph import cut_around
 from kp_dynamo.ops.at_true_sizes import name_of
 from kp_dynamo.sharding.placement import Placement
@@ -56,7 +57,7 @@ class OpenXla:
         )
         check_donation(kept, args, spec)
         return Executable(
-            pieces,
+            with_one_seed(pieces),
             pieces.num_programs,
             fallbacks,
             pieces.seconds,

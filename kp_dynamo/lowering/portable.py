@@ -42,7 +42,7 @@ def portable_program(traced: Trace, args: Any) -> PortableProgram:
         raise NotPortableError("a program reads a constant tensor")
     outputs = tuple(map(_output, traced.outputs))
     if not traced.roots:
-        return PortableProgram(b"", (), outputs)
+        return PortableProgram(b"", (), outputs, traced.num_draws)
     if not traced.inputs:
         raise NotPortableError("a program reads nothing")  # torch_xla 2.9 calls no module without operands
     context = xla.xlac().lowering.LoweringContext("kp_stored")
@@ -50,7 +50,8 @@ def portable_program(traced: Trace, args: Any) -> PortableProgram:
     module = bytes(context.hlo())
     if _KERNEL in module:
         raise NotPortableError("a program calls a kernel")
-    return PortableProgram(zlib.compress(module, 1), _parameters(context, traced, args), outputs)
+    parameters = _parameters(context, traced, args)
+    return PortableProgram(zlib.compress(module, 1), parameters, outputs, traced.num_draws)
 
 
 def _output(slot: Slot) -> tuple[str, int | None]:
@@ -90,7 +91,7 @@ def portable_trace(program: PortableProgram) -> Trace:
     outputs = [Slot(kind, value) for kind, value in program.outputs]  # type: ignore[arg-type]  # checked by `_output`
     returned = {value for kind, value in program.outputs if kind.startswith("root")}
     if not program.module and not returned:
-        return Trace([], [], outputs, [], Donation(), [])
+        return Trace([], [], outputs, [], Donation(), [], program.num_draws)
     xlac = xla.xlac()
     given = [placeholder(sizes, getattr(torch, dtype)) for _, dtype, sizes in program.parameters]
     known = InputIds(given, {})
@@ -99,7 +100,7 @@ def portable_trace(program: PortableProgram) -> Trace:
     if returned != set(range(len(roots))):
         raise NotPortableError("a module has other results")
     inputs = [_slot(slot, program) for slot in classify_inputs(roots, known)]
-    return Trace(roots, inputs, outputs, [], Donation(), [given])
+    return Trace(roots, inputs, outputs, [], Donation(), [given], program.num_draws)
 
 
 def _slot(slot: Slot, program: PortableProgram) -> Slot:

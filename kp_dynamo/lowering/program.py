@@ -80,7 +80,7 @@ def compile_program(
         with stage("xla"):
             traced, key, portable, refusal = _compile_portably(traced, args, spec)
         seconds = {"trace": middle - start, "xla": time.perf_counter() - middle}
-        run = runner(key, traced.inputs, traced.outputs, traced.donation)
+        run = runner(key, traced)
     recompiling = recompiled_if_evicted(run, lambda args: compile_program(gm, args, constants, spec).run)
     return CompiledProgram(recompiling, [], seconds, traced.donation, portable, refusal)
 
@@ -104,7 +104,7 @@ def compile_portable(program: PortableProgram, spec: LoweringSpec) -> CompiledPr
     start = time.perf_counter()
     with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed(), stage("xla"):
         traced = portable_trace(program)
-        run = runner(_compile(traced, spec), traced.inputs, traced.outputs, traced.donation)
+        run = runner(_compile(traced, spec), traced)
     recompiling = recompiled_if_evicted(run, lambda args: compile_portable(program, spec).run)
     return CompiledProgram(recompiling, [], {"xla": time.perf_counter() - start}, traced.donation, program)
 

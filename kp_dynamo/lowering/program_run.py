@@ -5,17 +5,19 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from kp_dynamo.compat import xla
-from kp_dynamo.lowering.donation import DONORS, Donation
+from kp_dynamo.lowering.donation import DONORS
 from kp_dynamo.lowering.pending import OwnBuffers, compute
 from kp_dynamo.lowering.program_inputs import Slot
 from kp_dynamo.lowering.program_outputs import reader
 from kp_dynamo.lowering.random_state import next_seed
 from kp_dynamo.lowering.spmd import is_spmd
+from kp_dynamo.lowering.trace import Trace
 
 # Two threads may run programs on one tensor: torch_xla 2.9 changes a tensor's state without a lock at its first use.
 _DISPATCH = threading.Lock()
@@ -54,12 +56,16 @@ def recompiled_if_evicted(run: Run, recompile: Callable[[Sequence[Any]], Run | N
     return recompiling
 
 
-def runner(key: bytes | None, inputs: list[Slot], outputs: list[Slot], donation: Donation) -> Run:
+def runner(key: bytes | None, traced: Trace) -> Run:
     """Runs the program with this key of torch_xla; None if its results need no program."""
-    read = reader(outputs)
+    inputs, donation, read = traced.inputs, traced.donation, reader(traced.outputs)
     if key is None:
         return lambda args, seeds=(): read(args, [])
-    gather = _gather(inputs) if not is_spmd() else _on_device(_gather(inputs))
+    gather = _gather(inputs, traced.num_draws)
+    if traced.num_draws and all(slot.kind != "seed" for slot in inputs):
+        gather = _drawing(gather, traced.num_draws)
+    if is_spmd():
+        gather = _on_device(gather)
     xlac = xla.xlac()
     needs_work, run_cached = xlac._check_tensor_need_materialization, xlac._run_cached_graph
     donated, renewed = donation.inputs, donation.renewed
@@ -95,7 +101,7 @@ def _run_cached(run_cached: Callable[..., Any], key: bytes, values: Sequence[Any
     return results
 
 
-def _gather(inputs: list[Slot]) -> _Gather:
+def _gather(inputs: list[Slot], num_draws: int) -> _Gather:
     """The values of a program's inputs, from the arguments of its graph and these seeds, or new ones."""
     if all(s.kind == "argument" for s in inputs):
         order = [s.value for s in inputs]
@@ -107,10 +113,20 @@ def _gather(inputs: list[Slot]) -> _Gather:
         return lambda args, _: pick(args)
 
     def gather(args: Sequence[Any], seeds: Seeds) -> list[Any]:
-        seed = iter(seeds).__next__ if seeds else next_seed
+        seed = iter(seeds).__next__ if seeds else partial(next_seed, num_draws)
         return [args[s.value] if s.kind == "argument" else seed() if s.kind == "seed" else s.value for s in inputs]
 
     return gather
+
+
+def _drawing(gather: _Gather, num_draws: int) -> _Gather:
+    """`gather` for a program whose random results nothing reads: the programs after it continue behind them."""
+
+    def drawing(args: Sequence[Any], seeds: Seeds) -> Sequence[Any]:
+        next_seed(num_draws)
+        return gather(args, seeds)
+
+    return drawing
 
 
 def _on_device(gather: _Gather) -> _Gather:

@@ -24,6 +24,7 @@ from kp_dynamo.lowering.donation import Donation, mark, plan
 from kp_dynamo.lowering.interpreter import OnNode, ShardedInterpreter, XlaInterpreter, ignore, tracing
 from kp_dynamo.lowering.pinned_results import pinned
 from kp_dynamo.lowering.program_inputs import InputIds, Slot, classify_inputs, require_read
+from kp_dynamo.lowering.random_state import num_draws
 from kp_dynamo.lowering.tensor_shardings import is_uneven, sharded_placeholder
 
 
@@ -38,6 +39,7 @@ class Trace:
         fallbacks: Nodes that XLA cannot lower. If there are any, the other fields are empty.
         donation: The inputs whose buffers are reused for results.
         keep_alive: Placeholders, which must live until the program is compiled so that their ids are not reused.
+        num_draws: See `random_state.num_draws`.
     """
 
     roots: list[torch.Tensor]
@@ -46,6 +48,7 @@ class Trace:
     fallbacks: list[fx.Node]
     donation: Donation
     keep_alive: list[Any] = field(repr=False)
+    num_draws: int = 0
 
 
 @contextlib.contextmanager
@@ -101,7 +104,7 @@ def trace(
     uneven = {i for i, a in enumerate(args) if spec.donate and spec.is_sharded and is_uneven(a)}
     donation = plan(inputs, outputs, spec.overwritten, uneven) if spec.donate else Donation()
     mark(placeholders, donation)
-    return Trace(roots, inputs, outputs, [], donation, [placeholders, flat])
+    return Trace(roots, inputs, outputs, [], donation, [placeholders, flat], num_draws())
 
 
 def _argument(given: torch.Tensor, is_sharded: bool) -> torch.Tensor:

@@ -5,10 +5,16 @@ that are drawn and read by a second program, would have the size of the scores.
 
 The hash is "lowbias32" of C. Wellons' hash-prospector: two rounds of shift, xor and multiplication, modulo 2**32. Each
 row has two words of its own, so two rows with the same mask are as rare as two equal numbers of 64 bits.
+
+    dropout_mask(key, rate, size) -> booleans [..., S, T]: True where a probability stays
+
+is that mask for a dropout that is an operator of its own. It has no derivative.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,3 +76,19 @@ class Dropout:
     def _number(self, value: int) -> Tensor:
         """A number as int32: torch_xla 2.9 promotes int32 tensors and Python numbers to int64."""
         return torch.full((), value, dtype=torch.int32, device=self.key.device)
+
+
+_library = torch.library.Library("kp", "FRAGMENT")
+_library.define("dropout_mask(Tensor key, float rate, SymInt[] size) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+
+
+def _dropout_mask(key: Tensor, rate: float, size: Sequence[Any]) -> Tensor:
+    *heads, queries, keys = size
+    return Dropout(key, rate).kept(math.prod(heads), 0, queries, keys).view(size)
+
+
+for _device in ("CPU", "Functionalize"):  # as in `attention.py`
+    _library.impl("dropout_mask", _dropout_mask, _device)
+torch.library.register_fake(
+    "kp::dropout_mask", lambda key, rate, size: key.new_empty(size, dtype=torch.bool), lib=_library
+)

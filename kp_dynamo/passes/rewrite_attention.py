@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from torch import fx
@@ -10,7 +10,9 @@ from torch import fx
 from kp_dynamo.graph.editing import FakeRuns
 from kp_dynamo.graph.nodes import calls, forward_nodes
 from kp_dynamo.graph.op_tables import SOFTMAXES
+from kp_dynamo.passes.attention.dropout import AppliedDropout
 from kp_dynamo.passes.attention.gradients import Gradients, gradients_of
+from kp_dynamo.passes.attention.keyed_dropout import draw_by_key
 from kp_dynamo.passes.attention.pattern import Attention, attention_at
 from kp_dynamo.passes.attention.rewriting import Rewriting
 from kp_dynamo.passes.base import PassReport, Refusal, rewrite_each
@@ -48,7 +50,9 @@ class RewriteAttention:
        gradients are summed over these heads and not read otherwise, and if heads of several sequences do not share them
        beside a learned bias (`attention/shared_heads.py`);
     6. dropout of the probabilities, as torch writes it: the operators get a key of four random numbers in place of
-       the random numbers, and compute the mask from it in the forward and in the backward (`ops/dropout_mask.py`).
+       the random numbers, and compute the mask from it in the forward and in the backward (`ops/dropout_mask.py`). If
+       the attention is refused for its gradient or another reader, `kp::dropout_mask` computes the same mask
+       (`attention/keyed_dropout.py`); that counts as a rewrite too;
 
     7. a learned bias that all sequences read, such as T5's relative positions: its gradient, [H, S, T], is a result of
        the backward (`attention/learned_bias.py`);
@@ -85,15 +89,25 @@ class RewriteAttention:
         forward = {n for n in forward_nodes(gm.graph) if n.op == "call_function"}
         backward = {n for n in gm.graph.nodes if n.op == "call_function"} - forward
         runs = FakeRuns()
+        kept: list[AppliedDropout] = []
 
         def match(softmax: fx.Node) -> _Match | Refusal | None:
-            return _match(softmax, forward, backward)
+            attention = attention_at(softmax, forward)
+            if attention is None or isinstance(attention, Refusal):
+                return attention
+            found = _match(attention, backward)
+            if isinstance(found, Refusal) and attention.dropout is not None:
+                kept.append(attention.dropout)
+            return found
 
         def rewrite(found: _Match) -> None:
             Rewriting(gm.graph, found.attention, self.block, runs).run(found.gradients)
 
         softmaxes = (softmax for softmax in calls(gm.graph, *SOFTMAXES) if softmax in forward)
-        return rewrite_each(self.name, softmaxes, match, rewrite)
+        report = rewrite_each(self.name, softmaxes, match, rewrite)
+        for dropout in kept:
+            draw_by_key(gm.graph, dropout, runs)
+        return replace(report, rewritten=report.rewritten + len(kept))
 
 
 class _Match(NamedTuple):
@@ -103,14 +117,11 @@ class _Match(NamedTuple):
     gradients: Gradients | None
 
 
-def _match(softmax: fx.Node, forward: set[fx.Node], backward: set[fx.Node]) -> _Match | Refusal | None:
-    found = attention_at(softmax, forward)
-    if found is None or isinstance(found, Refusal):
-        return found
+def _match(found: Attention, backward: set[fx.Node]) -> _Match | Refusal:
     gradients = gradients_of(found, backward)
     if isinstance(gradients, Refusal):
         reasons = [reason for reason in (found.reading, gradients.reason) if reason]
-        return Refusal(softmax, ", and ".join(reasons))
+        return Refusal(found.softmax, ", and ".join(reasons))
     if gradients is None and found.reading:
-        return Refusal(softmax, f"{found.reading}: without a gradient, there is nothing to gain")
+        return Refusal(found.softmax, f"{found.reading}: without a gradient, there is nothing to gain")
     return _Match(found, gradients)

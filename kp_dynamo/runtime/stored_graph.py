@@ -31,7 +31,7 @@ class StoredGraph:
         results: What the caller sees, on the CPU; None for no tensor, and for a tensor without strides.
         eager_strides: Strides of results in eager, by position, where they differ from the results' own.
         spec: Fields of its `LoweringSpec`.
-        parameters: See `PortableProgram`; `outputs` too.
+        parameters: See `PortableProgram`; `outputs` and `num_draws` too.
     """
 
     inputs: list[Value]
@@ -40,6 +40,7 @@ class StoredGraph:
     spec: dict[str, Any]
     parameters: list[tuple[int | None, str, list[int]]]
     outputs: list[tuple[str, int | None]]
+    num_draws: int
 
     @property
     def is_whole(self) -> bool:
@@ -77,6 +78,7 @@ def stored_graph(gm: fx.GraphModule, spec: LoweringSpec, executable: Executable 
         },
         parameters=[(position, dtype, list(sizes)) for position, dtype, sizes in portable.parameters],
         outputs=list(portable.outputs),
+        num_draws=portable.num_draws,
     )
     if lowering_spec(graph) != replace(spec, is_portable=False):
         raise NotStorableError("it is lowered in an unusual way")
@@ -92,7 +94,8 @@ def _value(value: Any) -> Value:
 def compiled_graph(graph: StoredGraph, module: bytes, contract: GraphContract, runtime: Runtime) -> CompiledGraph:
     """The compiled graph, as if it had been traced in this process."""
     parameters = tuple((p, dtype, tuple(sizes)) for p, dtype, sizes in graph.parameters)
-    program = PortableProgram(module, parameters, tuple((kind, value) for kind, value in graph.outputs))
+    outputs = tuple((kind, value) for kind, value in graph.outputs)
+    program = PortableProgram(module, parameters, outputs, graph.num_draws)
     return CompiledGraph(_stand_in(graph), contract, StoredProgram(program), lowering_spec(graph), runtime)
 
 

@@ -13,6 +13,7 @@ from kp_dynamo.blocks.step_memory import step_shares
 from kp_dynamo.capture.capture import Capture, with_dynamo_signature
 from kp_dynamo.graph.least_memory import require_room
 from kp_dynamo.graph.step_share import StepShare
+from kp_dynamo.lowering import with_one_seed
 from kp_dynamo.runtime.events import PieceRuns
 from kp_dynamo.runtime.pieces import returning_to_host, taking_from_device
 from kp_dynamo.runtime.result_memory import ResultMemory
@@ -53,6 +54,7 @@ def joined(
         pairs = zip(compiled, (piece.capture.passed for piece in division.pieces), strict=True)
         compiled = [taking_from_device(run, passed) if passed else run for run, passed in pairs]
     run = division.schedule.around(compiled) if padding is None else padding.around(division.schedule, compiled)
+    run = with_one_seed(run)
     eager = eager_results(capture.gm)
     if capture.mode == "cpu" and stays_on_device:
         inputs = [node.meta.get("example_value") for node in capture.gm.graph.find_nodes(op="placeholder")]

@@ -597,10 +597,8 @@ def test_dropout_draws_a_key(case, block):
         (dropped_by_another_factor, "its probabilities pass through aten.mul.Tensor"),
         (dropped_by_row, "its probabilities pass through aten.mul.Tensor"),
         (a_mask_used_twice, "also reads"),
-        (another_dropout_backward, "the gradient of its probabilities"),
         (transposed_gradient_of_weights, "permutes its queries or keys"),
         (transposed_gradient_of_scores, "permutes its queries or keys"),
-        (transposed_mask_in_backward, "has another dropout"),
         (weights_too, "is an output of the graph"),
         (by_hand(lambda s: (s / 9).tanh() * -9), "its scores pass through aten.tanh.default"),
         (by_hand(lambda s: s.tanh().tanh()), "its scores pass through aten.tanh.default"),
@@ -618,6 +616,21 @@ def test_what_is_refused(fn, reason):
     assert report.rewritten == 0
     assert [reason in why for _, why in report.refused] == [True]
     assert graph_text(gm) == text
+
+
+@pytest.mark.parametrize("fn", [another_dropout_backward, transposed_mask_in_backward])
+def test_the_dropout_of_a_refused_attention_is_drawn_by_a_key(fn):
+    """The graph without gradients, of the same function, has an attention with this mask."""
+    gm = traced(trace_joint, fn, *qkv())
+    report = rewritten(gm)
+    assert report.rewritten == 1
+    assert [why for _, why in report.refused] == [
+        "the gradient of its probabilities has another dropout than the probabilities"
+    ]
+    random = [n for n in gm.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())]
+    assert [tuple(node.meta["val"].shape) for node in random if node.users] == [(4,)]
+    (mask,) = gm.graph.find_nodes(op="call_function", target=torch.ops.kp.dropout_mask.default)
+    assert mask.args[2] == list(mask.meta["val"].shape)
 
 
 def test_factors_of_queries_and_keys_that_make_a_large_one_are_not_all_taken():

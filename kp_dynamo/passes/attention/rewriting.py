@@ -18,8 +18,9 @@ from kp_dynamo.graph.op_tables import VIEWS
 from kp_dynamo.ops.attention_args import AttentionArgs, BackwardArgs
 from kp_dynamo.ops.attention_scoring import Scoring
 from kp_dynamo.ops.compute_dtype import compute_dtype
-from kp_dynamo.ops.dropout_mask import KEY_SIZE, Dropout
+from kp_dynamo.ops.dropout_mask import Dropout
 from kp_dynamo.passes.attention.gradients import Gradients
+from kp_dynamo.passes.attention.keyed_dropout import erase_random, key_of
 from kp_dynamo.passes.attention.known_masks import without_known
 from kp_dynamo.passes.attention.pattern import Attention
 from kp_dynamo.passes.attention.score_chain import Mask
@@ -72,7 +73,7 @@ class Rewriting:
                 self._put_gradients(gradients, replace(args, backward=backward))
         erase_unused(found.second)
         if found.dropout is not None and not found.dropout.random.users:
-            self._erase_random(found.dropout.random)
+            erase_random(found.dropout.random)
 
     def _share(self, gradients: Gradients | None) -> None:
         """Take keys and values that several heads share without their repetition."""
@@ -88,13 +89,6 @@ class Rewriting:
         """Whether heads of several sequences share keys: the sum over the batch, of a bias, could not separate them."""
         num_heads = self.found.batch_dims[1]
         return not isinstance(num_heads, int) or num_heads % sharing.k.count != 0
-
-    def _erase_random(self, random: fx.Node) -> None:
-        """Erase the random numbers of the replaced dropout, which count as a side effect, and their shape's source."""
-        sources = random.all_input_nodes
-        self.graph.erase_node(random)
-        for source in sources:
-            erase_unused(source)
 
     def _put_gradients(self, gradients: Gradients, args: AttentionArgs) -> None:
         replaced = [node for node in gradients.results if node is not None]
@@ -164,14 +158,10 @@ class Rewriting:
         return size * (1 + sum(_is_repeated(mask.node) for mask in self.found.masks))
 
     def _dropout(self) -> Dropout | None:
-        """The dropout with a key drawn where the random numbers were, one number for each probability."""
+        """The dropout by a key."""
         if self.found.dropout is None:
             return None
-        random = self.found.dropout.random
-        value = tensor_of(random).new_empty([KEY_SIZE], dtype=torch.float32)  # type: ignore[union-attr]
-        options = {"dtype": torch.float32, "device": value.device, "pin_memory": False}
-        key = self.insert(aten.rand.default, ([KEY_SIZE],), options, like=random, value=value)
-        return Dropout(key, self.found.dropout.rate)
+        return Dropout(key_of(self.found.dropout.random, self.insert), self.found.dropout.rate)
 
     def _masks(self) -> tuple[list[Mask], bool]:
         """The remaining masks, and whether the others amount to a causal one."""

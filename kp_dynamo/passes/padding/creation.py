@@ -12,7 +12,7 @@ from kp_dynamo.passes.padding.rules import aten, rule
 @rule(
     aten.zeros.default, aten.ones.default, aten.empty.memory_format, aten.rand.default, aten.randn.default,
     aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default, aten.empty_strided.default,
-    aten.new_empty_strided.default, aten.empty_permuted.default,
+    aten.new_empty_strided.default, aten.empty_permuted.default, torch.ops.kp.dropout_mask.default,
     layouts="...", lengths="stride",
 )  # fmt: skip
 def _of_size(call: Call) -> Padded:
