@@ -47,7 +47,7 @@ def milliseconds(module: nn.Module, run: Callable[..., Any], inputs: SampleInput
 def _run(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs, skip: int = 0) -> tuple[Tensors, Tensors]:
     """Results and gradients, on the CPU, after drawing `skip` random numbers."""
     with unchanged(module):
-        torch.rand(skip)
+        torch.rand(skip, device="cpu")
         results, gradients = _call(module, run, inputs)
         return [r.detach().cpu() for r in results], [g.detach().cpu() for g in gradients]
 

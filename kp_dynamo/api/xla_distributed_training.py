@@ -129,7 +129,7 @@ class XLADistributedTraining:
         if len(set(kinds)) > 1:
             listed = ", ".join(f"{i}: {dtype} {list(shape)}" for i, (shape, dtype) in enumerate(kinds))
             raise TPUDistributedError(f"the tensors of the processes differ ({listed}). Allowed: one shape and dtype.")
-        parts = [torch.empty(tensor.shape, dtype=tensor.dtype) for _ in kinds]
+        parts = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for _ in kinds]
         _carried(tensor, lambda copy: distributed.all_gather(parts, copy))
         return torch.cat(parts).to(tensor.device)
 

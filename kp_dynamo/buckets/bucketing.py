@@ -60,7 +60,7 @@ class Bucketing:
 
     def with_lengths(self, values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
         """The arguments of a call with the true lengths after them."""
-        return None if values is None else (*values, *map(torch.tensor, self._planner.lengths_of(values)))
+        return None if values is None else (*values, *map(_length, self._planner.lengths_of(values)))
 
     def wrap(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `run`, which takes padded inputs and true lengths, in Dynamo's calling convention."""
@@ -72,7 +72,7 @@ class Bucketing:
                 plan = self._plan(lengths)
                 self._plans.set(lengths, plan)
             if not plan.inputs:
-                return list(run(*args, *map(torch.tensor, plan.lengths)))
+                return list(run(*args, *map(_length, plan.lengths)))
             arguments = self._arguments
             if arguments is None:
                 return self._run_padded(run, args, plan)[1]
@@ -89,7 +89,7 @@ class Bucketing:
         padded = list(args)
         for position, shape in plan.inputs:
             padded[position] = self._resized(padded[position], shape) if isinstance(shape, tuple) else shape
-        results = list(run(*padded, *map(torch.tensor, plan.lengths)))
+        results = list(run(*padded, *map(_length, plan.lengths)))
         for position, shape in plan.results:
             results[position] = self._resized(results[position], shape) if isinstance(shape, tuple) else shape
         return padded, results
@@ -167,10 +167,15 @@ def bucketed(capture: Capture, buckets: Buckets, *, poisons: bool, strict: bool)
         warn_static_dims(capture.gm, capture.inputs)
     if not bucketing.symbols:
         return capture, None
-    lengths = [torch.tensor(1) for _ in bucketing.symbols]
+    lengths = [_length(1) for _ in bucketing.symbols]
     gm = _with_inputs(capture.gm, [f"true_length_{number}" for number in range(len(lengths))])
     values = bucketing.with_lengths(capture.values)
     return replace(capture, gm=gm, inputs=[*capture.inputs, *lengths], values=values), bucketing
+
+
+def _length(number: int) -> torch.Tensor:
+    """An input of a graph: on the CPU, also if the user has set a default device."""
+    return torch.tensor(number, device="cpu")
 
 
 def _with_inputs(gm: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:

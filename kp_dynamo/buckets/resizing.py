@@ -45,7 +45,7 @@ def resized(tensor: torch.Tensor, shape: Shape, *, poisons: bool) -> torch.Tenso
         return tensor_shardings.divided_like(tensor, host[common].clone().to(tensor.device))
     order = sorted(range(host.dim()), key=host.stride, reverse=True)
     # Not a view of a permuted tensor: a graph may write to it, and autograd forbids writes to a view from a Function.
-    padded = torch.empty_permuted(shape, order, dtype=host.dtype).fill_(_padding(host.dtype, poisons))
+    padded = torch.empty_permuted(shape, order, dtype=host.dtype, device="cpu").fill_(_padding(host.dtype, poisons))
     padded[common] = host[common]
     return tensor_shardings.divided_like(tensor, padded.to(tensor.device))
 

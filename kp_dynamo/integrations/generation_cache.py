@@ -71,7 +71,7 @@ class CacheShapes(NamedTuple):
 
         def zeros(part: tuple[LayerShape, ...], rows: int) -> list[Tensor]:
             shapes = [(shape, (batch, shape.num_heads, rows, shape.head_dim)) for shape in part for _ in range(2)]
-            return [torch.zeros(size, dtype=shape.dtype).to(device) for shape, size in shapes]
+            return [torch.zeros(size, dtype=shape.dtype, device="cpu").to(device) for shape, size in shapes]
 
         return RequestCache(zeros(self.own, length), zeros(self.cross, encoded_length))
 

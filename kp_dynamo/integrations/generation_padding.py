@@ -24,7 +24,7 @@ def _last_column(value: Tensor, extra: int) -> Tensor:
 
 
 def _count_on(value: Tensor, extra: int) -> Tensor:
-    return torch.arange(int(value[0]), int(value[0]) + len(value) + extra)
+    return torch.arange(int(value[0]), int(value[0]) + len(value) + extra, device="cpu")
 
 
 def _last_row(value: Any, extra: int) -> Any:

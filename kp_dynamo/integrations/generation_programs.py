@@ -109,7 +109,7 @@ class Programs:
 
     def prefill(self, inputs: dict[str, Any], cache: RequestCache, row: int) -> Tensor:
         """As the function `prefill`, with inputs and result on the CPU."""
-        return self._step(prefill, inputs, cache, torch.tensor([row]))
+        return self._step(prefill, inputs, cache, torch.tensor([row], device="cpu"))
 
     def decode(self, inputs: dict[str, Any], cache: RequestCache) -> Tensor:
         """As the function `decode`, with inputs and result on the CPU."""

@@ -102,6 +102,10 @@ class CompiledGraph:
             self._program(None, values)
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        with torch._C.DisableTorchFunction():  # a default device is not for the tensors that are made here
+            return self._called(args)
+
+    def _called(self, args: list[Any]) -> list[Any]:
         if importing.forked:
             importing.refuse_fork()
         variant = None if self._has_one_variant else self._variant(args)

@@ -141,7 +141,7 @@ def _copied(tensors: Sequence[torch.Tensor], places: Sequence[StoragePlace]) -> 
     """Copies of tensors in one shared storage, at their places."""
     if _are_on(tensors, "xla") and (base := Base.of(places)) is not None:
         return base.views_in_copy_of(tensors, places)
-    memory = torch.empty(max(place.end for place in places), dtype=tensors[0].dtype)
+    memory = torch.empty(max(place.end for place in places), dtype=tensors[0].dtype, device="cpu")
     laid = [memory.as_strided(place.shape, place.stride, place.offset) for place in places]
     for view, tensor in zip(laid, tensors, strict=True):
         _write(view, tensor.detach(), memory)
@@ -151,7 +151,7 @@ def _copied(tensors: Sequence[torch.Tensor], places: Sequence[StoragePlace]) -> 
 def _write(view: torch.Tensor, tensor: torch.Tensor, memory: torch.Tensor) -> None:
     if 0 in view.stride() or torch._debug_has_internal_overlap(view) != 0:
         # Elements that share a storage index have equal values.
-        where = torch.arange(memory.numel()).as_strided(view.shape, view.stride(), view.storage_offset())
+        where = torch.arange(memory.numel(), device="cpu").as_strided(view.shape, view.stride(), view.storage_offset())
         memory[where] = tensor
     else:
         view.copy_(tensor)

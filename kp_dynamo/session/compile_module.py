@@ -61,7 +61,7 @@ def _reason_to_follow(module: nn.Module, arguments: dict[str, Any], options: Com
         return "passes read the paths of modules"
     if any(map(has_own_forward, module.modules())):
         return "a module has a forward of its own, or is compiled"
-    if chips.chip_name() is not None and next(module.parameters(), torch.empty(0)).device.type == "cpu":
+    if chips.chip_name() is not None and next((p.device.type for p in module.parameters()), "cpu") == "cpu":
         return "values between the children would pass through the host"
     held = sum(t.nbytes for t in [*module.parameters(), *module.buffers()])
     if options.is_memory_bounded and held > options.memory_budget_bytes / 2:
