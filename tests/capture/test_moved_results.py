@@ -47,6 +47,9 @@ CASES = [
 ]
 
 
+@pytest.mark.quick(
+    "the_copy_and_a_part-xla-False", "an_input_s_copy_and_a_part-xla-True", "both_devices-xla-False", "to_xla-cpu-True",
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it of the input, which is no leaf
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize(("function", "device"), CASES, ids=lambda value: getattr(value, "__name__", value))

@@ -61,6 +61,7 @@ class Layer(nn.Module):
         return x + F.dropout(self.other(F.gelu(F.dropout(self.one(x), 0.2))), 0.3)
 
 
+@pytest.mark.quick("on-2", "2-4")
 @pytest.mark.parametrize("num_layers", [2, 4])
 @pytest.mark.parametrize("blocks", ["off", "on", 2])
 def test_layers(num_layers, blocks):
