@@ -770,6 +770,24 @@ def test_a_number_counts_as_its_dtype_holds_it(change):
     torch.testing.assert_close(gm(inputs, [tangent]), before, rtol=1e-5, atol=1e-5)
 
 
+SUMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "booleans": lambda s, a, b: s + ((a > 0)[:, None] + (b > 0)),
+    "bytes": lambda s, a, b: s + ((a * 200).byte()[:, None] + (b * 200).byte()),
+    "integers and floats": lambda s, a, b: s + (a.long()[:, None] + b * 0.5),
+    "terms that cancel": lambda s, a, b: s + ((-1e6 - b)[:, None] + (b + 1e6)),
+}
+
+
+@pytest.mark.parametrize("change", SUMS.values(), ids=SUMS)
+def test_the_terms_of_a_mask_are_added_as_in_eager(change):
+    q, k, v = (x.detach() for x in qkv(dtype=torch.float32))
+    inputs = q, k, v, torch.tensor([1.0, 0, 1, 0, 1, 0]), torch.tensor([1.0, 1, 0, 0, 0.5, 1])
+    gm = traced(trace_inference, lambda q, k, v, a, b: by_hand(lambda s: change(s, a, b))(q, k, v), *inputs)
+    before = gm(*inputs)[0]
+    assert rewritten(gm).rewritten == 1
+    torch.testing.assert_close(gm(*inputs)[0], before, rtol=1e-5, atol=1e-5)
+
+
 def test_numbers_of_queries_count_as_their_dtype_holds_them():
     operands = qkv()
     fn = lambda q, k, v: sdpa()(q * torch.full((), 2.7, dtype=torch.int64), k, v)  # noqa: E731

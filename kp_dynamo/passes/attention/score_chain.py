@@ -15,6 +15,8 @@ from kp_dynamo.passes.constants.values import MAX_FACTOR, constant_of, factor_of
 
 aten = torch.ops.aten
 
+_LOOKUPS = (aten.embedding.default, aten.index.Tensor, aten.index_select.default)
+
 _FACTORS = (*MULTIPLICATIONS, *DIVISIONS)
 
 
@@ -120,13 +122,37 @@ def is_score_matmul(node: fx.Node) -> bool:
 
 
 def _parts(mask: fx.Node) -> list[fx.Node]:
-    """The terms of a mask that is added, if their sum is larger than each: a bias of heads and a mask of sequences."""
+    """The terms of a mask that is added, if their sum is larger than each: a bias of heads and a mask of sequences.
+
+    Added one by one, they are rounded in another order. So a sum stays whose terms could cancel, because both are
+    computed from one value, and one of booleans or integers, which adds in another way.
+    """
     terms = [x for x in mask.args if isinstance(x, fx.Node)]
     if mask.target is not aten.add.Tensor or mask.kwargs or len(terms) != 2:
+        return [mask]
+    dtypes = {fake_of(x).dtype for x in (mask, *terms)}
+    if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point or _sources(terms[0]) & _sources(terms[1]):
         return [mask]
     size, *sizes = (math.prod(fake_of(x).shape) for x in (mask, *terms))
     is_larger = all(isinstance(other, int) and other < size for other in sizes)
     return [part for term in reversed(terms) for part in _parts(term)] if is_larger else [mask]
+
+
+def _sources(node: fx.Node) -> set[fx.Node]:
+    """The inputs from which the values of a node are computed, other than through booleans."""
+    found: set[fx.Node] = set()
+    seen, stack = set[fx.Node](), [node]
+    while stack:
+        node = stack.pop()
+        value = node.meta.get("val")
+        if node in seen or not isinstance(value, torch.Tensor) or value.dtype == torch.bool:
+            continue
+        seen.add(node)
+        if node.op == "placeholder":
+            found.add(node)
+        # The values of an embedding are those of its table.
+        stack += node.all_input_nodes[:1] if node.target in _LOOKUPS else node.all_input_nodes
+    return found
 
 
 def _masked(node: fx.Node, forward: set[fx.Node]) -> tuple[fx.Node, Mask] | None:
