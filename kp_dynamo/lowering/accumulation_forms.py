@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 
 from kp_dynamo.lowering.cast_forms import converted, wide
 from kp_dynamo.lowering.hidden_constants import divided
-from kp_dynamo.lowering.reduction_forms import REDUCTION_FORMS
 
 aten = torch.ops.aten
 
@@ -115,19 +114,12 @@ def _convolution_backward(form: Form) -> Form:
     return backward
 
 
-def _foreach_norm(_: Form) -> Form:
-    """torch_xla uses ATen's decomposition, which calls torch_xla's norm for each tensor."""
-    norm = _upcast(REDUCTION_FORMS[aten.linalg_vector_norm.default])
-    return lambda many, order=2, dtype=None: [norm(x, order, dtype=dtype) for x in many]
-
-
 _BY_SUM: dict[Any, Callable[[Form], Form]] = {
     aten._softmax.default: _softmax,
     aten._log_softmax.default: _softmax,
     aten._softmax_backward_data.default: _softmax_backward,
     aten._log_softmax_backward_data.default: _softmax_backward,
     aten.convolution_backward.default: _convolution_backward,
-    aten._foreach_norm.Scalar: _foreach_norm,
 }
 # Position of the argument `reduction`.
 _LOSSES = {

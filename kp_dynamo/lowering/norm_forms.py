@@ -63,8 +63,8 @@ def _layer_norm_backward(
     outer = list(range(x.dim() - len(shape)))
     grad, normalized = wide(gradient), (wide(x) - wide(average)) * wide(rstd)
     of_x = _gradient_of_input(grad, normalized, wide(rstd), weight, inner).to(x.dtype) if wanted[0] else None
-    of_weight = _summed(grad * normalized, outer).to(x.dtype) if wanted[1] and weight is not None else None
-    of_bias = _summed(grad, outer).to(x.dtype) if wanted[2] and bias is not None else None
+    of_weight = _summed(grad * normalized, outer).to(weight.dtype) if wanted[1] and weight is not None else None
+    of_bias = _summed(grad, outer).to(bias.dtype) if wanted[2] and bias is not None else None
     return of_x, of_weight, of_bias
 
 

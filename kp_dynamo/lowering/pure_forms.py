@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,15 +15,7 @@ def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> 
     return converted(source, x.dtype).expand(x.shape).clone()
 
 
-def _foreach_copy(
-    many: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool = False
-) -> list[torch.Tensor]:
-    return [_copy(x, source) for x, source in zip(many, sources, strict=True)]
-
-
 PURE_FORMS: dict[Any, Callable[..., Any]] = {
     # torch_xla copies over the first argument and returns it, so later reads of the argument see the source.
     torch.ops.aten.copy.default: _copy,
-    # Without an XLA kernel, the in-place operator's kernel runs on the argument.
-    torch.ops.aten._foreach_copy.default: _foreach_copy,
 }

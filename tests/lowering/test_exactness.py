@@ -54,6 +54,8 @@ POWERS = {
     "log2": lambda _: torch.log2(2.0 ** torch.arange(-120, 120).float()),
     "log10": lambda _: torch.log10(torch.tensor([10.0**k for k in range(11)])),
     "log2 of integers": lambda x: torch.log2(2 ** torch.arange(30, device=x.device)),
+    "log2 of float64": lambda x: torch.log2(2.0 ** torch.arange(-300, 300, device=x.device).double()),
+    "log10 of float64": lambda x: torch.log10(torch.tensor([10.0**k for k in range(19)]).double().to(x.device)).floor(),
 }
 
 

@@ -72,3 +72,22 @@ def test_a_group_of_one_element_gives_no_gradient_to_its_weight():
     weight = torch.ones(8, requires_grad=True)
     (compiled(lambda w: F.group_norm(x, 8, w))(weight) * torch.randn(5, 8) * 1e12).sum().backward()
     assert torch.equal(weight.grad, torch.zeros(8))
+
+
+@pytest.mark.parametrize("name", ["layer", "group"])
+def test_gradients_have_the_dtypes_of_the_parameters(name):
+    """Of float32 parameters with bfloat16 inputs, which are not rounded to eight bits on their way."""
+    x, found = torch.randn(16, 8, 32, generator=torch.Generator().manual_seed(0)).bfloat16(), []
+    mine = compiled(NORMS[name], strict=True)
+    for run, dtype, x_dtype in (
+        (mine, torch.float32, torch.bfloat16),
+        (NORMS[name], torch.float32, torch.bfloat16),
+        (NORMS[name], torch.float64, torch.float64),
+    ):
+        leaves = [torch.ones(32, dtype=dtype, requires_grad=True), torch.zeros(32, dtype=dtype, requires_grad=True)]
+        run(x.to(x_dtype), *leaves).backward((x * 2).to(x_dtype))
+        found.append([leaf.grad for leaf in leaves])
+    for got, eager, exact in zip(*found, strict=True):
+        assert not torch.equal(got, got.bfloat16().float())
+        # torch's fake tensors have the mean and the deviation of a group in bfloat16, which are saved.
+        assert (got - exact).abs().max() <= max((eager - exact).abs().max(), 2**-8 * exact.abs().max())

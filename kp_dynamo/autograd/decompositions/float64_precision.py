@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,22 @@ aten = torch.ops.aten
 @functools.cache
 def float64_decompositions() -> dict[Any, Callable[..., Any]]:
     """Decompositions of these operators for float64 tensors; other dtypes keep torch_xla's lowering."""
-    forms: dict[Any, Callable[..., Any]] = {
-        aten.log2.default: lambda x: x.log() / math.log(2),
-        aten.log10.default: lambda x: x.log() / math.log(10),
-        aten.affine_grid_generator.default: _affine_grid,
+    return {
+        aten.log2.default: partial(_logarithm, 2.0),
+        aten.log10.default: partial(_logarithm, 10.0),
+        aten.affine_grid_generator.default: _for_float64(_affine_grid),
     }
-    return {op: _for_float64(form) for op, form in forms.items()}
+
+
+def _logarithm(base: float, x: torch.Tensor) -> Any:
+    """An exact integer for powers of the base, as in eager."""
+    if not x.is_floating_point() and not x.is_complex():
+        x = x.to(torch.get_default_dtype())
+    if x.dtype != torch.float64:
+        return NotImplemented
+    found = x.log() / math.log(base)
+    whole = found.round()
+    return torch.where(torch.pow(base, whole) == x, whole, found)
 
 
 def _affine_grid(theta: torch.Tensor, size: list[int], align_corners: bool) -> torch.Tensor:

@@ -49,8 +49,9 @@ def native_group_norm_backward(
     normalized = (_wide(x).reshape(shape) - _wide(average).reshape(of_group)) * rstd
     scaled = grad if weight is None else grad * weight.reshape(1, groups, channels // groups, 1)
     of_x = _of_input(scaled, normalized, rstd).reshape(x.shape).to(x.dtype) if wanted[0] else None
-    of_weight = (grad * normalized).sum([0, 3]).reshape(channels).to(x.dtype) if wanted[1] else None
-    of_bias = grad.sum([0, 3]).reshape(channels).to(x.dtype) if wanted[2] else None
+    dtype = x.dtype if weight is None else weight.dtype
+    of_weight = (grad * normalized).sum([0, 3]).reshape(channels).to(dtype) if wanted[1] else None
+    of_bias = grad.sum([0, 3]).reshape(channels).to(dtype) if wanted[2] else None
     return of_x, of_weight, of_bias
 
 

@@ -1,8 +1,13 @@
-"""Decomposes operators on lists of tensors (`torch._foreach_mul`) into one call per tensor."""
+"""Operators on lists of tensors (`torch._foreach_mul`), as one call for each tensor.
+
+torch_xla 2.9 runs them by ATen's loop over its own operators. So they would get none of the decompositions and forms
+that make single operators right.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,33 +18,42 @@ _NAMES = {"norm": "linalg_vector_norm"}
 _OF_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}
 _ONLY_BY_NAME = {"addcdiv": "value", "addcmul": "value"}
 _PREFIX = "_foreach_"
+_LIST = "List[Tensor]"
 
 
-def decomposed_by_tensor(target: Any) -> Callable[..., list[torch.Tensor]] | None:
-    """A function that runs a list operator tensor by tensor; None for any other operator."""
-    name = target.overloadpacket.__name__
-    if not name.startswith(_PREFIX) or target._schema.is_mutable:
+def list_decompositions() -> dict[Any, Callable[..., list[torch.Tensor]]]:
+    """Of every list operator that has one for a tensor."""
+    found: dict[Any, Callable[..., list[torch.Tensor]]] = {}
+    for name in (name for name in dir(aten) if name.startswith(_PREFIX)):
+        packet = getattr(aten, name)
+        for operator in (getattr(packet, overload) for overload in packet.overloads()):
+            if (single := _single(operator)) is not None:
+                found[operator] = partial(_each, single, _ONLY_BY_NAME.get(name.removeprefix(_PREFIX)))
+    return found
+
+
+def _single(operator: Any) -> Any:
+    """The operator for one tensor; None if there is none."""
+    name, overload = operator.overloadpacket.__name__.removeprefix(_PREFIX), operator._overloadname
+    schema = operator._schema
+    has_list = bool(schema.arguments) and str(schema.arguments[0].type) == _LIST
+    # With a tensor of numbers, one for each of the list, ATen reads its values.
+    if schema.is_mutable or not has_list or (name in _ONLY_BY_NAME and overload == "Tensor"):
         return None
-    packet = getattr(aten, _one_tensor(name.removeprefix(_PREFIX), target._overloadname), None)
-    if packet is None:
-        return None
-    last = _ONLY_BY_NAME.get(name.removeprefix(_PREFIX))
-
-    def each(tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        results = []
-        for number in range(len(tensors)):
-            own = [_at(arg, number) for arg in (tensors, *args)]
-            named = {key: _at(arg, number) for key, arg in kwargs.items() if arg is not None}
-            if last is not None and len(own) == 4:
-                named[last] = own.pop()
-            results.append(packet(*own, **named))
-        return results
-
-    return each
+    name = _NAMES.get(name, name) if overload == "List" else {**_NAMES, **_OF_NUMBERS}.get(name, name)
+    return getattr(aten, name, None)
 
 
-def _one_tensor(name: str, overload: str) -> str:
-    return _NAMES.get(name, name) if overload == "List" else {**_NAMES, **_OF_NUMBERS}.get(name, name)
+def _each(single: Any, last: str | None, tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    """Run it tensor by tensor; `last` is the argument that it takes by name only."""
+    results = []
+    for number in range(len(tensors)):
+        own = [_at(arg, number) for arg in (tensors, *args)]
+        named = {key: _at(arg, number) for key, arg in kwargs.items() if arg is not None}
+        if last is not None and len(own) == 4:
+            named[last] = own.pop()
+        results.append(single(*own, **named))
+    return results
 
 
 def _at(argument: Any, number: int) -> Any:

@@ -14,6 +14,7 @@ from kp_dynamo.autograd.decompositions.embedding_bags import embedding_bag_decom
 from kp_dynamo.autograd.decompositions.float64_precision import float64_decompositions
 from kp_dynamo.autograd.decompositions.group_norm import native_group_norm_backward
 from kp_dynamo.autograd.decompositions.integer_division import RIGHT_SHIFTS, div_mode, floor_divide, right_shift
+from kp_dynamo.autograd.decompositions.lists import list_decompositions
 from kp_dynamo.autograd.decompositions.nan_order import order_decompositions
 from kp_dynamo.autograd.decompositions.patches import patch_decompositions
 from kp_dynamo.autograd.decompositions.pooling import avg_pool, avg_pool_backward
@@ -41,6 +42,8 @@ _WRONG_IN_TORCH_XLA: list[Any] = [
     # The gradient ignores alpha and uses 1.
     aten.elu,
     aten.elu_backward,
+    # exp(x / alpha) - 1 cancels for small x.
+    aten.celu,
     # Does not clamp if eps is given.
     aten.logit,
 ]
@@ -61,9 +64,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table.update(float64_decompositions())
     table.update(order_decompositions())
     table.update(embedding_bag_decompositions())
+    table.update(list_decompositions())
     table.update(unbatched_loss_decompositions())
     table[aten.native_dropout.default] = _native_dropout
     table[aten.native_group_norm_backward.default] = native_group_norm_backward
+    table[aten.native_layer_norm_backward.default] = _layer_norm_backward
     table[aten._weight_norm_interface_backward.default] = weight_norm_interface_backward
     table[aten.abs.default] = _abs
     table[aten.hypot.default] = _hypot
@@ -95,6 +100,23 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten._unique.default] = _unique
     table[aten.index_fill.int_Scalar] = table[aten.index_fill.int_Tensor] = _index_fill
     return table
+
+
+def _layer_norm_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    shape: Any,
+    average: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: Any,
+    *rest: Any,
+) -> Any:
+    """With a weight of a wider dtype, whose gradient torch's fake tensors round to the dtype of `x`."""
+    if weight is None or weight.dtype == x.dtype:
+        return NotImplemented
+    wide = gradient.to(weight.dtype), x.to(weight.dtype)
+    of_x, *of_parameters = aten.native_layer_norm_backward(*wide, shape, average, rstd, weight, *rest)
+    return None if of_x is None else of_x.to(x.dtype), *of_parameters
 
 
 def _aten_decompositions() -> dict[Any, Callable[..., Any]]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kp_dynamo.ops.compute_dtype import compute_dtype
 from kp_dynamo.passes.padding.atoms import Padded, Refused, Size, plain
 from kp_dynamo.passes.padding.call import Call
 from kp_dynamo.passes.padding.masks import Number
@@ -51,7 +52,7 @@ class _Pool(NamedTuple):
         first = len(x.dims) - len(num)
         for axis, size in enumerate(num):
             counts = counts.unsqueeze(-1) * self._counts(call, axis, size, call.masks.true_count(x, [first + axis]))
-        return window / counts.to(torch.float32)  # type: ignore[no-any-return]
+        return window / counts.to(compute_dtype(call.like.dtype))  # type: ignore[no-any-return]
 
     def _counts(self, call: Call, axis: int, num: Size, length: Number) -> torch.Tensor:
         """True elements in each window along an axis: int64[num]."""

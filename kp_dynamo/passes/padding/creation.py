@@ -49,7 +49,10 @@ def _scalar_tensor(call: Call) -> Padded:
 def _arange(call: Call) -> Padded:
     start = call.args[0] if len(call.args) > 1 else 0
     step = call.arg(2, 1)
-    numbers = call.masks.positions(call.like.shape[0]) * call.masks.true_value(step) + call.masks.true_value(start)
+    positions = call.masks.positions(call.like.shape[0])
+    if call.like.dtype.is_floating_point:
+        positions = positions.to(torch.float64)
+    numbers = positions * call.masks.true_value(step) + call.masks.true_value(start)
     return Padded(numbers.to(call.like.dtype), plain(call.like.shape))
 
 

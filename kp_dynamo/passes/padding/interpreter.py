@@ -39,7 +39,6 @@ from kp_dynamo.passes.padding.atoms import (
     text,
 )
 from kp_dynamo.passes.padding.call import Call, Like, is_padded_value, unwrapped
-from kp_dynamo.passes.padding.lists import decomposed_by_tensor
 from kp_dynamo.passes.padding.masks import Masks
 from kp_dynamo.passes.padding.operands import is_concerned
 from kp_dynamo.passes.padding.rules import RULES, elementwise, is_elementwise
@@ -105,7 +104,7 @@ class PaddingInterpreter(fx.Interpreter):
             return pytree.tree_map_only(torch.Tensor, lambda t: Padded(t, plain(t.shape)), call.unchanged())
         if is_elementwise(call.target):
             return elementwise(call)
-        parts = decomposition_table.get(call.target) or decomposed_by_tensor(call.target)
+        parts = decomposition_table.get(call.target)
         if parts is not None:
             return self._decomposed(call, parts)
         raise Refused("no rule supports this operator along a padded dimension")
