@@ -25,7 +25,7 @@ from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.blocks.call_changes import Before, ChildrenDiffer, reads_changes
-from kp_dynamo.blocks.call_results import TensorLike, call_key, is_like, results_like, tensors_in
+from kp_dynamo.blocks.call_results import Modes, TensorLike, call_key, is_like, results_like, tensors_in
 from kp_dynamo.blocks.child_modules import floats_in, has_inner_hooks
 from kp_dynamo.blocks.node_effects import Effects
 from kp_dynamo.compat.dynamo_trace import backend_of_trace
@@ -112,13 +112,14 @@ class BlockForward:
         for value in (*args, *kwargs.values()):
             if not isinstance(value, _SINGLE) and not _is_plain(value):
                 return type(self.child).forward(self.child, *args, **kwargs)
-        has_grad = torch.is_grad_enabled()
-        choice = choose(self.number, has_grad, args, kwargs)[0]
+        on, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+        modes = torch.is_grad_enabled(), on("cpu"), dtype("cpu"), on("xla"), dtype("xla")
+        choice = choose(self.number, modes, args, kwargs)[0]
         if choice != CALL:
             result = type(self.child).forward(self.child, *args, **kwargs)
-            if choice == INLINE or not _is_plain(result) or not learn(self.number, has_grad, args, kwargs, result)[0]:
+            if choice == INLINE or not _is_plain(result) or not learn(self.number, modes, args, kwargs, result)[0]:
                 return result
-        return call_block(self.number, has_grad, *args, **kwargs)
+        return call_block(self.number, modes, *args, **kwargs)
 
 
 # After a graph break in a child, it runs as it is and calls the compiled child, and is not captured by itself.
@@ -136,11 +137,11 @@ def _is_plain(value: Any) -> bool:
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
-def choose(number: int, has_grad: bool, args: Any, kwargs: Any) -> tuple[int]:
+def choose(number: int, modes: Modes, args: Any, kwargs: Any) -> tuple[int]:
     """What to do with a call: FOLLOW, CALL or INLINE, as a constant of the trace."""
     forward = _forwards[number]
     is_alone = not has_inner_hooks(forward.child) and not reads_changes(forward.child)
-    key = call_key(forward.child, has_grad, args, kwargs) if is_alone else None
+    key = call_key(forward.child, modes, args, kwargs) if is_alone else None
     if key is None or forward.group.refusal or not getattr(backend_of_trace(), "takes_block_calls", False):
         return (INLINE,)
     if key in forward.group.learned():
@@ -150,22 +151,22 @@ def choose(number: int, has_grad: bool, args: Any, kwargs: Any) -> tuple[int]:
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
-def learn(number: int, has_grad: bool, args: Any, kwargs: Any, result: Any) -> tuple[bool]:
+def learn(number: int, modes: Modes, args: Any, kwargs: Any, result: Any) -> tuple[bool]:
     """Note what the results of a call that was followed are like; whether it may become a node."""
     forward = _forwards[number]
     before = forward.group.before.pop(number, None)
     template = results_like((args, kwargs), result)
     if before is None or before.has_changed(args, kwargs) or template is None:
         return (False,)
-    forward.group.learned()[call_key(forward.child, has_grad, args, kwargs)] = template
+    forward.group.learned()[call_key(forward.child, modes, args, kwargs)] = template
     return (True,)
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
-def call_block(number: int, has_grad: bool, *args: Any, **kwargs: Any) -> Any:
+def call_block(number: int, modes: Modes, *args: Any, **kwargs: Any) -> Any:
     """Fake results of a call. In a divided graph, `bound_call` stands in its place."""
     forward = _forwards[number]
-    template = forward.group.learned()[call_key(forward.child, has_grad, args, kwargs)]
+    template = forward.group.learned()[call_key(forward.child, modes, args, kwargs)]
     device = tensors_in((args, kwargs))[0].device
     return pytree.tree_map(lambda like: like.fake(device) if isinstance(like, TensorLike) else like, template)
 
@@ -192,7 +193,7 @@ def followed_key(node: fx.Node) -> Any:
 
 def _key_of(node: fx.Node, args: Any, kwargs: Any) -> Any:
     fakes = fx.node.map_arg((args, kwargs), lambda n: n.meta["example_value"])
-    return call_key(_forwards[cast(int, node.args[0])].child, cast(bool, node.args[1]), *fakes)
+    return call_key(_forwards[cast(int, node.args[0])].child, cast(Any, node.args[1]), *fakes)
 
 
 def bound_call(node: fx.Node, run: Callable[..., Any]) -> Callable[..., Any]:

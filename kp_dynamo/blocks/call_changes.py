@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import types
 from collections import deque
 from collections.abc import Mapping
@@ -12,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kp_dynamo.blocks.call_results import versions_of
-from kp_dynamo.compat.dynamo_trace import PythonState, changes_objects, ids_of_changed_objects
+from kp_dynamo.compat.dynamo_trace import PythonState, changes_globals, changes_objects, ids_of_changed_objects
 from kp_dynamo.exceptions import XLACompilationError
 
 
@@ -22,6 +24,8 @@ class ChildrenDiffer(XLACompilationError):
 
 _DEPTH = 4
 """How deep a child is searched: a dict in a list of an object of the child."""
+
+_NEVER_HELD = (torch.Tensor, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
 class Before:
@@ -40,16 +44,39 @@ class Before:
 
 
 def reads_changes(child: nn.Module) -> bool:
-    """Whether the trace has changed what a child holds: a call of the child, which is no part of it, would not see."""
+    """Whether the trace has changed what a child may read: a call of it, outside of the trace, would not see it."""
     changed = ids_of_changed_objects()
-    return bool(changed) and any(_holds(module, changed, _DEPTH) for module in child.modules())
+    if not changed:
+        return False
+    parts = (part for module in child.modules() for part in (module, *_shared_by(type(module))))
+    return changes_globals() or any(_holds(part, changed, _DEPTH) for part in parts)
+
+
+def _shared_by(kind: type) -> list[Any]:
+    """What the modules of a class share: its attributes, and what its methods read outside of them."""
+    found: list[Any] = []
+    for owner in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        for value in vars(owner).values() if not owner.__module__.startswith("torch.") else ():
+            function = inspect.unwrap(value) if isinstance(value, types.FunctionType) else None
+            found += [value] if function is None else _read_outside(function)
+    return found
+
+
+def _read_outside(function: Any) -> list[Any]:
+    """The globals and the closure of a function."""
+    names, around = function.__code__.co_names, function.__globals__
+    found = [around[name] for name in names if name in around]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            found.append(cell.cell_contents)
+    return found
 
 
 def _holds(value: Any, ids: set[int], depth: int) -> bool:
     """Whether a value is one of some objects, or has one in its attributes or items."""
     if id(value) in ids:
         return True
-    if depth == 0 or isinstance(value, (torch.Tensor, type, types.ModuleType)):
+    if depth == 0 or isinstance(value, _NEVER_HELD):
         return False
     held = {**getattr(value, "__dict__", {})}
     held.pop("forward", None)  # a BlockForward, which has the child

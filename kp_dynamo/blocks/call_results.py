@@ -44,17 +44,18 @@ class TensorLike:
             return made.requires_grad_().clone()  # the result of an operator
 
 
-def call_key(child: nn.Module, has_grad: bool, args: Any, kwargs: Any) -> Any | None:
-    """What decides the form of the results, but for the code; None if a number varies or nothing is a tensor.
+Modes = tuple[bool, bool, torch.dtype, bool, torch.dtype]
+"""Whether gradients are enabled where a child is called, and the states and dtypes of autocast for the CPU and XLA."""
 
-    `has_grad` is whether gradients are enabled where the child is called, which may be in a `no_grad` of the model.
-    """
+
+def call_key(child: nn.Module, modes: Modes, args: Any, kwargs: Any) -> Any | None:
+    """What decides the form of the results, but for the code; None if a number varies or nothing is a tensor."""
     tensors = tensors_in((args, kwargs))
     numbers = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.SymInt | torch.SymFloat)]
     if not tensors or numbers or any(not isinstance(n, int) for t in tensors for n in (*t.shape, *t.stride())):
         return None
-    trains = has_grad and any(p.requires_grad for p in child.parameters())
-    return _described((args, kwargs)), child.training, has_grad, trains
+    trains = modes[0] and any(p.requires_grad for p in child.parameters())
+    return _described((args, kwargs)), child.training, modes, trains
 
 
 def _described(value: Any) -> Any:

@@ -32,6 +32,13 @@ def retarget_to_cpu(gm: fx.GraphModule, mode: str) -> None:
                 module.recompile()
 
 
+def restore_autocast(gm: fx.GraphModule, mode: str) -> None:
+    """Give autocast regions their devices again, in place, for a part of a rewritten graph that runs as it is."""
+    if mode == "xla":
+        for node in gm.graph.find_nodes(op="call_function", target=ENTER_AUTOCAST):
+            _rewrite_devices(node, mode)  # exchanges them once more
+
+
 def _is_move(node: fx.Node) -> bool:
     """Whether the result is on another device type than its only tensor operand, and is therefore new memory."""
     value, sources = node.meta.get("example_value"), [n.meta.get("example_value") for n in node.all_input_nodes]

@@ -14,8 +14,10 @@ from torch._C._dynamo.eval_frame import (
     set_code_exec_strategy,
 )
 from torch._dynamo import eval_frame, exc
+from torch._dynamo.source import AttrSource, LocalSource, TypeSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting, VariableTracker
+from torch._guards import ChainedSource
 
 
 def backend_of_trace() -> Callable[..., Any] | None:
@@ -91,6 +93,23 @@ def changes_objects(*, but: tuple[type, ...] = ()) -> bool:
 def ids_of_changed_objects() -> set[int]:
     """The ids of the user's objects that the trace has changed so far: they change after the graph has run."""
     return set(_changed())
+
+
+def changes_globals() -> bool:
+    """Whether the trace has changed a global variable, or an object that it reached by one, a class or a closure."""
+    return any(map(_is_global, _changed().values()))
+
+
+def _is_global(item: VariableTracker) -> bool:
+    found: Any = item.source
+    while isinstance(found, ChainedSource) and not isinstance(found, TypeSource):
+        if isinstance(found, AttrSource) and found.member in _SHARED_ATTRIBUTES:
+            return True
+        found = found.base
+    return not isinstance(found, LocalSource) or found.is_derefed_cell_contents
+
+
+_SHARED_ATTRIBUTES = ("__class__", "__closure__", "__globals__", "cell_contents")
 
 
 def _changed() -> dict[int, VariableTracker]:

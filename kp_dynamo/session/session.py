@@ -22,6 +22,7 @@ from kp_dynamo.cache.compile_key import CompileKey
 from kp_dynamo.cache.key_diff import explain_miss
 from kp_dynamo.cache.lru import LRUCache
 from kp_dynamo.capture.capture import Capture, read_capture
+from kp_dynamo.capture.cpu_view import restore_autocast
 from kp_dynamo.compat import (
     chips,
     device_errors,
@@ -187,6 +188,7 @@ class Session:
         run = group.compiled_for(self, (options, program_key(piece.call)), compile_forward)
         (call,) = block_calls(piece.capture.gm.graph)
         call.target = bound_call(piece.call, run)
+        restore_autocast(piece.capture.gm, piece.capture.mode)
         piece.capture.gm.recompile()
         return piece.capture.gm
 

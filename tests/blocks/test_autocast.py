@@ -5,7 +5,9 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
+from kp_dynamo import compile_blocks
 from kp_dynamo.capture import cpu_view
 from tests.blocks import stacks
 from tests.blocks.autocast_cases import CASES, Normalizing
@@ -39,6 +41,44 @@ def test_softmax_of_xla_tensors(make, is_inside):
 @pytest.mark.parametrize("name", CASES)
 def test_each_case_as_the_whole_graph(name):
     run_cases((name,), ("cpu", "xla"))
+
+
+class Regions(nn.Module):
+    """Layers in a region and after it."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.device, self.first, self.layers = device, nn.Linear(3, 8), nn.ModuleList(Residual() for _ in range(4))
+
+    def forward(self, x):
+        with torch.autocast(self.device, torch.bfloat16):
+            x = self.first(x)
+            for layer in self.layers[:3]:
+                x = layer(x)
+        return self.layers[3](x.float()), x
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+@pytest.mark.parametrize("region", ["cpu", "xla"])
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+def test_compiled_children_in_a_region(device, region):
+    """A region for another device has no effect."""
+    eager, x = Regions(region).to(device), torch.randn(2, 3, device=device)
+    mine = compile_blocks(copy.deepcopy(eager), options={"precision": "float32"})
+    with torch.no_grad():
+        for _ in range(2):
+            for got, wanted in zip(mine(x), eager(x), strict=True):
+                assert got.dtype is wanted.dtype
+                assert close(flat(got.float().cpu()), flat(wanted.float().cpu()), 0.03)
+    assert got.dtype is (torch.bfloat16 if device == region else torch.float32)
 
 
 def test_a_region_that_begins_in_one_piece_and_ends_in_another():

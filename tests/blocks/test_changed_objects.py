@@ -218,6 +218,81 @@ def test_a_child_reads_what_the_model_changed_before_the_call(tell):
             model.train(tell is tell_mode)
 
 
+SETTING, TOLD, NUMBER = Shared(), {"scale": 1.0}, 0.0
+
+
+class Reading(nn.Module):
+    """A layer that reads what no layer holds."""
+
+    common = {"scale": 1.0}  # noqa: RUF012 - all share it
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        scale = SETTING.count + TOLD["scale"] + NUMBER + self.common["scale"]
+        return torch.tanh(self.linear(x)) * scale
+
+
+def closed_over():
+    cell = {"scale": 1.0}
+
+    class Closed(Reading):
+        def forward(self, x):
+            return super().forward(x) * cell["scale"]
+
+    def change(number):
+        cell["scale"] = number
+
+    return Closed, change
+
+
+def count(number):
+    SETTING.count = number
+
+
+def name(number):
+    TOLD["scale"] = number
+
+
+def assign(number):
+    global NUMBER
+    NUMBER = float(number)
+
+
+def share(number):
+    Reading.common["scale"] = number
+
+
+class Announcing(nn.Module):
+    def __init__(self, layer, change):
+        super().__init__()
+        self.layers, self.change = nn.ModuleList(layer() for _ in range(3)), change
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            self.change(number)
+            x = layer(x)
+        return x
+
+
+@pytest.mark.quick("count", "assign", "closed_over")
+@pytest.mark.parametrize("change", [count, name, assign, share, closed_over])
+def test_a_child_reads_globals_that_the_model_changed_before_the_call(change):
+    layer, change = closed_over() if change is closed_over else (Reading, change)
+    eager = Announcing(layer, change)
+    mine = Announcing(layer, change)
+    mine.load_state_dict(eager.state_dict())
+    compile_blocks(mine, options=FLOAT32)
+    for _ in range(2):
+        x = torch.randn(2, 4)
+        change(7)
+        found = mine(x)
+        change(7)
+        torch.testing.assert_close(found, eager(x), rtol=1e-4, atol=1e-5)
+
+
 def test_changes_of_other_objects_do_not_make_dynamo_follow_the_children():
     model = compile_blocks(Telling(lambda *_: None).eval(), options=FLOAT32)
     with counted() as count, torch.no_grad():
