@@ -85,10 +85,12 @@ KNOWN_LIMITS = (
         "Set `capturable=True`, or leave the model and its inputs on the CPU: the backend copies them.",
     ),
     KnownLimit(
-        "`target.load_state_dict(model.state_dict())` on the XLA device makes both models share buffers. If a "
-        "compiled function reads the target, and eager code then updates the model in place, the target's buffer is "
-        'gone ("async operation is in flight"). torch_xla\'s own backend has this limit too.',
-        "Call `torch_xla.sync()` after the copy. After `copy.deepcopy` the backend does this.",
+        "`target.load_state_dict(model.state_dict())` on the XLA device makes both models share buffers, and so does "
+        "`clone()` of a tensor that is no parameter. If a compiled function reads the copy, and eager code then "
+        "updates the source in place, the copy's buffer is gone (\"async operation is in flight\"). torch_xla's own "
+        "backend has this limit too.",
+        "Call `torch_xla.sync()` after the copy. After `copy.deepcopy` the backend does this, but for a model that "
+        "`kp_dynamo.shard` has divided: call `shard` for its copy.",
     ),
     KnownLimit(
         "Functions that were compiled with `dynamic=False`, as `compile_blocks` does, and are called by several "

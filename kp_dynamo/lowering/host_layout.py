@@ -59,7 +59,7 @@ def _laid_out(value: Any, stride: Strides) -> Any:
         return value
     if value.stride() == stride or _overlaps(value.shape, stride):
         return value
-    result = torch.empty_strided(value.shape, stride, dtype=value.dtype)
+    result = torch.empty_strided(value.shape, stride, dtype=value.dtype, device="cpu")
     # Expanded dimensions hold one value, which is written once.
     once = tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)
     result[once].copy_(value[once])

@@ -15,11 +15,9 @@ from typing import Any
 import torch
 
 from kp_dynamo.compat import xla
-from kp_dynamo.lowering.spmd import WHOLE, replicated
+from kp_dynamo.lowering.spmd import MOST_DIMS, WHOLE, replicated
 from kp_dynamo.lowering.tensor_shardings import annotated
 
-_MOST_DIMS = 5
-"""torch_xla 2.9 divides no tensor with more dimensions ("tile_assignment ranks > 5")."""
 _TILES = re.compile(r"\{devices=\[(?P<tiles>[\d,]+)\](?P<devices>[\d,]+)(?P<copies> last_tile_dim_replicate)?\}")
 
 
@@ -71,7 +69,7 @@ def _sharding(text: str) -> Any | None:
     from torch_xla.distributed.spmd import Mesh
 
     tiles = tuple(map(int, found["tiles"].split(",")))
-    if len(tiles) - bool(found["copies"]) > _MOST_DIMS:
+    if len(tiles) - bool(found["copies"]) > MOST_DIMS:
         return None
     mesh = Mesh(list(map(int, found["devices"].split(","))), tiles)
     return mesh.get_op_sharding(tuple(range(len(tiles) - bool(found["copies"]))))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from kp_dynamo.compat import xla
+from kp_dynamo.exceptions import TPUDeviceError
 from kp_dynamo.lowering.donation import DONORS
 from kp_dynamo.lowering.pending import OwnBuffers, compute
 from kp_dynamo.lowering.program_inputs import Slot
@@ -22,6 +23,7 @@ from kp_dynamo.lowering.trace import Trace
 # Two threads may run programs on one tensor: torch_xla 2.9 changes a tensor's state without a lock at its first use.
 _DISPATCH = threading.Lock()
 _EVICTED = "Failed to get computation by hash"  # torch_xla 2.9's error for a program that its cache has evicted
+_LOST = "while an async operation is in flight"  # its error for a buffer that an in-place update has taken
 
 Seeds = Sequence[torch.Tensor]
 _Gather = Callable[[Sequence[Any], Seeds], Sequence[Any]]
@@ -95,10 +97,21 @@ def _run_cached(run_cached: Callable[..., Any], key: bytes, values: Sequence[Any
     try:
         results: list[Any] = run_cached(key, values)
     except RuntimeError as error:
+        if _LOST in str(error):
+            raise TPUDeviceError(_lost(error)) from error
         if _EVICTED not in str(error):
             raise
         raise _EvictedError([v for v, slot in zip(values, inputs, strict=True) if slot.kind == "seed"]) from error
     return results
+
+
+def _lost(error: RuntimeError) -> str:
+    reason = str(error).split("\n", 1)[0]
+    return (
+        f"an argument has lost its value: {reason}. torch_xla lets a copy share the buffer of its source, and the next "
+        "in-place update of the source takes it. Try: torch_xla.sync() after copying tensors with clone() or "
+        "load_state_dict(), and kp_dynamo.shard for the deep copy of a model that is divided."
+    )
 
 
 def _gather(inputs: list[Slot], num_draws: int) -> _Gather:

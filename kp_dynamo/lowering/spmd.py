@@ -16,6 +16,9 @@ from kp_dynamo.exceptions import TPUDistributedError
 WHOLE = "{replicated}"
 """XLA's name for the sharding of a replicated tensor."""
 
+MOST_DIMS = 5
+"""torch_xla 2.9 cannot place a tensor of more dimensions on several devices: it only logs an error."""
+
 
 def is_spmd() -> bool:
     """Whether the virtual device is in use. An environment variable decides; torch_xla reads it at every use.
@@ -108,14 +111,14 @@ def shard_batch(tensor: torch.Tensor, mesh_shape: Sequence[int], device_ids: Seq
     """`tensor`, with dimension 0 sharded along the first axis of a mesh from now on.
 
     `device_ids` are the devices of the mesh in row-major order; empty: 0, 1, 2 and so on. Tensors on the CPU, tensors
-    that the user sharded and 0-dim tensors are unchanged; without SPMD, all tensors are. So are the tensors of a
-    transform of torch.func, whose dimension 0 is not the caller's, and those with a tangent.
+    that the user sharded, and those of no or more than `MOST_DIMS` dimensions are unchanged; without SPMD, all are. So
+    are the tensors of a transform of torch.func, whose dimension 0 is not the caller's, and those with a tangent.
     """
     if _is_transformed():
         return tensor
     if torch.compiler.is_compiling():
         return torch.ops.kp.shard_batch(tensor, mesh_shape, device_ids)  # type: ignore[no-any-return]
-    if tensor.device.type != "xla" or not tensor.dim() or not is_spmd():
+    if tensor.device.type != "xla" or not 0 < tensor.dim() <= MOST_DIMS or not is_spmd():
         return tensor
     if xla.xlac()._get_xla_sharding_spec(tensor) in ("", WHOLE):
         # Like the public `mark_sharding` of torch_xla 2.9, but without the DTensor subclass that it returns.

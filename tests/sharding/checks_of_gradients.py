@@ -105,6 +105,26 @@ def values_of_six_dimensions() -> Any:
     return found
 
 
+class Cameras(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(128, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).mean((1, 2, 3, 4))
+
+
+@check
+def batches_of_six_dimensions() -> Any:
+    """The errors of a batch that the model divides, of `shard_batch`, and of one that it has divided."""
+    model, x = Cameras(), torch.randn(8, 2, 3, 2, 2, 128)
+    wanted = model(x)
+    run = compiled(kp_dynamo.shard(model, DATA, "data"))
+    batch = kp_dynamo.shard_batch(x, DATA)
+    pairs = (run(x.to("xla")), wanted), (batch, x), (run(batch), wanted)
+    return [(a.detach().cpu() - b).abs().max().item() for a, b in pairs]
+
+
 @check
 def programs_of_each_step() -> Any:
     """Of a user's class, for a batch that was divided, and for one that was not."""

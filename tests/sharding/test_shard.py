@@ -45,6 +45,7 @@ def test_a_divided_model_is_trained_like_one_device(answers, name):
 def test_a_program_may_return_values_of_six_dimensions(answers):
     assert len(answers["values_of_six_dimensions"]) == 8
     assert max(answers["values_of_six_dimensions"]) < 1e-5
+    assert max(answers["batches_of_six_dimensions"]) < 1e-5
 
 
 @pytest.mark.slow
