@@ -67,6 +67,7 @@ class Residual(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
+@pytest.mark.quick("xla-xla")
 @pytest.mark.parametrize("region", ["cpu", "xla"])
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 def test_compiled_children_in_a_region(device, region):

@@ -39,8 +39,7 @@ TRANSFORMS = {
 
 @pytest.mark.quick(
     "gradients-cpu", "gradients_of_each_sample-xla", "jvp-xla", "hessian-cpu", "parts_of_complex_rows-xla",
-    "numbers-cpu", "masked_writes-cpu", "masked_writes_in_nested_samples-xla", "losses_of_positions-cpu",
-    "losses_of_positions_of_each_sample-xla",
+    "numbers-cpu", "masked_writes_in_nested_samples-xla", "losses_of_positions_of_each_sample-xla",
 )  # fmt: skip
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("name", TRANSFORMS)

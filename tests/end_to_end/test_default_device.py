@@ -17,7 +17,7 @@ STEPS = {
 }
 
 
-@pytest.mark.quick("xla-dropout", "meta-shared results", "xla-overlapping results", "meta-padded")
+@pytest.mark.quick("xla-dropout", "meta-shared results", "meta-padded")
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("device", ["meta", "xla"])
 def test_results_and_gradients_are_those_without_it(name, device):

@@ -17,8 +17,7 @@ TARGETS = {
 
 
 @pytest.mark.quick(
-    "False-none-rows-xla", "True-none-images-cpu", "False-mean-all ignored-cpu", "False-none-one-cpu",
-    "True-mean-images-xla",
+    "False-none-rows-xla", "False-mean-all ignored-cpu", "False-none-one-cpu", "True-mean-images-xla",
 )  # fmt: skip
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", TARGETS)
