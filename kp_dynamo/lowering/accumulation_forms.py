@@ -126,7 +126,6 @@ _LOSSES = {
     aten.mse_loss.default: 2,
     aten.smooth_l1_loss.default: 2,
     aten.huber_loss.default: 2,
-    aten.binary_cross_entropy.default: 3,
     aten.binary_cross_entropy_with_logits.default: 4,
 }
 _UPCAST = frozenset((

@@ -112,6 +112,15 @@ def _of_parts(form: Callable[[torch.Tensor, torch.Tensor], Parts], op: Any, fact
     return function
 
 
+def _acosh_of_reals(x: torch.Tensor) -> torch.Tensor:
+    """XLA's log(x + sqrt(x^2 - 1)) cancels near 1."""
+    if x.dtype not in (torch.float32, torch.float64):
+        return aten.acosh.default(x)  # type: ignore[no-any-return]
+    above = x - 1
+    near = (above + (above * (above + 2)).sqrt()).log1p()
+    return torch.where((x >= 1) & (x < 2), near, aten.acosh.default(x))
+
+
 COMPLEX_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.sin.default: _of_parts(_sin, aten.sin.default),
     aten.cos.default: _of_parts(_cos, aten.cos.default),
@@ -123,7 +132,7 @@ COMPLEX_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.acos.default: _of_parts(inverses.acos, aten.acos.default),
     aten.atan.default: _of_parts(inverses.atan, aten.atan.default),
     aten.asinh.default: _of_parts(inverses.asinh, aten.asinh.default),
-    aten.acosh.default: _of_parts(inverses.acosh, aten.acosh.default),
+    aten.acosh.default: _of_parts(inverses.acosh, _acosh_of_reals),
     aten.atanh.default: _of_parts(inverses.atanh, aten.atanh.default),
     aten.sqrt.default: _of_parts(inverses.sqrt, aten.sqrt.default),
     aten.rsqrt.default: _of_parts(inverses.rsqrt, aten.rsqrt.default),

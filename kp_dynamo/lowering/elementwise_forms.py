@@ -198,7 +198,20 @@ def _isnan(x: torch.Tensor) -> torch.Tensor:
     return aten.isnan.default(x) if x.is_floating_point() else torch.zeros_like(x, dtype=torch.bool)
 
 
+def _arange(
+    start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, device: Any, **kwargs: Any
+) -> Any:
+    """start + i * step in float64, as ATen computes floats; torch_xla adds up the steps."""
+    is_whole = all(isinstance(number, int) for number in (start, end, step))
+    dtype = dtype or (torch.int64 if is_whole else torch.get_default_dtype())
+    if is_whole or not dtype.is_floating_point:
+        return aten.arange.start_step(start, end, step, dtype=dtype, device=device)
+    count = math.ceil((end - start) / step)
+    return (aten.arange.default(count, dtype=torch.float64, device=device) * step + start).to(dtype)
+
+
 ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
+    aten.arange.start_step: _arange,
     aten.isnan.default: _isnan,
     aten.clamp.default: _clamp,
     aten.clamp_min.default: lambda x, low: _clamp(x, low, _INF if x.is_floating_point() else None),

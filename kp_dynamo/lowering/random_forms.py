@@ -1,6 +1,8 @@
-"""Uniform random numbers below 1 in narrow dtypes: torch_xla 2.9 rounds float32 numbers, sometimes up to 1.
+"""Random numbers where torch_xla 2.9 draws others than ATen.
 
-ATen draws as many bits as the dtype has significant digits.
+Uniform numbers below 1 in narrow dtypes: torch_xla rounds float32 numbers, sometimes up to 1. ATen draws as many bits
+as the dtype has significant digits. For a probability, torch_xla draws 7 bits in narrow dtypes, and 23 are drawn here.
+Its exponential numbers end at 1e-5 and 11.5, those of ATen where the uniform ones do.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from kp_dynamo.lowering.cast_forms import wide
 
 aten = torch.ops.aten
 
@@ -42,8 +46,34 @@ def _truncate(x: torch.Tensor, dtype: torch.dtype) -> Any:
     return ((x * steps).floor() * (1 / steps)).to(dtype)
 
 
+def _bernoulli(x: torch.Tensor, p: Any = None, **kwargs: Any) -> Any:
+    """1 with the probability `p`, which is `x` if it is not given."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    chance = x if p is None else p
+    chance = chance.to(dtype) if isinstance(chance, torch.Tensor) else chance
+    return (aten.rand_like.default(x, dtype=dtype) < chance).to(x.dtype)
+
+
+def _exponential(x: torch.Tensor, rate: float = 1.0, **kwargs: Any) -> Any:
+    """-log(1 - u) / rate, for uniform u from 0; never 0, as in ATen."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    found = -aten.log1p.default(-aten.rand_like.default(x, dtype=dtype))
+    least = torch.full((), torch.finfo(dtype).eps / 2, dtype=dtype, device=x.device)
+    return (torch.where(found == 0, least, found) / rate).to(x.dtype)
+
+
+def _multinomial(x: torch.Tensor, count: int, replacement: bool = False, **kwargs: Any) -> Any:
+    """torch_xla adds up the probabilities in their dtype, of which bfloat16 has 128 values from 0.5 to 1."""
+    return aten.multinomial.default(wide(x), count, replacement)
+
+
 RANDOM_FORMS: dict[Any, Callable[..., Any]] = {
     aten.rand.default: _rand,
     aten.rand_like.default: _rand_like,
     aten.uniform.default: _uniform,
+    aten.bernoulli.default: _bernoulli,
+    aten.bernoulli.p: _bernoulli,
+    aten.bernoulli.Tensor: _bernoulli,
+    aten.exponential.default: _exponential,
+    aten.multinomial.default: _multinomial,
 }

@@ -136,3 +136,20 @@ def test_a_count_whose_reciprocal_is_exact_is_not_hidden(count, hides):
     average = hidden_constants.mean(x, [1])
     assert ("select" in torch_xla._XLAC._get_xla_tensors_hlo([average])) == hides
     torch.testing.assert_close(average.cpu(), torch.full((3,), 7.1), rtol=0 if count == 64 else 1e-6, atol=0)
+
+
+SMALL = torch.tensor([1e-8, 1e-7, 1e-6, 1e-5, 1e-4])
+CANCELLING = {
+    "celu": lambda x: F.celu(-x),
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x, torch.zeros_like(x), reduction="none"),
+    "acosh": torch.acosh,
+    "arange": lambda x: torch.arange(0, 99999.95, 0.1, dtype=torch.float64, device=x.device)[-5:] + 0 * x,
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CANCELLING)
+def test_small_differences_keep_their_digits(name, device):
+    x = 1 + SMALL * 30 if name == "acosh" else SMALL
+    found, wanted = compiled(CANCELLING[name])(*on(device, (x,))).cpu(), CANCELLING[name](x)
+    torch.testing.assert_close(found, wanted, rtol=1e-6 if name != "arange" else 1e-15, atol=0)

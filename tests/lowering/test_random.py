@@ -133,3 +133,29 @@ def test_dropout_of_infinities_and_nan_is_nan_where_it_drops(p, device):
     assert result.isnan()[0]
     gradient = torch.autograd.grad(result.nan_to_num().sum(), x)[0]
     assert gradient.isfinite().all()
+
+
+def test_exponential_numbers_are_not_cut_off():
+    found = compiled(lambda x: torch.empty_like(x).exponential_())(torch.empty(1_000_000))
+    assert 0 < found.min() < 1e-5
+    assert found.max() > 11.6
+    assert abs(found.mean() - 1) < 0.01
+    scaled = compiled(lambda x: torch.empty_like(x).exponential_(4.0))(torch.empty(100_000, dtype=torch.float64))
+    assert abs(scaled.mean() - 0.25) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_probabilities_are_not_rounded(dtype):
+    """Of 1 in 1000, with 1000 expected ones and a deviation of 32."""
+    x = torch.empty(1_000_000, dtype=dtype)
+    draw = compiled(lambda x: (torch.full_like(x, 0.001).bernoulli(), x.clone().bernoulli_(0.999)))
+    ones, zeros = draw(x)
+    assert 800 < ones.float().sum() < 1200
+    assert 800 < (1 - zeros.float()).sum() < 1200
+    assert ones.dtype is dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_categories_are_all_drawn(dtype):
+    drawn = compiled(lambda p: torch.multinomial(p, 30_000, replacement=True))(torch.full((1000,), 1e-3, dtype=dtype))
+    assert len(drawn.unique()) == 1000
