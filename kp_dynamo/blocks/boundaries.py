@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from kp_dynamo.blocks.node_effects import Effects, operands_of
-from kp_dynamo.blocks.regions import ENTER_AUTOCAST, Region
+from kp_dynamo.blocks.regions import Region
+from kp_dynamo.capture.xla_autocast import ENTER_AUTOCAST
 
 
 class Boundaries:

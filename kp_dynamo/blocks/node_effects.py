@@ -17,8 +17,8 @@ from torch.fx.experimental.symbolic_shapes import hint_int
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from kp_dynamo.blocks.regions import ENTER_AUTOCAST
 from kp_dynamo.blocks.watched_writes import WatchedWrites
+from kp_dynamo.capture.xla_autocast import ENTER_AUTOCAST
 from kp_dynamo.graph.nodes import called
 from kp_dynamo.graph.sizes import tensor_bytes
 

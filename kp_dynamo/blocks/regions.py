@@ -9,7 +9,8 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
+from kp_dynamo.capture.xla_autocast import ENTER_AUTOCAST
+
 EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
 SET_GRAD = torch._C._set_grad_enabled
 _WITHOUT_STATE = ("_log_api_usage_once", "lazy_load_decompositions")

@@ -16,24 +16,24 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from kp_dynamo.blocks.copies import copied
 from kp_dynamo.blocks.pieces import fake_mode
-from kp_dynamo.blocks.regions import ENTER_AUTOCAST, EXIT_AUTOCAST
+from kp_dynamo.blocks.regions import EXIT_AUTOCAST
 from kp_dynamo.blocks.watched_writes import WatchedWrites
 from kp_dynamo.capture.capture import Capture
 from kp_dynamo.capture.cpu_view import surrounding_autocast
 from kp_dynamo.capture.inputs_on_cpu import cpu_fake
+from kp_dynamo.capture.xla_autocast import ENTER_AUTOCAST, has_autocast
 from kp_dynamo.graph.nodes import called
 
 
 def are_cast_otherwise(capture: Capture) -> bool:
     """Whether values in Dynamo's graph may have other dtypes than in our trace.
 
-    Dynamo casts by the autocast of the tensors' own device, and we trace on the CPU. The lists of operators differ: the
-    CPU computes softmax in bfloat16, XLA in float32.
+    Dynamo casts by the autocast of the tensors' own device, and we trace on the CPU. `rules_of_xla` leaves out some
+    operators for which the two differ.
     """
-    graphs = [module.graph for module in capture.gm.modules() if isinstance(module, fx.GraphModule)]
-    is_around = any(map(torch.is_autocast_enabled, ("cpu", "xla")))
-    if not is_around and not any(node.target is ENTER_AUTOCAST for graph in graphs for node in graph.nodes):
+    if not has_autocast(capture.gm):
         return False
+    graphs = [module.graph for module in capture.gm.modules() if isinstance(module, fx.GraphModule)]
     values = tree_leaves([node.meta.get("example_value") for graph in graphs for node in graph.nodes])
     return any(value.device.type != "cpu" for value in values if isinstance(value, torch.Tensor))
 

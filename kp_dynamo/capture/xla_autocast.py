@@ -17,6 +17,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from kp_dynamo.compat.autocast_attention import cast_by_autocast
+
 ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 
 _Rule = Callable[[], torch.dtype | None]
@@ -92,12 +94,6 @@ def rules_of_xla() -> Iterator[None]:
 def _called(operator: torch._ops.OpOverload, of_xla: _Rule, of_cpu: _Rule, *args: Any, **kwargs: Any) -> Any:
     dtype = (of_xla if getattr(_state, "is_xla", False) else of_cpu)()
     if dtype is not None:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, partial(_cast, dtype=dtype), (args, kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, partial(cast_by_autocast, dtype=dtype), (args, kwargs))
     with torch._C._DisableAutocast():
         return operator(*args, **kwargs)
-
-
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As autocast does: neither float64 nor numbers that are not floats are cast."""
-    is_cast = tensor.is_floating_point() and tensor.dtype not in (torch.float64, dtype)
-    return tensor.to(dtype) if is_cast else tensor

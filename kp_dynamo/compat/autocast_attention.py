@@ -26,11 +26,11 @@ def install() -> torch.library.Library:
 def _attention(query: Tensor, key: Tensor, value: Tensor, *masks: Any, **settings: Any) -> Tensor:
     """Masks keep their dtype: the least float32, which masks often hold, is minus infinity in bfloat16."""
     dtype = torch.get_autocast_dtype("xla")
-    query, key, value = (_narrow(x, dtype) for x in (query, key, value))
+    query, key, value = (cast_by_autocast(x, dtype) for x in (query, key, value))
     with torch._C._DisableAutocast():
         return F.scaled_dot_product_attention(query, key, value, *masks, **settings)
 
 
-def _narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_by_autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """As autocast does: neither float64 nor numbers that are not floats are cast."""
     return x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x

@@ -11,6 +11,7 @@ with the seed at which the one before it ended.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,10 +38,17 @@ def next_seed(num_draws: int) -> torch.Tensor:
 
 
 def _after(seed: torch.Tensor, num_draws: int) -> torch.Tensor:
+    factor, term = _jump(num_draws)
+    return seed * factor + term
+
+
+@functools.cache
+def _jump(num_draws: int) -> tuple[int, int]:
+    """The factor and the term of as many steps, as int64: every call of a program needs them."""
     factor, term = 1, 0
     for _ in range(num_draws):
         factor, term = _FACTOR * factor % 2**64, (_FACTOR * term + _TERM) % 2**64
-    return seed * _signed(factor) + _signed(term)
+    return _signed(factor), _signed(term)
 
 
 def _signed(number: int) -> int:

@@ -58,8 +58,7 @@ def plan(
         objective: "cost": the lowest price of a token. "time": the shortest time.
         deadline_hours: The most hours for all `tokens`.
         tokens: Tokens of the whole training.
-        options: As for `torch.compile`, without `target`, `lowering` and `buckets`. With `checkpoint`, only that mode
-            is searched.
+        options: As for `torch.compile`, but not `target`, `lowering` or `buckets`; `checkpoint` is the only mode then.
         num_compiled: How many candidates to compile; 0: bounds only, which need no TPU compiler.
         folder: Where results of the compiler are kept. None: `kp_tpu/plan` in the user's cache folder.
         progress: Show a progress bar on stderr.

@@ -33,7 +33,7 @@ def list_decompositions() -> dict[Any, Callable[..., list[torch.Tensor]]]:
 
 
 def _single(operator: Any) -> Any:
-    """The operator for one tensor; None if there is none."""
+    """The operator that takes one tensor; None if ATen has no such operator."""
     name, overload = operator.overloadpacket.__name__.removeprefix(_PREFIX), operator._overloadname
     schema = operator._schema
     has_list = bool(schema.arguments) and str(schema.arguments[0].type) == _LIST

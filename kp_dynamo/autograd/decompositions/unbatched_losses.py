@@ -13,7 +13,7 @@ _NONE = 0  # reduction="none"
 
 
 def unbatched_loss_decompositions() -> dict[Any, Callable[..., Any]]:
-    """For inputs [C]; batches [N, C] keep torch_xla's lowerings."""
+    """For inputs [C]; those of batches [N, C] are not decomposed."""
     return {aten.nll_loss_forward.default: _nll_loss, aten.nll_loss_backward.default: _nll_loss_backward}
 
 
