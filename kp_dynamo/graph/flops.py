@@ -19,7 +19,7 @@ def model_flops(graph: fx.Graph) -> int:
     """The operations of the matmuls, convolutions and attention of an ATen graph; symbolic sizes count by their hints.
 
     Counts as `torch.utils.flop_counter.FlopCounterMode` does: a multiplication and an addition are two operations, and
-    pointwise work is free.
+    pointwise work is free. The gradient of a grouped weight differs: torch 2.9 counts it as if there were one group.
     """
     return sum(map(node_flops, graph.nodes))
 
@@ -72,7 +72,19 @@ def node_flops(node: fx.Node) -> int:
         return 0
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda source: source.meta["val"])
     args, kwargs, result = tree_map(_at_hint, (args, kwargs, node.meta["val"]))
+    if node.target == torch.ops.aten.convolution_backward.default:
+        return _convolution_backward_flops(args, result)
     return int(formula(*args, **kwargs, out_val=result))
+
+
+def _convolution_backward_flops(args: tuple[Any, ...], result: Any) -> int:
+    """torch's formula multiplies all input channels by all output channels for the gradient of a grouped weight."""
+    formula = flop_registry[torch.ops.aten.convolution_backward]
+    *given, groups, (of_input, of_weight, _) = args
+    flops = formula(*given, groups, [True, False, False], out_val=result) if of_input else 0
+    if of_weight:
+        flops += formula(*given, groups, [False, True, False], out_val=result) // groups
+    return int(flops)
 
 
 def _at_hint(value: object) -> object:

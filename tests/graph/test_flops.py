@@ -48,3 +48,14 @@ def test_a_gate_makes_no_gradient_of_what_waits_for_one():
 def test_inference_recomputes_nothing():
     graph = trace_inference(two_matmuls, torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)).graph
     assert (model_flops(graph), recomputed_flops(graph)) == (2 * MATMUL, 0)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Conv2d, torch.nn.ConvTranspose2d])
+@pytest.mark.parametrize("groups", [1, 4, 16])
+def test_each_gradient_of_a_grouped_convolution_costs_as_much_as_its_forward(kind, groups):
+    layer = kind(16, 32, 3, padding=1, groups=groups, bias=False)
+    weight = layer.weight.detach().requires_grad_()
+    x = torch.randn(2, 16, 8, 8, requires_grad=True)
+    joint = trace_joint(lambda x, weight: torch.func.functional_call(layer, {"weight": weight}, (x,)), x, weight)
+    forward = 2 * (2 * 8 * 8) * (16 // groups * 32) * 3 * 3
+    assert model_flops(joint.graph) == 3 * forward
