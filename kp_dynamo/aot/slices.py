@@ -9,6 +9,7 @@ from typing import Any
 from kp_dynamo.aot.topologies import Topology, topology_of
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.sharding.mesh import DATA, NamedMesh
+from kp_dynamo.sharding.rules import check_sharding
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ def slice_of(target: str, chips: int | str | None, mesh: Any, sharding: Any) -> 
     topology = topology_of(target, chips)
     named = NamedMesh.of({DATA: topology.num_devices} if mesh is None else mesh)
     _require_all_devices(named, topology)
+    if sharding is not None:
+        check_sharding(sharding)
     if topology.num_devices == 1:
         return None
     if sharding is None:

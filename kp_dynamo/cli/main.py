@@ -77,7 +77,7 @@ def _add_explain(commands: Any) -> None:
 def _add_aot(commands: Any) -> None:
     aot = commands.add_parser("aot", help="compile a model with a TPU's compiler, without a TPU")
     aot.add_argument("spec", metavar="SPEC", nargs="?", help="module_or_file:callable, which returns (model, args)")
-    aot.add_argument("--target", default="v5e", help="v4, v5e, v5p, v6e or v7 (default: v5e)")
+    aot.add_argument("--target", help="v4, v5e, v5p, v6e or v7 (default: v5e)")
     aot.add_argument(
         "--chips",
         metavar="N",
@@ -91,16 +91,14 @@ def _add_aot(commands: Any) -> None:
         help="data, fsdp, tensor, fsdp+tensor or JSON; several devices need it (default for a list of chips: fsdp)",
     )
     aot.add_argument("--train", action="store_true", help="in training mode with the backward (default: inference)")
-    aot.add_argument("--backend", default="kp_tpu", help="kp_tpu, or openxla to compare with (default: kp_tpu)")
+    aot.add_argument("--backend", help="kp_tpu, or openxla to compare with (default: kp_tpu)")
     aot.add_argument("--options", type=options, metavar="JSON", help="""as in '{"level": "aggressive"}'""")
     _add_limit(aot)
     aot.add_argument("--verbose", action="store_true", help=_VERBOSE)
     aot.add_argument("--json", metavar="FILE", help="write the report as JSON")
     aot.add_argument("--html", metavar="FILE", help="write the report as a page with pictures")
     aot.add_argument("--diff", nargs=2, metavar=("A", "B"), help="compare two JSON reports; exit code 1 if B is worse")
-    aot.add_argument(
-        "--threshold", type=ratio, default=1.02, metavar="R", help="growth past which B is worse (default: 1.02)"
-    )
+    aot.add_argument("--threshold", type=ratio, metavar="R", help="growth past which B is worse (default: 1.02)")
     aot.set_defaults(run=_aot)
 
 
@@ -151,14 +149,20 @@ def _explain(args: argparse.Namespace) -> int:
     return OK if is_well else FAILED
 
 
+_OF_SPEC = ("target", "chips", "mesh", "sharding", "train", "backend", "options", "verbose")
+"""Arguments of `aot SPEC` that `aot --diff` does not have."""
+_THRESHOLD = 1.02
+
+
 def _aot(args: argparse.Namespace) -> int:
     if (args.diff is None) == (args.spec is None):
         raise TPUConfigurationError("give either SPEC, to compile a model, or --diff A B, to compare two reports")
-    if args.diff and args.verbose:
-        raise TPUConfigurationError("--verbose is invalid with --diff: a comparison has one form. Try: leave it out.")
-    of_slices = [f"--{name}" for name in ("chips", "mesh", "sharding") if getattr(args, name) is not None]
-    if args.diff and of_slices:
-        raise TPUConfigurationError(f"{of_slices[0]} is invalid with --diff. Try: leave it out.")
+    of_spec = next((name for name in _OF_SPEC if getattr(args, name) not in (None, False)), None)
+    if args.diff and of_spec:
+        raise TPUConfigurationError(f"--{of_spec} is invalid with --diff, which compiles nothing. Try: leave it out.")
+    if args.spec and args.threshold is not None:
+        raise TPUConfigurationError("--threshold is invalid without --diff. Try: leave it out.")
+    args.target, args.backend = args.target or "v5e", args.backend or "kp_tpu"
     if args.chips and "," in args.chips:
         return _aot_scaling(args)
     return _aot_diff(args) if args.diff else _aot_compile(args)
@@ -215,7 +219,7 @@ def _aot_diff(args: argparse.Namespace) -> int:
     from kp_dynamo.aot.difference_page import comparison_html
 
     before, after = map(read_report, args.diff)
-    comparison = compare(before, after, args.threshold, tuple(args.diff))
+    comparison = compare(before, after, args.threshold or _THRESHOLD, tuple(args.diff))
     print(comparison)
     if args.json:
         write(args.json, json.dumps(comparison.to_dict(), indent=1) + "\n")

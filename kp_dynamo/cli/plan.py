@@ -63,8 +63,8 @@ def planned(args: argparse.Namespace) -> str:
 
 
 def _count(text: str) -> float:
-    """A number such as "1M", "250K" or "15T"."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", text.strip(), re.IGNORECASE)
+    """A number such as "1M", "250K", "15T" or "1e12"."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:E\+?\d{1,2})?)([KMBT]?)", text.strip(), re.IGNORECASE)
     if found is None or float(found[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no number > 0, such as 250K, 1M or 15T")
     return float(found[1]) * _UNIT[found[2].upper()]
