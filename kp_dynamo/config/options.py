@@ -242,6 +242,11 @@ class CompileOptions:
         return self.blocks not in ("auto", "off")
 
     @property
+    def is_for_bounds(self) -> bool:
+        """Whether the graphs only tell the least that a model needs: the batch of a chip and its memory are unknown."""
+        return self.memory_budget_gb == UNLIMITED_GB
+
+    @property
     def is_memory_bounded(self) -> bool:
         """Whether graphs that exceed the memory are refused: on a TPU, and if the user sets a chip or a budget."""
         return bool(self.given & {"target", "memory_fraction", "memory_budget_gb"})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import torch
 from torch import fx
 
 from kp_dynamo.config.matmul_precision import resolve_matmul_precision
-from kp_dynamo.config.options import UNLIMITED_GB, CompileOptions
+from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.graph.step_share import WHOLE, StepShare
 from kp_dynamo.graph.weight_matmuls import divided_weights
@@ -173,14 +174,16 @@ def _sums_and_gathers(
 
 
 def _loss_pass(options: CompileOptions) -> FuseLinearCrossEntropy:
-    return FuseLinearCrossEntropy(kept_bytes=_kept_exponentials(options), batch_parts=options.spread.batch_parts)
+    found = FuseLinearCrossEntropy(kept_bytes=_kept_exponentials(options), batch_parts=options.spread.batch_parts)
+    # A larger batch fuses logits that are small here, and then saves nothing of them.
+    return replace(found, min_bytes=0) if options.is_for_bounds else found
 
 
 def _kept_exponentials(options: CompileOptions) -> int:
     """The bytes that the loss of a head may save: few of the chip's, and none if the user wants less to be saved."""
     if options.precision != "bfloat16" or options.keep_float32 or options.checkpoint not in ("off", "auto"):
         return 0
-    if options.memory_budget_gb == UNLIMITED_GB:  # what a chip would keep is not known yet
+    if options.is_for_bounds:
         return 0
     return int(options.memory_budget_bytes) // _SHARE_OF_EXPONENTIALS
 

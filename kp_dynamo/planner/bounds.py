@@ -18,7 +18,7 @@ from kp_dynamo.aot.links import Kind, Links
 from kp_dynamo.hardware import DEVICES
 from kp_dynamo.planner.candidates import Candidate, Layout
 from kp_dynamo.planner.step_facts import Activations
-from kp_dynamo.planner.weights import Weights
+from kp_dynamo.planner.weights import ALL_ROWS, Weights
 from kp_dynamo.sharding.mesh import DATA, MODEL
 
 
@@ -34,6 +34,7 @@ class MemoryBound:
         inputs: The inputs of a batch.
         is_added: Whether activations and gradients are live together: from the second batch of a step on.
         whole: The largest weight that a program gathers, with its gradient. No bound: it tells where temporaries fit.
+        unread: The part of `parameters` that no program reads, so that compiled figures lack it.
     """
 
     parameters: int
@@ -43,6 +44,7 @@ class MemoryBound:
     inputs: int
     is_added: bool
     whole: int = 0
+    unread: int = 0
 
     @property
     def parts(self) -> dict[str, int]:
@@ -74,6 +76,8 @@ class TimeBound:
         result_sums: Sums of the results of row matmuls along "model", or of what moves in their place.
         optimizer: Parameters, gradients and state through the memory.
         whole_result_sums: As `result_sums`, if always the results move. No bound: it ranks ways.
+        whole_gathers: As `gathers`, if always the weights move. No bound either.
+        whole_gradient_sums: As `gradient_sums`, if always the gradients move. No bound either.
     """
 
     matmuls: float
@@ -83,13 +87,13 @@ class TimeBound:
     result_sums: float
     optimizer: float
     whole_result_sums: float = 0.0
+    whole_gathers: float = 0.0
+    whole_gradient_sums: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
         """The bounds, by name."""
-        found: dict[str, float] = asdict(self)
-        del found["whole_result_sums"]
-        return found
+        return {name: seconds for name, seconds in asdict(self).items() if not name.startswith("whole_")}
 
     @property
     def links(self) -> float:
@@ -103,9 +107,11 @@ class TimeBound:
 
     @property
     def with_exposed_sums(self) -> float:
-        """The same if nothing overlaps with a sum, as in programs of libtpu 0.0.21, and results are summed whole."""
+        """The same if nothing overlaps with a sum, as in programs of libtpu 0.0.21, and all that moves is whole."""
         results = max(self.result_sums, self.whole_result_sums)
-        return max(self.matmuls, self.traffic, self.gathers) + self.gradient_sums + results + self.optimizer
+        gradients = max(self.gradient_sums, self.whole_gradient_sums)
+        gathers = max(self.gathers, self.whole_gathers)
+        return max(self.matmuls, self.traffic, gathers) + gradients + results + self.optimizer
 
     @property
     def without_overlap(self) -> float:
@@ -147,6 +153,7 @@ def memory_bound(candidate: Candidate, facts: Facts) -> MemoryBound:
         inputs=facts.input_bytes * candidate.samples,
         is_added=facts.train and candidate.accumulate > 1,
         whole=facts.weights.largest_whole_bytes,
+        unread=facts.weights.unread_bytes,
     )
 
 
@@ -162,28 +169,29 @@ def time_bound(candidate: Candidate, facts: Facts) -> TimeBound:
     trained = facts.weights.trained_bytes
     moved = 3 * trained + 2 * int(trained * facts.state_factor) if facts.train else 0
     devices, rows = layout.topology.num_devices, facts.rows * candidate.samples
+    of_batch = facts.rows * candidate.batch
     return TimeBound(
         matmuls=facts.flops * candidate.step_samples / devices / device.bf16_flops,
         traffic=batches * facts.activations.traffic.per_sample * candidate.samples / device.hbm_bytes_per_s,
-        gathers=batches * _gathers(candidate, facts),
-        gradient_sums=batches * _gradient_sums(candidate, facts) if facts.train else 0.0,
+        gathers=batches * _gathers(layout, facts, of_batch),
+        gradient_sums=batches * _gradient_sums(layout, facts, of_batch),
         result_sums=batches * _result_sums(candidate, facts.weights.summed_bytes(rows, facts.train)),
         optimizer=moved / device.hbm_bytes_per_s,
         whole_result_sums=batches * _result_sums(candidate, facts.weights.result_bytes(rows, facts.train)),
+        whole_gathers=batches * _gathers(layout, facts, ALL_ROWS),
+        whole_gradient_sums=batches * _gradient_sums(layout, facts, ALL_ROWS),
     )
 
 
-def _gathers(candidate: Candidate, facts: Facts) -> float:
-    """Seconds of the all-gathers of weights in a batch."""
-    num_bytes = facts.weights.gathered_bytes(facts.rows * candidate.batch)
-    return link_seconds(candidate.layout, DATA, "all-gather", num_bytes)
+def _gathers(layout: Layout, facts: Facts, rows: int) -> float:
+    """Seconds of the all-gathers of weights in a batch with so many rows of activations."""
+    return link_seconds(layout, DATA, "all-gather", facts.weights.gathered_bytes(rows))
 
 
-def _gradient_sums(candidate: Candidate, facts: Facts) -> float:
-    """Seconds of the sums of gradients in a batch."""
-    layout, weights, rows = candidate.layout, facts.weights, facts.rows * candidate.batch
-    scattered = link_seconds(layout, DATA, "reduce-scatter", weights.scattered_bytes(rows))
-    return scattered + link_seconds(layout, DATA, "all-reduce", weights.reduced_bytes(rows))
+def _gradient_sums(layout: Layout, facts: Facts, rows: int) -> float:
+    """Seconds of the sums of gradients in a batch with so many rows of activations."""
+    scattered = link_seconds(layout, DATA, "reduce-scatter", facts.weights.scattered_bytes(rows))
+    return scattered + link_seconds(layout, DATA, "all-reduce", facts.weights.reduced_bytes(rows))
 
 
 def _result_sums(candidate: Candidate, num_bytes: int) -> float:

@@ -101,7 +101,7 @@ def layouts(topology: Topology, with_tensor: bool) -> Iterator[Layout]:
         model *= 2
 
 
-def batches(data: int, step_samples: int) -> Iterator[tuple[int, int]]:
+def batches(data: int, step_samples: float) -> Iterator[tuple[int, int]]:
     """Samples for each place along "data" (powers of two), and the number of batches that come closest to a step."""
     samples = 1
     while samples * data <= step_samples * (1 + TOLERANCE):

@@ -108,12 +108,12 @@ class BestCompiler:
 
     def _is_ruled_out(self, bounded: Bounded) -> bool:
         candidate = bounded.candidate
-        failed = (f.candidate for f in self.figures.values() if f.kind == "failed")
+        too_large = (f.candidate for f in self.figures.values() if f.is_too_large)
         return (
             candidate in self.figures
             or any(
                 f.layout == candidate.layout and f.checkpoint == candidate.checkpoint and f.samples <= candidate.samples
-                for f in failed
+                for f in too_large
             )
             or any(self._is_late_too(bounded, f) for f in self.figures.values() if f.kind == "late")
         )
@@ -154,7 +154,7 @@ def _outcome(candidate: Candidate, request: PlanRequest) -> tuple[Outcome, bool]
             **slice_of,
         )
     except TPUOutOfMemoryError as problem:
-        return Outcome(problem=f"does not fit: {_first_sentence(problem)}"), True
+        return Outcome(problem=f"does not fit: {_first_sentence(problem)}", is_too_large=True), True
     except XLACompilationError as problem:
         return Outcome(problem=f"does not compile: {_first_sentence(problem)}"), False
     return Outcome(report), True

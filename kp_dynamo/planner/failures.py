@@ -27,8 +27,8 @@ def nothing_found(request: PlanRequest, source: FactSource, found: Found) -> TPU
         )
     if found.least is None:
         return TPUConfigurationError(
-            f"a step of {request.step_samples} samples cannot be divided among the chips: {where}. Try: more tokens a "
-            "step, or a target with smaller slices."
+            f"a step of {request.step_samples:g} samples cannot be divided among the chips: {where}. Try: more tokens "
+            "a step, or a target with smaller slices."
         )
     least, target = found.least.memory, found.least.candidate.layout.topology.target
     each, beside = CHIPS[target].device_word, "and" if least.is_added else "or"
@@ -57,7 +57,7 @@ def _nearest(request: PlanRequest, source: FactSource) -> str:
                 fits.append(found.fitting[0])
                 break
     if not fits:
-        step = f"with {request.step_samples} samples a step"
+        step = f"with {request.step_samples:g} samples a step"
         return f"none up to {_MOST_CHIPS} chips of {', '.join(targets)}, {step}"
     fits.sort(key=lambda b: (b.candidate.layout.topology.target not in request.goal.targets, _chips(b)))
     return "; ".join(_described(b) for b in fits[:2])

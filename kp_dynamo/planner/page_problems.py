@@ -35,7 +35,9 @@ def problems_of(plan: PlanFigures) -> Iterator[Problem]:
 def _others(plan: PlanFigures) -> Iterator[Problem]:
     others = list(enumerate(plan.rows[1:], 2))
     if failed := [f"{number}: {way.why}" for number, way in others if way.kind == "failed"]:
-        yield Problem("note", f"{counted(len(failed), 'way')} did not fit once compiled.", details="\n".join(failed))
+        yield Problem(
+            "note", f"{counted(len(failed), 'way')} did not fit or did not compile.", details="\n".join(failed)
+        )
     if late := [f"{number}: {way.why}" for number, way in others if way.kind == "late"]:
         yield Problem(
             "note", f"{counted(len(late), 'way')} missed the deadline once compiled.", details="\n".join(late)

@@ -98,6 +98,7 @@ class PlanFigures:
         options: The options that the user gave.
         seconds: Of this process, by stage: "capture", "bounds" and "compile".
         subject: The model and its inputs.
+        num_args: Arguments of the model.
     """
 
     rows: tuple[PlanRow, ...]
@@ -115,6 +116,7 @@ class PlanFigures:
     options: dict[str, Any]
     seconds: dict[str, float]
     subject: Subject = Subject()
+    num_args: int = 1
 
     @property
     def winner(self) -> PlanRow:

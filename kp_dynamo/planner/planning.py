@@ -11,7 +11,13 @@ from typing import Any
 
 from kp_dynamo.aot.step_graphs import StepGraphs
 from kp_dynamo.aot.worker_process import python_for
-from kp_dynamo.exceptions import TPUConfigurationError, TPUNotAvailableError, TPUOutOfMemoryError
+from kp_dynamo.exceptions import (
+    TPUBackendError,
+    TPUConfigurationError,
+    TPUNotAvailableError,
+    TPUOutOfMemoryError,
+    XLACompilationError,
+)
 from kp_dynamo.explanation.subject import Subject
 from kp_dynamo.planner.candidates import sold
 from kp_dynamo.planner.capture import capture_step
@@ -67,8 +73,8 @@ def plan(
         TPUConfigurationError: An unknown target or option, a target that does not come in so few chips, a deadline that
             nothing can meet.
         TPUNotAvailableError: The TPU compiler is not installed.
-        TPUOutOfMemoryError: By its bounds, the model fits nowhere.
-        XLACompilationError: The model cannot be traced.
+        TPUOutOfMemoryError: By its bounds, or as it was compiled, the model fits nowhere.
+        XLACompilationError: The model cannot be traced, or the compiler refuses all ways that were tried.
     """
     goal = Goal(targets, max_chips, tokens_per_step, objective, deadline_hours, tokens)
     request = plan_request(model, args, train, goal, options)
@@ -133,10 +139,7 @@ def _plan(
             f"{ordered[0].problem}. Try: a later deadline, more chips, or other targets."
         )
     if ordered[0].kind == "failed":
-        raise TPUOutOfMemoryError(
-            f"by its bounds, the model fits, but not as it was compiled; the best {described(ordered[0].candidate)} "
-            f"{ordered[0].problem}. Try: more chips, or options={{'checkpoint': 0}}, which recomputes all it can."
-        )
+        raise _nothing_compiled(ordered)
     rows = RowMaker(request, source.useful_flops, ordered[0])
     one_host = next((f for f in ordered if f.candidate.layout.is_runnable and not f.problem), None)
     return Plan(
@@ -153,8 +156,23 @@ def _plan(
         tokens=goal.tokens,
         left_out=source.left_out,
         options={name: _plain(value) for name, value in request.options.items()},
+        num_args=len(request.args),
         seconds=seconds,
         subject=Subject.of_call(request.model, request.args, {}),
+    )
+
+
+def _nothing_compiled(failed: list[Figures]) -> TPUBackendError:
+    """Why no candidate is left: a problem that is not the memory, if there is one, comes first."""
+    other = next((f for f in failed if not f.is_too_large), None)
+    if other is not None:
+        return XLACompilationError(
+            f"no way was compiled; {described(other.candidate)} {other.problem}. Try: num_compiled=0 (--compile 0) for "
+            "bounds only, or aot_compile with the same model, which shows the whole error."
+        )
+    return TPUOutOfMemoryError(
+        f"by its bounds, the model fits, but not as it was compiled; the best {described(failed[0].candidate)} "
+        f"{failed[0].problem}. Try: more chips, or options={{'checkpoint': 0}}, which recomputes all it can."
     )
 
 
@@ -169,6 +187,8 @@ def _plain(value: Any) -> Any:
     """A JSON-serializable form of an option."""
     if isinstance(value, (tuple, list)):
         return [_plain(v) for v in value]
+    if isinstance(value, Path):
+        return str(value)
     return value if isinstance(value, (str, int, float, bool, type(None), dict)) else repr(value)
 
 

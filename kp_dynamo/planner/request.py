@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, floor, prod
 from typing import Any, Literal
 
 from torch import nn
@@ -15,6 +15,7 @@ from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError, TPUModelPreparationError
 from kp_dynamo.hardware import memory_budget_bytes
 from kp_dynamo.planner.batches import Samples, samples_of
+from kp_dynamo.planner.candidates import TOLERANCE
 
 Objective = Literal["cost", "time"]
 OBJECTIVES = ("cost", "time")
@@ -51,7 +52,7 @@ class PlanRequest:
 
     Attributes:
         samples: What the arguments say about one sample.
-        step_samples: Samples of an optimizer step, as asked for.
+        step_samples: Samples of an optimizer step, as asked for: tokens may be those of a part of a sample.
         options: The options that the user gave.
         checkpoints: The modes to search.
         budgets: For each target, the memory of a chip that a step may use; on v7, of a device.
@@ -62,7 +63,7 @@ class PlanRequest:
     train: bool
     goal: Goal
     samples: Samples
-    step_samples: int
+    step_samples: float
     options: dict[str, Any]
     checkpoints: tuple[Any, ...]
     budgets: dict[str, float]
@@ -145,7 +146,7 @@ def _check_positive(name: str, value: Any) -> None:
         raise TPUConfigurationError(f"{name}={value!r} is invalid. Allowed: {kind} > 0.")
 
 
-def _step_samples(goal: Goal, samples: Samples) -> int:
+def _step_samples(goal: Goal, samples: Samples) -> float:
     if goal.tokens_per_step is None and goal.tokens is None:
         return samples.batch
     if not samples.tokens:
@@ -161,4 +162,11 @@ def _step_samples(goal: Goal, samples: Samples) -> int:
             f"tokens_per_step={goal.tokens_per_step:g} is invalid: one sample has {samples.tokens} tokens. Allowed: "
             f"{samples.tokens} or more."
         )
-    return round(goal.tokens_per_step / samples.tokens)
+    wanted = goal.tokens_per_step / samples.tokens
+    if abs(round(wanted) - wanted) > TOLERANCE * wanted:
+        near = f"{floor(wanted) * samples.tokens} or {ceil(wanted) * samples.tokens}"
+        raise TPUConfigurationError(
+            f"tokens_per_step={goal.tokens_per_step:g} is invalid: no number of samples of {samples.tokens} tokens is "
+            f"within a tenth of it. Try: {near}."
+        )
+    return wanted

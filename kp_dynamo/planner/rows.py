@@ -29,6 +29,8 @@ class Outcome:
 
     report: AotReport | None = None
     problem: str = ""
+    is_too_large: bool = False
+    """Whether the problem is the memory, so that a larger batch has it too."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Figures:
     memory_bytes: int
     step_s: float
     problem: str = ""
+    is_too_large: bool = False
     peak_bytes: int = 0
     """Of the compiled programs with the optimizer's state, also if they do not fit; 0 if they were not compiled."""
 
@@ -57,21 +60,20 @@ def figures_of(bounded: Bounded, outcome: Outcome | None, request: PlanRequest) 
     """The figures of a candidate; the compiler does not see the optimizer, whose memory and time are added."""
     if outcome is None or outcome.report is None:
         kind: Kind = "bound" if outcome is None else "failed"
-        return Figures(
-            bounded, kind, bounded.memory.total, bounded.time.total, "" if outcome is None else outcome.problem
-        )
+        problem, is_too_large = ("", False) if outcome is None else (outcome.problem, outcome.is_too_large)
+        return Figures(bounded, kind, bounded.memory.total, bounded.time.total, problem, is_too_large)
     report, memory = outcome.report, bounded.memory
-    peak = report.step_peak_bytes + memory.optimizer + (memory.gradients if memory.is_added else 0)
+    peak = report.step_peak_bytes + memory.unread + memory.optimizer + (memory.gradients if memory.is_added else 0)
     seconds = report.step_ms / 1e3 * bounded.candidate.accumulate + bounded.time.optimizer
     budget = request.budgets[bounded.candidate.layout.topology.target]
     if peak > budget:
         each = CHIPS[bounded.candidate.layout.topology.target].device_word
         problem = f"does not fit: {peak / GB:.2f} GB a {each}, compiled and with the optimizer's state"
-        return Figures(bounded, "failed", bounded.memory.total, bounded.time.total, problem, peak)
+        return Figures(bounded, "failed", bounded.memory.total, bounded.time.total, problem, True, peak)
     per_sample = seconds / bounded.candidate.step_samples
     if request.is_late(per_sample):
         problem = f"misses the deadline: {request.hours(per_sample):.3g} hours, compiled"
-        return Figures(bounded, "late", peak, seconds, problem, peak)
+        return Figures(bounded, "late", peak, seconds, problem, peak_bytes=peak)
     return Figures(bounded, "compiled", peak, seconds, peak_bytes=peak)
 
 

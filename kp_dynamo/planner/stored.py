@@ -77,13 +77,15 @@ class StoredOutcomes:
         try:
             content = json.loads(self._path(candidate).read_text())
             if "problem" in content:
-                return Outcome(problem=str(content["problem"]))
+                return Outcome(problem=str(content["problem"]), is_too_large=True)
             return Outcome(AotReport.from_dict(content["report"]))
         except (OSError, ValueError, KeyError, TypeError, TPUConfigurationError):
             return None
 
     def write(self, candidate: Candidate, outcome: Outcome) -> None:
-        """Keep an outcome; the file appears whole or not at all. Not if the source of this package changed meanwhile.
+        """Keep a report, or that a candidate is too large; the file appears whole or not at all.
+
+        Nothing is kept if the source of this package changed meanwhile.
 
         Raises:
             TPUConfigurationError: The folder cannot be written.

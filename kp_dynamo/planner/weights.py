@@ -19,6 +19,10 @@ from torch import nn
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
 from kp_dynamo.sharding.placement import Placement, axes_of, shard_shape
 from kp_dynamo.sharding.rules import Sharding, placements
+from kp_dynamo.sharding.words import input_dim
+
+ALL_ROWS = 2**60
+"""More rows than any weight has elements, so that the weight moves and not its activations."""
 
 _WIRE_BYTES = 2
 
@@ -29,7 +33,8 @@ class Weight:
 
     Attributes:
         shard_bytes: What a chip holds of it.
-        is_trained: Whether it has a gradient and optimizer state.
+        is_trained: Whether it has a gradient and optimizer state. A parameter that no program reads has none.
+        is_unread: Whether it is a parameter that no program reads.
         is_gathered: Whether it is divided along "data".
         part: The shape of what the chips of "data" have together: whole, except along "model".
         row_columns: For the weight of a row matmul, the columns of the result that is summed over "model"; else 0.
@@ -40,6 +45,7 @@ class Weight:
 
     shard_bytes: int
     is_trained: bool
+    is_unread: bool
     is_gathered: bool
     part: tuple[int, ...]
     row_columns: int
@@ -78,6 +84,11 @@ class Weights:
     def trained_bytes(self) -> int:
         """Parameters with a gradient on a chip."""
         return sum(count * w.shard_bytes for w, count in self.kinds if w.is_trained)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Parameters on a chip that no program reads."""
+        return sum(count * w.shard_bytes for w, count in self.kinds if w.is_unread)
 
     @property
     def largest_whole_bytes(self) -> int:
@@ -153,11 +164,12 @@ def _weight(
     axes = [axis for along in placement for axis in axes_of(along)]
     of_model: Any = tuple(MODEL if MODEL in axes_of(along) else None for along in placement)
     part = shard_shape(tuple(tensor.shape), of_model, mesh)
-    inputs = {nn.Linear: 1, nn.Embedding: 0}.get(type(owner))
+    inputs = None if isinstance(owner, nn.EmbeddingBag) else input_dim(owner)  # a bag is one row of the result
     is_row = inputs is not None and tensor.dim() == 2 and of_model[inputs] == MODEL and mesh.size(MODEL) > 1
     return Weight(
         shard_bytes=prod(shard_shape(tuple(tensor.shape), placement, mesh)) * tensor.element_size(),
-        is_trained=train and isinstance(tensor, nn.Parameter) and tensor.requires_grad,
+        is_trained=train and isinstance(tensor, nn.Parameter) and tensor.requires_grad and reads > 0,
+        is_unread=isinstance(tensor, nn.Parameter) and reads == 0,
         is_gathered=DATA in axes and mesh.size(DATA) > 1,
         part=part,
         row_columns=part[1 - inputs] if is_row and inputs is not None else 0,

@@ -25,7 +25,7 @@ class DivisionCost:
     """
 
     def __init__(self, one: Division, plan: CompilePlan) -> None:
-        self._trains = plan.capture.records_gradients
+        self._trains, self._is_for_bounds = plan.capture.records_gradients, plan.options.is_for_bounds
         pieces = ((piece.effects, piece.runs) for piece in one.pieces)
         of_one_chip = step_seconds(pieces, speed_for(plan), trains=self._trains)
         self._step = of_one_chip / plan.options.spread.num_chips
@@ -33,8 +33,8 @@ class DivisionCost:
         self._transfer = transfer_seconds(one.passed_bytes) / len(one.schedule.steps) if crosses else 0.0
 
     def is_small(self, num_steps: int) -> bool:
-        """Whether so many calls of programs are cheap."""
-        return self._host(num_steps) <= MAX_HOST_SHARE * self._step
+        """Whether so many calls of programs are cheap; for bounds always, because larger batches take longer."""
+        return self._is_for_bounds or self._host(num_steps) <= MAX_HOST_SHARE * self._step
 
     def text(self, num_steps: int) -> str:
         """Why so many calls do not pay."""

@@ -69,11 +69,11 @@ def divided_dim(word: str, module: nn.Module, name: str, tensor: torch.Tensor, i
         return None
     if part == "experts":
         return 0
-    if isinstance(module, nn.Linear | nn.Embedding | nn.EmbeddingBag) or _is_conv1d(module):
+    inputs = input_dim(module)
+    if inputs is not None:
         if name == "bias":
             return 0 if part == "outputs" else None
-        is_in_out = not isinstance(module, nn.Linear)
-        return int((part == "outputs") == is_in_out)
+        return inputs if part == "inputs" else 1 - inputs
     if not is_named:
         kind = type(module).__name__
         raise TPUConfigurationError(
@@ -81,6 +81,13 @@ def divided_dim(word: str, module: nn.Module, name: str, tensor: torch.Tensor, i
             f"transformers. Try: a tuple for its parameter {name!r}, with a mesh axis or None for each dimension."
         )
     return max(tensor.dim() - (2 if part == "outputs" else 1), 0)
+
+
+def input_dim(module: nn.Module) -> int | None:
+    """The dimension of the inputs in the weight of a matmul, which has another one; None for other modules."""
+    if isinstance(module, nn.Linear):
+        return 1
+    return 0 if isinstance(module, nn.Embedding | nn.EmbeddingBag) or _is_conv1d(module) else None
 
 
 def _is_conv1d(module: nn.Module) -> bool:

@@ -112,7 +112,7 @@ def test_what_is_uncertain_is_named_first():
     for told in (
         "The first way needs 2 hosts: planned, not runnable by this version.",
         "the best way on one host, 8 chips of v5e (2x4): at least 2.5 s a step",
-        "1 way did not fit once compiled.",
+        "1 way did not fit or did not compile.",
         "4: does not fit: 15.20 GB a chip, compiled",
         "1 way may be better: 3.",
     ):

@@ -104,13 +104,29 @@ def test_the_bound_of_matmuls_leaves_out_what_causal_attention_may_skip():
 LARGE_VOCABULARY = 32768
 
 
-def test_a_loss_saves_nothing_that_a_chip_may_not_keep():
-    """The exponentials of logits that fit a chip for one sample, and not for many."""
+@pytest.mark.parametrize("vocabulary", [8000, LARGE_VOCABULARY])
+def test_a_loss_saves_nothing_that_a_chip_may_not_keep(vocabulary):
+    """The logits, or exponentials, that fit a chip or are not worth a pass for a few samples, and do for many."""
     with torch.device("meta"):
         model = Model(64)
-        model.embedding, model.head = nn.Embedding(LARGE_VOCABULARY, 64), nn.Linear(64, LARGE_VOCABULARY)
-    live = activations(capture_step(model, TOKENS, {"checkpoint": "off"}, train=True), 1)
-    assert max(a.per_sample for a in live.live) < LENGTH * LARGE_VOCABULARY
+        model.embedding, model.head = nn.Embedding(vocabulary, 64), nn.Linear(64, vocabulary)
+    capture = capture_step(model, TOKENS, {"checkpoint": "off"}, train=True)
+    assert max(a.per_sample for a in activations(capture, 1).live) < LENGTH * vocabulary
+    matmuls = 3 * 2 * LENGTH * 64 * (2 * 4 * 64 + vocabulary)
+    assert flops_per_sample(capture).least == matmuls
+
+
+def test_repeated_layers_save_what_they_save_in_a_long_step():
+    """A short step is not divided, and then saves two sums of each layer; a long one saves the input of each."""
+    with torch.device("meta"):
+        layers = (nn.TransformerEncoderLayer(64, 2, 128, dropout=0.0, batch_first=True) for _ in range(4))
+        model = nn.Sequential(*layers, nn.Linear(64, 1))
+    args = (torch.zeros(2, 128, 64, device="meta"),)
+    short, long = (
+        activations(capture_step(model, args, {"checkpoint": "blocks", **given}, train=True), 1)
+        for given in ({}, {"blocks": "on"})
+    )
+    assert short == long
 
 
 def test_the_memory_of_auto_is_bounded_by_that_of_the_most_recomputation():
@@ -131,7 +147,10 @@ def test_rows_are_those_of_the_shortest_argument_with_tokens():
 
 
 class Checkpointed(Model):
-    """The user's own checkpoint around the MLP: a step computes its two matmuls twice."""
+    """The user's own checkpoint around the MLP: a step computes the first of its matmuls twice.
+
+    The result of the second one is a part of what the loss saves.
+    """
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
@@ -146,7 +165,7 @@ def test_mfu_counts_no_recomputed_matmul():
     arguments = {"train": True, "max_chips": 1, "targets": ["v5e"], "tokens_per_step": 4 * LENGTH, "num_compiled": 0}
     row = plan(model, TOKENS, options={"checkpoint": "off"}, **arguments).winner
     once = 3 * 2 * LENGTH * (2 * 4 * WIDTH * WIDTH + WIDTH * VOCABULARY) * row.step_samples
-    again = 2 * LENGTH * 2 * 4 * WIDTH * WIDTH * row.step_samples
+    again = 2 * LENGTH * 4 * WIDTH * WIDTH * row.step_samples
     peak = CHIPS["v5e"].bf16_flops
     assert row.time_parts_ms["matmuls"] == pytest.approx((once + again) / peak * 1e3)
     assert row.mfu == pytest.approx(once / peak / row.step_ms * 1e3)
@@ -212,9 +231,25 @@ def test_the_lines_that_run_the_winner_name_its_passes():
 
 
 @pytest.mark.parametrize(("train", "given"), [(True, "next(iter(batches))"), (False, "batch")])
-def test_the_lines_read_only_what_the_user_has(train, given):
+@pytest.mark.parametrize("num_args", [1, 2])
+def test_the_lines_read_only_what_the_user_has(train, given, num_args):
     row = dataclasses.replace(found().winner, sharding="fsdp+tensor", mesh={"data": 2, "model": 2})
-    assert f"'fsdp+tensor', example_args=({given},))" in code_lines._lines_of(row, train, {})
+    lines = code_lines._lines_of(row, dataclasses.replace(found(), train=train, num_args=num_args))
+    example = f"({given},)" if num_args == 1 else given
+    assert f"'fsdp+tensor', example_args={example})" in lines
+    assert f"compiled({'*' if num_args > 1 else ''}kp_dynamo.shard_batch(batch, mesh))" in lines
+
+
+def test_the_lines_of_inference_run_it_as_it_was_compiled():
+    """In eval mode and without gradients, with all arguments."""
+    with torch.device("meta"):
+        model, args = nn.Bilinear(8, 8, 8), (torch.zeros(4, 8), torch.zeros(4, 8))
+    code = plan(model, args, targets=["v5e"], max_chips=1, num_compiled=0).code
+    code = code.replace('"xla"', '"cpu"').replace('backend="kp_tpu"', 'backend="eager"')
+    known = {"model": nn.Sequential(nn.Dropout(1.0)), "batch": (torch.ones(4, 8),)}
+    exec(code, known)
+    assert torch.equal(known["result"], torch.ones(4, 8))
+    assert not known["result"].requires_grad
 
 
 def tensor_facts(model: nn.Module) -> tuple[Facts | None, dict[str, str]]:
@@ -298,6 +333,7 @@ def test_inference_has_no_gradients():
     ("arguments", "message"),
     [
         ({"targets": ["v5x"]}, "target='v5x' is unknown"),
+        ({"tokens_per_step": 1.5 * LENGTH}, r"of 512 tokens is within a tenth of it\. Try: 512 or 1024"),
         ({"targets": "v5e"}, "targets='v5e' is invalid"),
         ({"targets": ["v7"], "max_chips": 2}, "target='v7': its smallest slice has 4 chips"),
         ({"targets": ["v5p"], "max_chips": 2}, "its smallest slice has 4 chips"),

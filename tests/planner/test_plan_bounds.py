@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from kp_dynamo.aot.topologies import topology_of
 from kp_dynamo.hardware import CHIPS
@@ -119,6 +120,39 @@ def test_results_are_ranked_by_what_moves_and_bounded_by_the_least_that_may():
     assert time.total == pytest.approx(time.result_sums + time.optimizer)
 
 
+def test_ways_are_ranked_as_if_weights_and_gradients_move_whole():
+    """Nothing tells how many rows a matmul of an image has."""
+    layout = Layout(topology_of("v5e", 4), 4, 1, "fsdp")
+    time = time_bound(Candidate(layout, 4, 1, "off"), facts(layout, rows=1))
+    many = time_bound(Candidate(layout, 4, 1, "off"), facts(layout, rows=10**6))
+    assert time.gradient_sums < many.gradient_sums
+    assert time.with_exposed_sums == pytest.approx(many.with_exposed_sums)
+    assert set(time.parts) == {"matmuls", "traffic", "gathers", "gradient_sums", "result_sums", "optimizer"}
+
+
+class OwnLinear(nn.Linear):
+    """As Falcon has it."""
+
+
+@pytest.mark.parametrize("row", [nn.Linear, OwnLinear, Conv1D])
+def test_results_of_each_kind_of_row_matmul_are_summed(row):
+    model = nn.Sequential(row(WIDTH, 2 * WIDTH))
+    rows_dim = 0 if row is Conv1D else 1
+    placement = tuple("model" if dim == rows_dim else None for dim in range(2))
+    weights = weights_of(model, mesh_of(2, 2), {"0.weight": placement}, {"0.weight": 1}, False)
+    columns = model[0].weight.shape[1 - rows_dim]
+    assert weights.summed_bytes(rows=64, train=False) == 64 * columns * 2
+
+
+def test_a_parameter_that_no_program_reads_has_no_gradient_and_no_state():
+    layout = Layout(topology_of("v5e", 4), 4, 1, "data")
+    weights = weights_of(mlp(), layout.mesh, "data", {"0.weight": 2}, True)
+    assert (weights.num_bytes, weights.trained_bytes, weights.unread_bytes) == (2 * MATRIX * 4, MATRIX * 4, MATRIX * 4)
+    found = memory_bound(Candidate(layout, 1, 1, "off"), Facts(weights, Activations((), Amount()), 0, 1, 0, 2.0, True))
+    assert (found.optimizer, found.unread) == (2 * MATRIX * 4, MATRIX * 4)
+    assert weights.reduced_bytes(rows=10**6) == MATRIX * 2
+
+
 def test_the_optimizer_moves_seven_times_the_parameters():
     """Read: parameters, gradients and two states; written: parameters and two states."""
     layout = Layout(topology_of("v5e", 4), 4, 1, "fsdp")
@@ -132,7 +166,7 @@ def test_one_chip_communicates_with_nobody():
     assert link_seconds(Layout(topology_of("v5e", 4), 4, 1, "data"), "data", "all-reduce", 0) == 0
 
 
-@given(data=st.integers(1, 300), step=st.integers(1, 5000))
+@given(data=st.integers(1, 300), step=st.floats(1, 5000))
 def test_batches_meet_the_step_within_the_tolerance(data, step):
     for samples, accumulate in batches(data, step):
         assert accumulate >= 1

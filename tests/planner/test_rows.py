@@ -46,6 +46,12 @@ def test_the_optimizer_is_added_to_what_was_compiled(accumulate, kept):
     assert found.step_s == pytest.approx(accumulate * REPORT.step_ms / 1e3 + OPTIMIZER_S)
 
 
+def test_parameters_that_no_program_reads_are_added_to_what_was_compiled():
+    without, memory = figures(1), replace(figures(1).bounded.memory, unread=10**8)
+    bounded = replace(without.bounded, memory=memory)
+    assert figures_of(bounded, Outcome(REPORT), request()).memory_bytes == without.memory_bytes + 10**8
+
+
 def test_a_step_that_fits_may_not_fit_with_the_state_of_the_optimizer():
     assert REPORT.step_peak_bytes < 1.5e9 < STATE
     found = figures(1, memory_budget_gb=1.5)

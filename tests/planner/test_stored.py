@@ -11,8 +11,8 @@ from torch import nn
 from kp_dynamo.aot.compiling import aot_compile
 from kp_dynamo.aot.topologies import topology_of
 from kp_dynamo.compat import own_source
-from kp_dynamo.exceptions import TPUConfigurationError
-from kp_dynamo.planner import compile_best
+from kp_dynamo.exceptions import TPUConfigurationError, XLACompilationError
+from kp_dynamo.planner import compile_best, planning
 from kp_dynamo.planner.bounds import MemoryBound, TimeBound
 from kp_dynamo.planner.candidates import Candidate, Layout
 from kp_dynamo.planner.compile_best import BestCompiler
@@ -24,7 +24,7 @@ from kp_dynamo.planner.stored import StoredOutcomes
 from tests.aot.test_report import REPORT
 
 CANDIDATE = Candidate(Layout(topology_of("v5e", 4), 4, 1, "fsdp"), 2, 1, "off")
-PROBLEM = Outcome(problem="does not fit: 17.00 GB")
+PROBLEM = Outcome(problem="does not fit: 17.00 GB", is_too_large=True)
 
 
 def request_and_files(folder, graphs="a", **options):
@@ -103,6 +103,20 @@ def test_a_failure_on_file_is_not_compiled_again_and_rules_out_larger_batches(tm
     compiler.compile(1)
     [figures] = compiler.tried_and_left()
     assert (figures.kind, figures.problem) == ("failed", PROBLEM.problem)
+
+
+def test_what_the_compiler_refuses_for_another_reason_rules_out_only_itself(tmp_path, monkeypatch):
+    request, files = request_and_files(tmp_path)
+    refused = Outcome(problem="does not compile: exceeded its time limit")
+    monkeypatch.setattr(compile_best, "_outcome", lambda candidate, request: (refused, False))
+    both = [bounded(CANDIDATE), bounded(replace(CANDIDATE, samples=4))]
+    compiler = BestCompiler(request, Found(both), files, is_shown=False)
+    compiler.compile(1)
+    tried = compiler.tried_and_left()
+    assert [f.candidate for f in tried] == [b.candidate for b in both]
+    problem = planning._nothing_compiled(tried)
+    assert type(problem) is XLACompilationError
+    assert "exceeded its time limit" in str(problem)
 
 
 def test_what_leaves_room_for_temporaries_is_compiled_first(tmp_path):
