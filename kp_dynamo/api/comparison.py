@@ -38,7 +38,9 @@ def milliseconds(module: nn.Module, run: Callable[..., Any], inputs: SampleInput
     with unchanged(module):
         for _ in range(5):
             start = time.perf_counter()
-            _call(module, run, inputs)
+            given = inputs.on_device_of(module)
+            xla.synchronize()
+            _call(module, run, given)
             xla.synchronize()
             taken.append((time.perf_counter() - start) * 1e3)
     return statistics.median(taken)
@@ -48,7 +50,7 @@ def _run(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs, skip:
     """Results and gradients, on the CPU, after drawing `skip` random numbers."""
     with unchanged(module):
         torch.rand(skip, device="cpu")
-        results, gradients = _call(module, run, inputs)
+        results, gradients = _call(module, run, inputs.on_device_of(module))
         return [r.detach().cpu() for r in results], [g.detach().cpu() for g in gradients]
 
 

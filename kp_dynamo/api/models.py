@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,9 +36,13 @@ class SampleInputs:
         return cls((), dict(given)) if isinstance(given, Mapping) else cls((given,))
 
     def on_device_of(self, model: nn.Module) -> SampleInputs:
-        """A copy with the tensors where the model is."""
-        device = device_of(model)
-        return SampleInputs(*pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), (self.args, dict(self.kwargs))))
+        """A copy for one call, which may write to it, with the tensors where the model is."""
+        device, memo = device_of(model), dict[int, Any]()
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            return _copied(tensor, device, memo)
+
+        return SampleInputs(*pytree.tree_map_only(torch.Tensor, moved, (self.args, dict(self.kwargs))))
 
     def call(self, model: Callable[..., Any]) -> Any:
         """Call `model`."""
@@ -65,6 +70,23 @@ class _WithKeywords(nn.Module):
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.model(*args, **kwargs)
+
+
+def _copied(tensor: torch.Tensor, device: torch.device, memo: dict[int, Any]) -> torch.Tensor:
+    """A copy on `device`; `memo` is that of `copy.deepcopy`: inputs that are one tensor, or share memory, still do."""
+    if id(tensor) not in memo:
+        leaf = tensor if tensor.is_leaf else tensor.detach()
+        moved = leaf.to(device)
+        if moved is leaf and leaf.is_nested:  # deepcopy refuses one with strides
+            moved = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        elif moved is leaf:
+            with torch.inference_mode(tensor.is_inference()):
+                moved = copy.deepcopy(leaf, memo)
+        if not tensor.is_leaf:  # autograd refuses writes to a leaf
+            with torch.enable_grad():
+                moved = moved.requires_grad_().clone()
+        memo[id(tensor)] = moved
+    return memo[id(tensor)]  # type: ignore[no-any-return]
 
 
 def checked_model(model: Any) -> nn.Module:

@@ -117,7 +117,7 @@ class TPUOptimizer:
         if sample_inputs is not None:
             metrics["num_programs"] = TELEMETRY.counts["programs"] - num_programs
             metrics["compile_s"] = time.perf_counter() - compile_start
-            inputs = SampleInputs.of(sample_inputs).on_device_of(module)
+            inputs = SampleInputs.of(sample_inputs)
             results, gradients = difference(module, compiled, inputs) or (None, None)
             metrics["relative_difference"] = {"results": results, "gradients": gradients}
             metrics["device"] = chips.device_kind()
