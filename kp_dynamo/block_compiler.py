@@ -11,6 +11,7 @@ from torch import nn
 
 from kp_dynamo.blocks.block_calls import BlockForward, BlockGroup
 from kp_dynamo.blocks.child_modules import repeated_children
+from kp_dynamo.compat.module_calls import call_of
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.exceptions import TPUConfigurationError
 
@@ -51,7 +52,7 @@ def compile_blocks(model: nn.Module, *, options: dict[str, Any] | None = None) -
             child.forward = BlockForward(child, group)
     if not found:
         logger.warning("compile_blocks found no repeated child modules in a %s; compiled whole.", type(model).__name__)
-    model.compile(backend="kp_tpu", options=options, dynamic=False)
+    model._compiled_call_impl = compile_forward(call_of(model))  # as model.compile() does
     return model
 
 

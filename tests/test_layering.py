@@ -35,7 +35,9 @@ MAY_IMPORT = {
         "torch", "sympy", "kp_dynamo.cache", "kp_dynamo.capture", "kp_dynamo.compat", "kp_dynamo.exceptions",
         "kp_dynamo.graph", "kp_dynamo.hardware",
     ),
-    "kp_dynamo.block_compiler": ("torch", "kp_dynamo.blocks", "kp_dynamo.config", "kp_dynamo.exceptions"),
+    "kp_dynamo.block_compiler": (
+        "torch", "kp_dynamo.blocks", "kp_dynamo.compat", "kp_dynamo.config", "kp_dynamo.exceptions",
+    ),
     "kp_dynamo.autograd": ("torch", "kp_dynamo.compat", "kp_dynamo.exceptions", "kp_dynamo.graph", "kp_dynamo.ops"),
     # FX and ATen come in, a callable goes out: nothing of what made the graph.
     "kp_dynamo.lowering": (

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from kp_dynamo.compat.given_up_frames import GivenUp
+from kp_dynamo.compat.module_calls import call_of
 from kp_dynamo.explanation.graph_reports import GraphBreak, UncompiledFrame
 from kp_dynamo.graph.source_lines import frame_line
 
@@ -26,7 +27,7 @@ def uncompiled_call(model: Callable[..., Any]) -> Callable[..., Any]:
     """What a model does when it is called, without the compilation of `model.compile()`."""
     found = uncompiled(model)
     if isinstance(found, nn.Module) and found._compiled_call_impl is not None:
-        return found._call_impl
+        return call_of(found)
     return found
 
 

@@ -95,6 +95,16 @@ def test_the_model_is_what_it_was():
     assert isinstance(compile_blocks(copy.deepcopy(mine), options=FLOAT32), stacks.Stack)
 
 
+@pytest.mark.slow
+def test_a_module_of_torch_is_compiled_as_a_whole():
+    """Dynamo skips a forward of torch's own."""
+    eager = nn.Sequential(nn.Linear(3, stacks.WIDTH), *[stacks.Layer() for _ in range(3)], nn.Linear(stacks.WIDTH, 2))
+    mine, x = mine_of(eager), torch.randn(2, 5, 3)
+    with counted() as count, torch.no_grad():
+        torch.testing.assert_close(mine(x), eager(x), rtol=1e-4, atol=1e-5)
+    assert count["aot_traces"] == 3  # the layer, and what stands before and after
+
+
 def test_a_child_alone_is_compiled():
     eager = stacks.Stack(4)
     mine, x = mine_of(eager), torch.randn(2, 5, 8)
@@ -402,7 +412,9 @@ def test_explain_shows_the_children():
 def test_without_repeated_children(caplog):
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     expected = model(torch.ones(2, 3))
-    torch.testing.assert_close(compile_blocks(model, options=FLOAT32)(torch.ones(2, 3)), expected)
+    with counted() as count:
+        torch.testing.assert_close(compile_blocks(model, options=FLOAT32)(torch.ones(2, 3)), expected)
+    assert count["aot_traces"] == 1
     assert "no repeated child modules in a Sequential" in caplog.text
 
 

@@ -1,8 +1,9 @@
 """What surrounds a run that is observed."""
 
 import torch
+from torch import nn
 
-from kp_dynamo.explanation.run_once import fresh_dynamo
+from kp_dynamo.explanation.run_once import fresh_dynamo, uncompiled_call
 
 
 def test_a_fresh_dynamo_captures_again_and_restores_the_random_state():
@@ -21,3 +22,10 @@ def test_a_fresh_dynamo_captures_again_and_restores_the_random_state():
     assert torch.equal(torch.random.get_rng_state(), before)
     compiled(x)
     assert len(captures) == 3, "nor of the one inside, afterwards"
+
+
+def test_a_module_of_torch_that_was_compiled_in_place_is_captured():
+    model, captures = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), []
+    model.compile(backend="eager")
+    torch.compile(uncompiled_call(model), backend=lambda gm, _: captures.append(gm) or gm.forward)(torch.ones(2, 4))
+    assert len(captures) == 1
