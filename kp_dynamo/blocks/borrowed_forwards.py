@@ -23,6 +23,7 @@ from torch._dynamo.eval_frame import skip_code
 from kp_dynamo.blocks.block_calls import BlockForward, BlockGroup, Compile
 from kp_dynamo.blocks.call_changes import ChildrenDiffer
 from kp_dynamo.blocks.call_results import tensors_in
+from kp_dynamo.blocks.child_modules import replaces_forward
 from kp_dynamo.compat.dynamo_trace import is_dynamo_active
 
 logger = logging.getLogger(__name__)
@@ -63,9 +64,9 @@ class Borrowing:
         with _lock:
             for forward in self._forwards:
                 num_calls = _num_calls.get(forward.child, 0)
-                if borrows and num_calls == 0:
-                    # A forward of the child's own, such as that of `compile_blocks`, stays.
-                    vars(forward.child).setdefault("forward", forward)
+                # A forward of the child's own, such as that of `compile_blocks`, stays.
+                if borrows and num_calls == 0 and not replaces_forward(forward.child):
+                    vars(forward.child)["forward"] = forward
                 _num_calls[forward.child] = num_calls + 1
 
     def end(self) -> None:

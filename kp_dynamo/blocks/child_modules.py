@@ -39,13 +39,19 @@ def _form(module: nn.Module) -> object:
 def has_own_forward(module: nn.Module) -> bool:
     """Whether a call of a module runs something else than the forward of its class: it is compiled, or patched."""
     is_special = isinstance(module, torch.jit.ScriptModule | torch._dynamo.OptimizedModule)
-    return is_special or "forward" in vars(module) or module._compiled_call_impl is not None
+    return is_special or replaces_forward(module) or module._compiled_call_impl is not None
+
+
+def replaces_forward(module: nn.Module) -> bool:
+    """Whether a module holds another forward than its class; copies of a compiled block hold that of their class."""
+    own = types.MethodType(type(module).forward, module)
+    return bool(vars(module).get("forward", own) != own)
 
 
 def _is_block(module: nn.Module) -> bool:
     forward = inspect.getattr_static(type(module), "forward")
     is_method = isinstance(forward, types.FunctionType) and forward is not nn.Module.forward
-    if not is_method or "forward" in vars(module):
+    if not is_method or replaces_forward(module):
         return False
     return any(True for _ in module.children()) and any(True for _ in module.parameters())
 

@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kp_dynamo import TPUConfig, XLACompiler, XLAOptimizations, clear_cache, compile_blocks, explain
+from kp_dynamo.blocks.borrowed_forwards import BorrowedForward, Borrowing
+from kp_dynamo.blocks.child_modules import repeated_children
 from tests.blocks import stacks
 from tests.blocks.test_compile_blocks import CASES, Scaled
 from tests.spine import DEVICES, counted, on
@@ -59,6 +61,16 @@ def test_several_calls(device):
     assert count["aot_traces"] == FEW
     assert compiled._orig_mod is model
     assert isinstance(compiled, torch._dynamo.OptimizedModule)
+
+
+def test_a_copy_of_a_compiled_model():
+    """Its children hold the forward of their class."""
+    model = copy.deepcopy(compile_blocks(stacks.Stack(4)))
+    borrowing = Borrowing(repeated_children(model), lambda forward: forward)
+    borrowing.begin(borrows=True)
+    assert all(isinstance(layer.forward, BorrowedForward) for layer in model.layers)
+    borrowing.end()
+    assert not any("forward" in vars(layer) for layer in model.layers)
 
 
 def test_depth_adds_no_captures():

@@ -10,6 +10,8 @@ from torch import nn
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
 from kp_dynamo import clear_cache, compile_blocks, explain
+from kp_dynamo.blocks.block_calls import BlockForward
+from kp_dynamo.blocks.child_modules import has_own_forward
 from kp_dynamo.exceptions import TPUConfigurationError
 from tests.blocks import stacks
 from tests.blocks.test_divided_models import MODELS, assert_alike, distances, flat, named, step
@@ -92,7 +94,9 @@ def test_the_model_is_what_it_was():
             torch.testing.assert_close(other(x), expected)
         assert count["graphs"] == 0  # a copy is not compiled
         assert other.layers[1].forward.__self__ is other.layers[1]
-    assert isinstance(compile_blocks(copy.deepcopy(mine), options=FLOAT32), stacks.Stack)
+        assert not any(map(has_own_forward, other.modules()))
+        compile_blocks(other, options=FLOAT32)
+        assert isinstance(vars(other.layers[1])["forward"], BlockForward)
 
 
 @pytest.mark.slow
