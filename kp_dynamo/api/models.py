@@ -155,7 +155,7 @@ def run_once(model: nn.Module, compiled: Callable[..., Any], inputs: SampleInput
     with unchanged(model):
         results = inputs.call(compiled)
         if torch.is_grad_enabled():
-            run_backward(results)
+            run_backward(results, model)
 
 
 @contextlib.contextmanager

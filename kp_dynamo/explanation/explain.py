@@ -74,7 +74,7 @@ def explain(model: Callable[..., Any], *args: Any, options: Any = None, **kwargs
 
     with fresh_dynamo():
         dynamo_before, disk_before = dynamo_seconds(), disk_stats()
-        run_backward(torch.compile(uncompiled_call(model), backend=backend)(*args, **kwargs))
+        run_backward(torch.compile(uncompiled_call(model), backend=backend)(*args, **kwargs), uncompiled(model))
         given_up_frames.collect()
         explanation = Explanation(
             subject=Subject.of_call(uncompiled(model), args, kwargs),

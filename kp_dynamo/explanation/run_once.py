@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import FrameSummary
 from typing import Any
 
@@ -42,22 +42,59 @@ def fresh_dynamo() -> Iterator[None]:
         torch._dynamo.reset()
 
 
-def run_backward(results: object) -> None:
-    """Run the backward, which AOTAutograd compiles on its first run."""
+def run_backward(results: object, model: object = None) -> None:
+    """Run the backward of a model, which AOTAutograd compiles on its first run; no `.grad` changes."""
     tensors = [r for r in torch.utils._pytree.tree_leaves(results) if isinstance(r, torch.Tensor) and r.grad_fn]
-    leaves = _leaves([t.grad_fn for t in tensors])
+    leaves = _leaves(_nodes(tensors))
     if leaves:
-        torch.autograd.grad(tensors, leaves, [torch.ones_like(t) for t in tensors], allow_unused=True)
+        gradients_of(tensors, leaves, model)
 
 
-def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
-    """The leaf tensors that receive gradients from these autograd nodes."""
+def gradients_of(
+    results: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], model: object
+) -> list[torch.Tensor | None]:
+    """The gradients of the sum of `results` by the tensors `wanted`; no `.grad` of the model changes."""
+    ones, nodes = [torch.ones_like(r) for r in results], _nodes(results)
+    if not any(type(node).__name__ == "CheckpointFunctionBackward" for node in nodes):
+        return list(torch.autograd.grad(results, wanted, ones, allow_unused=True))
+    # checkpoint(use_reentrant=True) refuses autograd.grad. The graph does not show the leaves inside.
+    inside = list(model.parameters()) if isinstance(model, nn.Module) else []
+    with _fresh_gradients([*wanted, *_leaves(nodes), *inside]):
+        torch.autograd.backward(results, ones)
+        return [tensor.grad for tensor in wanted]
+
+
+@contextlib.contextmanager
+def _fresh_gradients(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
+    """No `.grad` during the block, and the old one after it; hooks do not see the new ones, such as optimizer steps."""
+    before = [(leaf, leaf.grad, leaf._post_accumulate_grad_hooks) for leaf in set(leaves)]
+    for leaf, _, hooks in before:
+        leaf.grad = None
+        if hooks:
+            leaf._post_accumulate_grad_hooks = {}  # None would leave them in force
+    try:
+        yield
+    finally:
+        for leaf, grad, hooks in before:
+            leaf.grad = grad
+            if hooks:
+                leaf._post_accumulate_grad_hooks = hooks
+
+
+def _nodes(results: Sequence[torch.Tensor]) -> list[Any]:
+    """The autograd nodes of these results."""
+    nodes = [r.grad_fn for r in results if r.grad_fn is not None]
     seen = set(nodes)
     for node in nodes:
         new = {source for source, _ in node.next_functions if source is not None} - seen
         seen |= new
         nodes.extend(new)
-    return [node.variable for node in seen if hasattr(node, "variable")]
+    return nodes
+
+
+def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
+    """The leaf tensors that receive gradients from these autograd nodes."""
+    return [node.variable for node in nodes if hasattr(node, "variable")]
 
 
 def dynamo_seconds() -> float:

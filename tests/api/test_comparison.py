@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from kp_dynamo.api.comparison import difference
+from kp_dynamo.api.comparison import difference, milliseconds
 from kp_dynamo.api.models import SampleInputs
 
 INF, NAN = math.inf, math.nan
@@ -67,3 +68,37 @@ def test_gradients_are_compared_and_random_models_are_not():
     assert gradients > 0
     noisy = nn.Sequential(eager, nn.Dropout(0.5))
     assert difference(noisy, noisy, inputs) is None
+
+
+def test_every_run_gets_the_values_of_the_sample_inputs():
+    x = torch.ones(3)
+    doubling, inputs = Calls(lambda x: x.mul_(2)), SampleInputs((x,))
+    assert difference(doubling, lambda x: x.mul_(3), inputs) == (0.5, 0.0)
+    milliseconds(doubling, doubling, inputs)
+    assert x.tolist() == [1, 1, 1]
+
+
+class Calls(nn.Module):
+    def __init__(self, function, *modules):
+        super().__init__()
+        self.function, self.inner = function, nn.ModuleList(modules)
+
+    def forward(self, *args):
+        return self.function(*self.inner, *args)
+
+
+def test_gradients_of_a_reentrant_checkpoint_are_compared_and_none_is_left():
+    linear, outer = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = Calls(lambda inner, last, x: last(checkpoint(inner, last(x), use_reentrant=True)), linear, outer)
+    old, steps = torch.ones_like(linear.weight), []
+    linear.weight.grad = old
+    linear.weight.register_post_accumulate_grad_hook(steps.append)
+    inputs = SampleInputs((torch.randn(3, 4),))
+    assert difference(model, model, inputs) == (0.0, 0.0)
+    _, gradients = difference(model, Calls(lambda inner, last, x: last(inner(last(x))) * 2, linear, outer), inputs)
+    assert gradients == pytest.approx(1.0)
+    assert linear.weight.grad is old
+    assert outer.weight.grad is None
+    assert steps == []
+    linear(torch.ones(4)).sum().backward()
+    assert len(steps) == 1

@@ -2,8 +2,9 @@
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from kp_dynamo.explanation.run_once import fresh_dynamo, uncompiled_call
+from kp_dynamo.explanation.run_once import fresh_dynamo, run_backward, uncompiled_call
 
 
 def test_a_fresh_dynamo_captures_again_and_restores_the_random_state():
@@ -29,3 +30,9 @@ def test_a_module_of_torch_that_was_compiled_in_place_is_captured():
     model.compile(backend="eager")
     torch.compile(uncompiled_call(model), backend=lambda gm, _: captures.append(gm) or gm.forward)(torch.ones(2, 4))
     assert len(captures) == 1
+
+
+def test_the_backward_of_a_reentrant_checkpoint_changes_no_gradient():
+    linear, x = nn.Linear(4, 4), torch.ones(2, 4, requires_grad=True)
+    run_backward(checkpoint(linear, x, use_reentrant=True), linear)
+    assert [t.grad for t in (x, *linear.parameters())] == [None, None, None]
