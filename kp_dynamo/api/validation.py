@@ -67,7 +67,7 @@ def validate_tpu_model(model: nn.Module, tpu_config: TPUConfig, sample_inputs: A
     """Check a model's memory, dtypes and sizes; with sample inputs, call it eagerly and leave it unchanged.
 
     Sizes that do not fill the chip's tiles are warnings: the chip computes the padding too. Sample inputs are a tensor,
-    a tuple of arguments or a dict of keyword arguments.
+    a tuple of arguments or a dict of keyword arguments. The model gets a copy of them, in the grad mode of the caller.
 
     Raises:
         TPUModelPreparationError: It is not a module.
@@ -148,7 +148,7 @@ def _check_model(model: nn.Module, config: TPUConfig) -> Iterator[ValidationRepo
 def _check_inputs(model: nn.Module, inputs: SampleInputs) -> Iterator[ValidationReport]:
     """Whether the model accepts them."""
     try:
-        with unchanged(model), torch.no_grad():
+        with unchanged(model):
             inputs.on_device_of(model).call(model)
     except Exception as problem:  # noqa: BLE001  # any exception of the model is the finding
         yield ValidationReport("inputs", "failed", f"the model raises {type(problem).__name__}: {problem}")

@@ -189,3 +189,11 @@ def readable_errors() -> Iterator[None]:
             f"the model could not be captured: {problem}. With compilation_mode XLA it must be one graph; TORCH_XLA "
             "allows several. Sample inputs must be valid inputs of the model."
         ) from problem
+    except RuntimeError as problem:
+        if "double backward" not in str(problem):
+            raise
+        raise XLACompilationError(
+            "the forward of the model differentiates with create_graph=True, and the backward of that gradient cannot "
+            "be compiled. Allowed: a model that autograd differentiates once. Try: torch.func.grad in the forward; "
+            "without training, create_graph=False."
+        ) from problem

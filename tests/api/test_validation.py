@@ -121,6 +121,20 @@ def test_strict_raises_and_names_everything():
         validate_tpu_model(model, config)
     assert isinstance(raised.value, ValueError)
     assert validate_tpu_model(FITTING, config).failed == 0
+class Force(nn.Module):
+    """The derivative of an energy, as potentials of molecules compute it."""
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+
+
+def test_a_model_may_differentiate_unless_its_caller_disables_gradients():
+    assert found(validate_tpu_model(Force(), TPUConfig(), X)) == {}
+    with torch.no_grad():
+        assert found(validate_tpu_model(Force(), TPUConfig(), X)) == {"inputs": "failed"}
+
+
 
 
 def test_what_is_no_model_is_refused():

@@ -200,6 +200,18 @@ def test_a_parameter_that_the_model_writes_to_is_named(caplog):
             super().__init__()
             self.mean = nn.Parameter(torch.zeros(16), requires_grad=False)
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_second_derivative_by_autograd_is_our_error():
+    class Force(nn.Linear):
+        def forward(self, x):
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(super().forward(x).square().sum(), x, create_graph=True)[0]
+
+    with pytest.raises(XLACompilationError, match=r"create_graph=True.*Try: torch\.func\.grad"):
+        compiler().compile_model(Force(16, 4), X)
+
+
         def forward(self, x):
             self.mean.mul_(0.5).add_(x.mean(0))
             return x - self.mean
