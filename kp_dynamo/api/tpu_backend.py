@@ -29,11 +29,16 @@ class TPUBackend(ProcessDevices):
 
     def __init__(self, config: KernelPyTorchConfig | None = None) -> None:
         chosen = KernelPyTorchConfig() if config is None else config
-        self.config = of_type(KernelPyTorchConfig, "config", chosen, TPUConfigurationError, "a KernelPyTorchConfig")
+        self._config = of_type(KernelPyTorchConfig, "config", chosen, TPUConfigurationError, "a KernelPyTorchConfig")
         start_device(self.config.hardware.tpu)
-        self.compiler = XLACompiler(self.config.hardware.tpu)
+        self.compiler = XLACompiler.following(self.config)
 
     device_count = ProcessDevices.num_devices
+
+    @property
+    def config(self) -> KernelPyTorchConfig:
+        """The configuration; changes take effect at the next call."""
+        return self._config
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Move `model` onto the device, in place; tied parameters stay tied.

@@ -45,12 +45,16 @@ class TPUOptimizer:
 
     def __init__(self, config: KernelPyTorchConfig | None = None, spmd_config: SPMDConfig | None = None) -> None:
         self.backend = TPUBackend(config)
-        self.config = self.backend.config
         self.compiler = self.backend.compiler
         self._levels: Counter[str] = Counter()
         self._distributed = spmd_config and XLADistributedTraining(
             XLADeviceManager(self.config.hardware.tpu), spmd_config
         )
+
+    @property
+    def config(self) -> KernelPyTorchConfig:
+        """The configuration of the backend; changes take effect at the next call."""
+        return self.backend.config
 
     def optimize(
         self, model: nn.Module, sample_inputs: Any = None, optimization_level: str | None = None

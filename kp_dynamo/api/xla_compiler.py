@@ -16,7 +16,7 @@ from kp_dynamo.api.models import SampleInputs, checked_model, device_of, run_onc
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.compat import chips
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.config.tpu_config import TPUConfig
+from kp_dynamo.config.tpu_config import HardwareConfig, KernelPyTorchConfig, TPUConfig
 from kp_dynamo.config.translation import compile_arguments
 from kp_dynamo.exceptions import (
     TPUBackendError,
@@ -45,6 +45,22 @@ class XLACompiler:
         self._num_compiled = 0
 
     def compile_model(
+    @classmethod
+    def following(cls, config: KernelPyTorchConfig) -> XLACompiler:
+        """A compiler by `config.hardware.tpu` as it is at each call, also if that was replaced."""
+        compiler = cls(config.hardware.tpu)
+        compiler._whole = config
+        return compiler
+
+    @property
+    def config(self) -> TPUConfig:
+        """The configuration."""
+        return self._whole.hardware.tpu
+
+    @config.setter
+    def config(self, value: TPUConfig) -> None:
+        self._whole.hardware.tpu = checked_config(value)
+
         self, model: nn.Module, sample_inputs: Any = None, use_cache: bool = True, *, level: str | None = None
     ) -> nn.Module:
         """Compile `model` in its current mode, including the backward if it requires gradients.

@@ -7,6 +7,7 @@ from torch import nn
 from kp_dynamo import (
     KernelPyTorchConfig,
     TPUConfig,
+    TPUConfigurationError,
     TPUModelPreparationError,
     TPUNotAvailableError,
     TPUOptimizer,
@@ -37,6 +38,14 @@ def test_it_has_a_configuration_a_backend_and_a_compiler(optimizer):
     assert optimizer.config == KernelPyTorchConfig()
     assert optimizer.backend.compiler is optimizer.compiler
     assert optimizer.compiler.config is optimizer.config.hardware.tpu
+
+
+def test_a_configuration_that_was_replaced_is_in_force(optimizer):
+    compiler, optimizer.config.hardware.tpu = optimizer.compiler, TPUConfig(compilation_mode="pjit")
+    assert compiler.config is optimizer.config.hardware.tpu
+    for compile_model in (compiler.compile_model, optimizer.optimize, optimizer.backend.compiler.compile_model):
+        with pytest.raises(TPUConfigurationError, match="pjit"):
+            compile_model(mlp())
 
 
 @pytest.mark.parametrize("level", ["conservative", "balanced", "aggressive"])
