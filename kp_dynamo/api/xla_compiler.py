@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from kp_dynamo.api.environment import checked_config, of_type, start_device, xla_problem
+from kp_dynamo.api.inference_module import InferenceModule
 from kp_dynamo.api.models import SampleInputs, checked_model, device_of, run_once
 from kp_dynamo.cache import LRUCache
 from kp_dynamo.compat import chips
@@ -41,10 +42,9 @@ class XLACompiler:
     """
 
     def __init__(self, tpu_config: TPUConfig) -> None:
-        self.config = checked_config(tpu_config)
+        self._whole = KernelPyTorchConfig(hardware=HardwareConfig(tpu=checked_config(tpu_config)))
         self._num_compiled = 0
 
-    def compile_model(
     @classmethod
     def following(cls, config: KernelPyTorchConfig) -> XLACompiler:
         """A compiler by `config.hardware.tpu` as it is at each call, also if that was replaced."""
@@ -61,6 +61,7 @@ class XLACompiler:
     def config(self, value: TPUConfig) -> None:
         self._whole.hardware.tpu = checked_config(value)
 
+    def compile_model(
         self, model: nn.Module, sample_inputs: Any = None, use_cache: bool = True, *, level: str | None = None
     ) -> nn.Module:
         """Compile `model` in its current mode, including the backward if it requires gradients.
@@ -135,7 +136,7 @@ class XLACompiler:
         with torch.set_grad_enabled(has_grad and torch.is_grad_enabled()):
             compiled = _compile(module, arguments, inputs)
         if not has_grad:
-            compiled.forward = torch.no_grad()(compiled.forward)
+            compiled = InferenceModule.of(compiled)
         self._num_compiled += 1
         if use_cache:
             # Keep the module alive too, so that its id stays unique.

@@ -1,5 +1,6 @@
 """`XLACompiler`: programs by counter, the cache of models, each field of the configuration that reaches a program."""
 
+import copy
 import gc
 import weakref
 
@@ -131,6 +132,16 @@ def test_for_inference_there_is_no_backward_and_the_model_is_in_evaluation_mode(
     torch.testing.assert_close(result, model(X).detach(), rtol=1e-5, atol=1e-6)
 
 
+def test_for_inference_copies_and_other_compilations_record_no_gradients_either():
+    model = nn.Linear(16, 4)
+    compiled = compiler().optimize_for_inference(model)
+    for run in (compiled, compiled.forward):
+        assert not torch.compile(lambda x, run=run: run(x), backend="eager", fullgraph=True)(X).requires_grad
+    for copied in (copy.deepcopy(compiled), copy.deepcopy(copy.deepcopy(compiled))):
+        assert not copied(X).requires_grad
+    assert model(X).requires_grad
+
+
 def test_for_training_gradients_are_those_of_eager():
     kernel, model = compiler(precision="float32"), mlp().eval()
     compiled = kernel.optimize_for_training(model, X)
@@ -189,17 +200,6 @@ def test_buffers_that_take_no_writes_are_left():
     assert not model.norm.running_mean.any()
 
 
-def test_a_model_without_values_is_refused():
-    with pytest.raises(TPUDeviceError, match="meta device and has no values"):
-        compiler().compile_model(nn.Linear(4, 4, device="meta"))
-
-
-def test_a_parameter_that_the_model_writes_to_is_named(caplog):
-    class Teacher(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.mean = nn.Parameter(torch.zeros(16), requires_grad=False)
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_second_derivative_by_autograd_is_our_error():
@@ -211,6 +211,17 @@ def test_a_second_derivative_by_autograd_is_our_error():
     with pytest.raises(XLACompilationError, match=r"create_graph=True.*Try: torch\.func\.grad"):
         compiler().compile_model(Force(16, 4), X)
 
+
+def test_a_model_without_values_is_refused():
+    with pytest.raises(TPUDeviceError, match="meta device and has no values"):
+        compiler().compile_model(nn.Linear(4, 4, device="meta"))
+
+
+def test_a_parameter_that_the_model_writes_to_is_named(caplog):
+    class Teacher(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean = nn.Parameter(torch.zeros(16), requires_grad=False)
 
         def forward(self, x):
             self.mean.mul_(0.5).add_(x.mean(0))
