@@ -15,7 +15,7 @@ from kp_dynamo.api.comparison import difference, milliseconds
 from kp_dynamo.api.models import SampleInputs, checked_model
 from kp_dynamo.api.spmd_config import SPMDConfig
 from kp_dynamo.api.tpu_backend import TPUBackend
-from kp_dynamo.api.validation import ValidationSummary, require_nothing_found, validate_tpu_model
+from kp_dynamo.api.validation import ValidationSummary, require_valid, validate_tpu_model
 from kp_dynamo.api.xla_compiler import arguments_for
 from kp_dynamo.api.xla_device_manager import XLADeviceManager
 from kp_dynamo.api.xla_distributed_training import XLADistributedTraining
@@ -111,8 +111,7 @@ class TPUOptimizer:
         start, module, config = time.perf_counter(), checked_model(model), self.config.hardware.tpu
         level = arguments_for(module, config, wanted)["options"]["level"]
         validation = validate_tpu_model(module, config, sample_inputs)
-        if validation.failed:
-            require_nothing_found(validation, "validation")
+        require_valid(validation, is_strict=False)
         if self._distributed:
             self._distributed.wrap_model(module)
         metrics: dict[str, Any] = {}

@@ -80,9 +80,10 @@ def validate_tpu_model(model: nn.Module, tpu_config: TPUConfig, sample_inputs: A
     return _summary(reports, config)
 
 
-def require_nothing_found(summary: ValidationSummary, what: str) -> None:
-    """Raise a TPUValidationError that names every check that failed or warned."""
-    found = [f"{r.name} ({r.status}): {r.message}" for r in summary.reports if r.status != "passed"]
+def require_valid(summary: ValidationSummary, *, is_strict: bool) -> None:
+    """Raise a TPUValidationError that names every check that failed or, in strict validation, warned."""
+    refused = ("failed", "warning") if is_strict else ("failed",)
+    found = [f"{r.name} ({r.status}): {r.message}" for r in summary.reports if r.status in refused]
     if found:
         raise TPUValidationError(
             f"{what} found {len(found)} problem(s). {'; '.join(found)}. Try: change them, or set "
@@ -97,7 +98,7 @@ def _summary(found: Iterable[ValidationReport], config: TPUConfig) -> Validation
     success_rate = 1 - failed / max(len(reports), 1)
     summary = ValidationSummary(len(reports), passed, failed, warnings, success_rate, reports)
     if config.enable_strict_validation:
-        require_nothing_found(summary, "strict validation")
+        require_valid(summary, is_strict=True)
     return summary
 
 
