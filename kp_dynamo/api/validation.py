@@ -12,6 +12,7 @@ from torch import nn
 
 from kp_dynamo.api.environment import checked_config, deciding_chip, late_flags
 from kp_dynamo.api.models import SampleInputs, checked_model, device_of, unchanged
+from kp_dynamo.compat import xla
 from kp_dynamo.config.tpu_config import KernelPyTorchConfig, TPUCompilationMode, TPUConfig, TPUTopology, TPUVersion
 from kp_dynamo.exceptions import TPUBackendError, TPUValidationError
 from kp_dynamo.hardware import CHIPS, GB, Chip, memory_budget_bytes
@@ -85,9 +86,9 @@ def require_valid(summary: ValidationSummary, *, is_strict: bool) -> None:
     refused = ("failed", "warning") if is_strict else ("failed",)
     found = [f"{r.name} ({r.status}): {r.message}" for r in summary.reports if r.status in refused]
     if found:
+        strict, remedy = ("strict ", ", or set enable_strict_validation = False") if is_strict else ("", "")
         raise TPUValidationError(
-            f"{what} found {len(found)} problem(s). {'; '.join(found)}. Try: change them, or set "
-            "enable_strict_validation = False."
+            f"{strict}validation found {len(found)} problem(s). {'; '.join(found)}. Try: change them{remedy}."
         )
 
 
@@ -107,6 +108,8 @@ def _check_config(config: TPUConfig) -> Iterator[ValidationReport]:
     late = late_flags(config.xla_flags)
     is_pjit, is_superpod = config.compilation_mode is TPUCompilationMode.PJIT, config.topology is TPUTopology.SUPERPOD
     is_wide = config.mixed_precision and config.precision == "float32"
+    # Until the device has started, AUTO may turn out to be any chip.
+    chip, is_known = deciding_chip(config), config.version is not TPUVersion.AUTO or xla.is_started()
     rules: tuple[tuple[str, bool, Status, str], ...] = (
         ("enabled", not config.enabled, "failed", "the TPU is disabled"),
         ("compilation_mode", is_pjit, "failed", "PJIT is unsupported; compiling raises"),
@@ -118,8 +121,8 @@ def _check_config(config: TPUConfig) -> Iterator[ValidationReport]:
     )
     for version, given in ((TPUVersion.V6E, config.v6e_memory_gb), (TPUVersion.V7, config.v7_memory_gb)):
         name, vendor_gb = f"{version.value}_memory_gb", CHIPS[version.value].hbm_bytes / GB
-        is_unused = given is not None and config.version is not version
-        why = f"no effect: version is {config.version.name}" if is_unused else f"the vendor says {vendor_gb:.0f} GB"
+        is_unused = given is not None and is_known and chip.name != version.value
+        why = f"no effect: the chip is a {chip.name}" if is_unused else f"the vendor says {vendor_gb:.0f} GB"
         rules += ((name, is_unused or (given or 0) > vendor_gb, "warning", why),)
     for name, is_found, status, message in rules:
         yield ValidationReport(name, status, message) if is_found else ValidationReport(name, "passed", "fine")
@@ -159,8 +162,9 @@ def _check_inputs(model: nn.Module, inputs: SampleInputs) -> Iterator[Validation
 
 def _memory(model: nn.Module, config: TPUConfig, chip: Chip) -> ValidationReport:
     held = sum({id(t): t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()]}.values())
-    room = memory_budget_bytes(chip, config.memory_fraction, None)
-    text = f"parameters and buffers take {held / GB:.3f} GB of the {room / GB:.2f} GB available on a {chip.name}"
+    room = memory_budget_bytes(chip.of_a_device(), config.memory_fraction, None)
+    where = chip.device_text("a")
+    text = f"parameters and buffers take {held / GB:.3f} GB of the {room / GB:.2f} GB available on {where}"
     is_named = config.version is not TPUVersion.AUTO
     return ValidationReport("memory", "passed" if held <= room else "failed" if is_named else "warning", text)
 

@@ -136,8 +136,8 @@ def test_the_cpu_device_does_not_count():
         ({"version": TPUVersion.V5P}, CHIPS["v5p"].hbm_bytes),
         ({"version": "v6e"}, CHIPS["v6e"].hbm_bytes),
         ({"version": "v6e", "v6e_memory_gb": 31.5, "v7_memory_gb": 1.0}, 31.5e9),
-        ({"version": "v7"}, CHIPS["v7"].hbm_bytes),
-        ({"version": "v7", "v7_memory_gb": 128.0}, 128e9),
+        ({"version": "v7"}, CHIPS["v7"].hbm_bytes / 2),  # a device is half a chip
+        ({"version": "v7", "v7_memory_gb": 128.0}, 64e9),
         ({"version": "v5e", "v6e_memory_gb": 1.0}, CHIPS["v5e"].hbm_bytes),
     ],
 )

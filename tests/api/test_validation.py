@@ -95,6 +95,19 @@ def test_a_model_without_room(version, status, monkeypatch):
     assert found(summary) == {"memory": status}
 
 
+def test_the_room_is_that_of_a_device():
+    (memory,) = [r for r in validate_tpu_model(FITTING, TPUConfig(version="v7")).reports if r.name == "memory"]
+    assert memory.message.endswith(f"of the {96 * 2**30 * 0.9 / 1e9:.2f} GB available on half a v7")
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_auto_is_the_chip_of_the_machine(is_started, monkeypatch):
+    monkeypatch.setattr("kp_dynamo.compat.chips.chip_name", lambda: "v6e")
+    monkeypatch.setattr("kp_dynamo.compat.xla.is_started", lambda: is_started)
+    config = TPUConfig(v6e_memory_gb=16, v7_memory_gb=100)
+    assert found(validate_tpu_configuration(config)) == ({"v7_memory_gb": "warning"} if is_started else {})
+
+
 def test_a_model_in_pieces_on_two_devices():
     model = nn.ModuleList([nn.Linear(128, 128), nn.Linear(128, 128, device="meta")])
     assert found(validate_tpu_model(model, TPUConfig())) == {"placement": "failed"}
@@ -106,6 +119,20 @@ def test_with_inputs_the_model_is_called_and_nothing_is_compiled():
         summary = validate_tpu_model(model, TPUConfig(), {"input": X})
     assert (found(summary), counts.programs, model[1].num_batches_tracked.item()) == ({}, 0, 0)
     assert summary.reports[-1].name == "inputs"
+
+
+class Force(nn.Module):
+    """The derivative of an energy, as potentials of molecules compute it."""
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+
+
+def test_a_model_may_differentiate_unless_its_caller_disables_gradients():
+    assert found(validate_tpu_model(Force(), TPUConfig(), X)) == {}
+    with torch.no_grad():
+        assert found(validate_tpu_model(Force(), TPUConfig(), X)) == {"inputs": "failed"}
 
 
 def test_inputs_that_do_not_fit_fail_without_a_compile():
@@ -121,20 +148,6 @@ def test_strict_raises_and_names_everything():
         validate_tpu_model(model, config)
     assert isinstance(raised.value, ValueError)
     assert validate_tpu_model(FITTING, config).failed == 0
-class Force(nn.Module):
-    """The derivative of an energy, as potentials of molecules compute it."""
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
-
-
-def test_a_model_may_differentiate_unless_its_caller_disables_gradients():
-    assert found(validate_tpu_model(Force(), TPUConfig(), X)) == {}
-    with torch.no_grad():
-        assert found(validate_tpu_model(Force(), TPUConfig(), X)) == {"inputs": "failed"}
-
-
 
 
 def test_what_is_no_model_is_refused():

@@ -153,7 +153,7 @@ class TPUMemoryManager:
         """The memory in use now; `TPUMemoryStats.source` says how it is measured."""
         measured = xla.memory_info(self.device)
         with self._lock:
-            mine = {"bytes_used": sum(self._live.values()), "bytes_limit": int(self.chip.hbm_bytes)}
+            mine = {"bytes_used": sum(self._live.values()), "bytes_limit": int(self.chip.of_a_device().hbm_bytes)}
             num_tensors, reserved = len(self._live), self.get_pool_stats()["reserved_bytes"]
         found = mine if measured is None else measured
         used, total = found["bytes_used"], found["bytes_limit"]
