@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -123,17 +125,28 @@ def _histogram(lengths: Iterable[int] | Mapping[int, int]) -> tuple[np.ndarray, 
     """Distinct lengths in increasing order, and the count of each."""
     if not isinstance(lengths, Iterable):
         raise TPUValidationError(f"lengths={lengths!r} is invalid. Allowed: a list of ints, or a dict length -> count")
-    found = dict(lengths) if isinstance(lengths, Mapping) else Counter(lengths)
-    wrong = [n for n in found if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1]
-    if wrong:
-        raise TPUValidationError(f"a length is {wrong[0]!r}, which is invalid. Allowed: ints >= 1")
-    if any(count < 0 for count in found.values()):
-        raise TPUValidationError("the count of a length is negative. Allowed: counts >= 0")
-    present = sorted((int(n), int(count)) for n, count in found.items() if count)
+    given = lengths if isinstance(lengths, Mapping) else Counter(map(_checked_length, lengths))
+    found: Counter[int] = Counter()
+    for n, count in given.items():
+        if count < 0:
+            raise TPUValidationError("the count of a length is negative. Allowed: counts >= 0")
+        found[_checked_length(n)] += int(count)
+    present = sorted((n, count) for n, count in found.items() if count)
     if not present:
         raise TPUValidationError("lengths is empty. Try: pass all lengths of your data, with repetitions")
     sizes, counts = zip(*present, strict=True)
     return np.array(sizes), np.array(counts)
+
+
+def _checked_length(length: Any) -> int:
+    """A length as an int: equal elements of a tensor are different keys of a dict."""
+    try:
+        number = 0 if isinstance(length, bool) else operator.index(length)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise TPUValidationError(f"a length is {length!r:.80}, which is invalid. Allowed: ints >= 1")
+    return number
 
 
 def _best_ends(cost_of: np.ndarray, counts: np.ndarray, most: int, compile_s: float) -> list[int]:

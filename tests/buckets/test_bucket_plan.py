@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +44,14 @@ def test_a_step_may_cost_more_than_its_length():
     assert steep.buckets == (90, 100)
 
 
+def test_lengths_are_equal_as_numbers():
+    lengths = [3, 3, 3, 8, 8, 20]
+    plan = kp_dynamo.plan_buckets(lengths, 2, compile_s=1.0)
+    keys = {torch.tensor(n): lengths.count(n) for n in (3, 8)} | {torch.tensor(20): 0, torch.tensor(20): 1}
+    for same in (torch.tensor(lengths), np.array(lengths), keys):
+        assert kp_dynamo.plan_buckets(same, 2, compile_s=1.0) == plan
+
+
 def test_expensive_programs_are_few():
     assert len(kp_dynamo.plan_buckets(range(1, 50), 8, compile_s=1e6).buckets) == 1
 
@@ -60,6 +70,8 @@ def test_text_and_picture(tmp_path):
         ({5: 0}, {}, "lengths is empty"),
         ([0, 3], {}, "a length is 0"),
         ([2.5], {}, "a length is 2.5"),
+        (torch.tensor([2.5]), {}, r"a length is tensor\(2.5"),
+        (torch.ones(2, 2, dtype=torch.int64), {}, r"a length is tensor\(\[1, 1"),
         ({3: -1}, {}, "count of a length is negative"),
         ([3], {"max_programs": 0}, "max_programs=0 is invalid"),
         ([3], {"max_programs": 1.5}, "max_programs=1.5 is invalid. Allowed: an int"),
