@@ -1,8 +1,9 @@
 """A `torch.compile` backend for TPUs: `torch.compile(model, backend="kp_tpu")`.
 
 This module lists the public API. Names are imported on first use: importing the package neither imports torch_xla nor
-starts a device. It only sets an XLA flag, which has no effect once a device has started, and enables the disk cache if
-KP_TPU_CACHE_DIR names a folder, or takes its library away that a parent process put in the place of libtpu.
+starts a device. It only sets an XLA flag, which has no effect once a device has started, configures the logs if
+KP_TPU_LOG is "json", and enables the disk cache if KP_TPU_CACHE_DIR names a folder, or takes its library away that a
+parent process put in the place of libtpu.
 """
 
 from __future__ import annotations
@@ -172,6 +173,8 @@ _HOME_OF = {
     "watch": "kp_dynamo.telemetry.watching",
 }
 
+if _environ.get("KP_TPU_LOG") == "json":  # from the first record on; compiling refuses other values
+    import_module("kp_dynamo.telemetry.log").configure()
 _keep_nan()
 if _environ.get("KP_TPU_CACHE_DIR") or _environ.get("TPU_LIBRARY_PATH"):  # a parent process may have set it
     import_module("kp_dynamo.disk_cache.enable").enable_from_environment()

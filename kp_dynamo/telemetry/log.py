@@ -43,7 +43,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure() -> None:
-    """Configure the loggers from the environment. Called for every graph, because `torch._logging.set_logs` undoes it.
+    """Configure the loggers from the environment.
+
+    Called at the import of the package, and for every graph, because `torch._logging.set_logs` undoes it.
 
     Raises:
         TPUConfigurationError: KP_TPU_LOG is neither empty nor "json".

@@ -4,12 +4,14 @@ import io
 import json
 import logging
 import os
+import runpy
 import subprocess
 import sys
 
 import pytest
 import torch
 
+import kp_dynamo
 from kp_dynamo import TPUConfig, TPUConfigurationError, XLACompiler, clear_cache, validate_tpu_model
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.runtime.event_log import log_event
@@ -55,6 +57,13 @@ def test_json_has_the_message_and_every_extra_field(json_stream):
         "graph": "1.joint",
         "kept": [1, 2],
     }
+
+
+@pytest.mark.parametrize(("value", "num_handlers"), [("json", 1), ("yaml", 0)])
+def test_the_import_of_the_package_configures_json(value, num_handlers, root, monkeypatch):
+    monkeypatch.setenv("KP_TPU_LOG", value)
+    runpy.run_path(kp_dynamo.__file__)
+    assert len(root.handlers) == num_handlers
 
 
 def test_json_holds_an_exception_in_its_one_line(json_stream):
