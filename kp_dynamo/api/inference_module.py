@@ -27,14 +27,19 @@ class InferenceModule(OptimizedModule):
         self._disable_gradients()
 
     def _disable_gradients(self) -> None:
-        run = self.forward
+        run, module = self.forward, self._orig_mod
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             with torch.no_grad():
                 return run(*args, **kwargs)
 
+        def original(*args: Any, **kwargs: Any) -> Any:
+            with torch.no_grad():
+                return module(*args, **kwargs)
+
         # Without the attributes of `run`, by which Dynamo would find the original forward.
         self.forward = forward
+        self._torchdynamo_orig_callable = original  # what torch.compile(self) compiles
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled module; another compilation traces the original one."""

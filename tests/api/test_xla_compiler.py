@@ -135,8 +135,8 @@ def test_for_inference_there_is_no_backward_and_the_model_is_in_evaluation_mode(
 def test_for_inference_copies_and_other_compilations_record_no_gradients_either():
     model = nn.Linear(16, 4)
     compiled = compiler().optimize_for_inference(model)
-    for run in (compiled, compiled.forward):
-        assert not torch.compile(lambda x, run=run: run(x), backend="eager", fullgraph=True)(X).requires_grad
+    for run in (compiled, lambda x: compiled(x), lambda x: compiled.forward(x)):
+        assert not torch.compile(run, backend="eager", fullgraph=True)(X).requires_grad
     for copied in (copy.deepcopy(compiled), copy.deepcopy(copy.deepcopy(compiled))):
         assert not copied(X).requires_grad
     assert model(X).requires_grad
