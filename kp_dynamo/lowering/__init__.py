@@ -3,7 +3,7 @@
 from kp_dynamo.lowering.base import Executable, Lowering, LoweringSpec, PortableProgram
 from kp_dynamo.lowering.donation import DONORS
 from kp_dynamo.lowering.new_state import divide_new_state
-from kp_dynamo.lowering.placed_tensors import device_spread, named_meshes, on_their_mesh
+from kp_dynamo.lowering.placed_tensors import current_mesh, device_spread, named_meshes, on_their_mesh
 from kp_dynamo.lowering.random_state import with_one_seed
 from kp_dynamo.lowering.registry import get_lowering
 from kp_dynamo.lowering.spmd import is_spmd
@@ -17,6 +17,7 @@ __all__ = [
     "LoweringSpec",
     "PortableProgram",
     "StoredProgram",
+    "current_mesh",
     "device_spread",
     "divide_new_state",
     "get_lowering",

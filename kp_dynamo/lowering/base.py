@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
+from kp_dynamo.sharding.mesh import NamedMesh
 from kp_dynamo.sharding.placement import Placement
 
 
@@ -30,6 +31,7 @@ class LoweringSpec:
         is_sharded: Whether the program runs on several devices, for the shardings of its arguments.
         result_shardings: The sharding of each result in XLA's notation, "" where XLA decides; empty: it decides all.
         is_portable: Whether to compile the program from a module that other processes can compile too, if it has one.
+        mesh: The mesh of the capture, whose axes the graph may name; None without one.
     """
 
     name: str
@@ -42,6 +44,7 @@ class LoweringSpec:
     is_sharded: bool = False
     result_shardings: tuple[str, ...] = ()
     is_portable: bool = False
+    mesh: NamedMesh | None = None
 
 
 @dataclass(frozen=True)

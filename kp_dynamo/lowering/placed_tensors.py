@@ -39,17 +39,20 @@ def current_mesh() -> NamedMesh | None:
 
 
 @contextmanager
-def on_their_mesh(tensors: Iterable[Any]) -> Iterator[None]:
-    """Within the context, the current mesh is the one that these tensors lie on: models may have different ones."""
-    token = _current.set(_common_mesh(list(tensors)) if len(_meshes) > 1 else None)
+def on_their_mesh(tensors: Iterable[Any], captured: NamedMesh | None = None) -> Iterator[None]:
+    """Within the context, the current mesh is the one that these tensors lie on: models may have different ones.
+
+    `captured` is the mesh of the capture, for a graph whose tensors may lie on several meshes, such as a backward.
+    """
+    token = _current.set(_common_mesh(list(tensors), captured) if len(_meshes) > 1 else None)
     try:
         yield
     finally:
         _current.reset(token)
 
 
-def _common_mesh(given: Sequence[Any]) -> NamedMesh | None:
-    """The mesh on which these tensors were placed, else the last one on which all of them lie.
+def _common_mesh(given: Sequence[Any], captured: NamedMesh | None) -> NamedMesh | None:
+    """The mesh on which these tensors were placed, else `captured` or the last one on which all of them lie.
 
     Without either, the current one. A dimension in eight parts may lie along one axis of size 8, or along two of sizes
     4 and 2: one axis comes first.
@@ -58,6 +61,8 @@ def _common_mesh(given: Sequence[Any]) -> NamedMesh | None:
     if len(placed_on := {_placed_on[t] for t in tensors if t in _placed_on}) == 1:
         return placed_on.pop()
     texts = {(text, t.dim()) for t in tensors if (text := _sharding_text(t)) not in ("", REPLICATED)}
+    if captured is not None and all(placement_of(text, captured, rank) is not None for text, rank in texts):
+        return captured
     least: tuple[int, NamedMesh] | None = None
     for mesh in named_meshes():
         found = [placement_of(text, mesh, rank) for text, rank in texts]

@@ -64,8 +64,9 @@ def compile_program(
 ) -> CompiledProgram:
     """Trace and compile `gm` for the shapes of `args`, and for their shardings under SPMD."""
     spec = replace(spec, is_sharded=is_spmd())
+    mesh = on_their_mesh(args, spec.mesh)
     # AOTAutograd compiles under a fake mode, which would intercept the tensors that are created here.
-    with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed(), on_their_mesh(args):
+    with _disable_current_modes(), settings(spec.matmul_precision), untouched_device_seed(), mesh:
         start = time.perf_counter()
         how = placing_on_mesh() if spec.is_sharded else None
         # XLA:CPU drops barriers.

@@ -80,7 +80,7 @@ def stored_graph(gm: fx.GraphModule, spec: LoweringSpec, executable: Executable 
         outputs=list(portable.outputs),
         num_draws=portable.num_draws,
     )
-    if lowering_spec(graph) != replace(spec, is_portable=False):
+    if lowering_spec(graph) != replace(spec, is_portable=False, mesh=None):
         raise NotStorableError("it is lowered in an unusual way")
     return graph, portable.module
 

@@ -22,7 +22,7 @@ from kp_dynamo.capture.capture import with_dynamo_signature
 from kp_dynamo.capture.cpu_view import surrounding_autocast
 from kp_dynamo.graph.least_memory import require_room
 from kp_dynamo.ledger import Ledger
-from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec
+from kp_dynamo.lowering import DONORS, Lowering, LoweringSpec, current_mesh
 from kp_dynamo.pipeline import (
     dump_key,
     refuse_places_of_inputs,
@@ -70,8 +70,9 @@ class CaptureCompiler:
         self._salt, self._compile_later = salt, compile_later
         self._result_shardings = ResultShardings()
         self._ledger: Ledger | None = None
-        # Both belong to the time at which Dynamo calls the backend, not to that of a later backward.
+        # All belong to the time at which Dynamo calls the backend, not to that of a later backward.
         self._precision, self._budget = matmul_precision(plan.options), plan.memory_budget
+        self._mesh = current_mesh()
 
     def compile(self) -> Callable[..., Any]:
         """A callable with Dynamo's calling convention that runs the capture."""
@@ -147,6 +148,7 @@ class CaptureCompiler:
             overwritten=overwritten,
             donate=options.donate == "mutated",
             is_portable=self._record is not None,
+            mesh=self._mesh,
         )
         interface = (
             ("graph", text),

@@ -76,6 +76,19 @@ def two_models_on_two_meshes() -> Any:
 
 
 @check
+def two_meshes_of_equal_sizes() -> Any:
+    """A backward that reads no parameter is compiled for the mesh of its forward, not for the last one."""
+    model, eager, x = nn.Sequential(nn.Linear(64, 256, bias=False)), nn.Linear(64, 256, bias=False), torch.randn(64, 64)
+    eager.load_state_dict(model[0].state_dict())
+    kp_dynamo.shard(model, BOTH, {"0.weight": ("model", "data")})
+    other = nn.Sequential(nn.Linear(64, 256, bias=False))
+    kp_dynamo.shard(other, {"data": 4, "expert": 2}, {"0.weight": ("expert", None)})
+    compiled(model)(x.to("xla")).square().mean().backward()
+    eager(x).square().mean().backward()
+    return (model[0].weight.grad.cpu() - eager.weight.grad).abs().max().item()
+
+
+@check
 def sharded_otherwise_on_the_same_mesh() -> Any:
     """Dynamo captures the model again: no guard sees how parameters lie."""
     model, seen = kp_dynamo.shard(small(), BOTH, {"1": "colwise", "3": "rowwise"}), []

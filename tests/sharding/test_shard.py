@@ -242,6 +242,10 @@ def test_two_models_may_lie_on_two_meshes(answers):
     assert max(of_teacher, of_student) < CLOSE
 
 
+def test_two_models_may_lie_on_meshes_of_equal_sizes(answers):
+    assert answers["two_meshes_of_equal_sizes"] < CLOSE
+
+
 def test_another_sharding_on_the_same_mesh_is_captured_again(answers):
     assert answers["sharded_otherwise_on_the_same_mesh"] == 2
 
