@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from kp_dynamo.exceptions import TPUConfigurationError
 
@@ -60,6 +61,7 @@ def divided_dim(word: str, module: nn.Module, name: str, tensor: torch.Tensor, i
     nn.Linear has weights [out, in], the Conv1D of transformers and embeddings have [in, out]: an embedding is a matmul
     with one-hot rows, so "rowwise" divides its vocabulary. A bias is added to the outputs: "rowwise" leaves it whole.
     A parameter of another module must be named itself (`is_named`); it is [..., out, in] as in transformers' experts.
+    Those of convolutions are not, so no word applies to them.
 
     Raises:
         TPUConfigurationError: The word has no meaning for this module.
@@ -74,7 +76,7 @@ def divided_dim(word: str, module: nn.Module, name: str, tensor: torch.Tensor, i
         if name == "bias":
             return 0 if part == "outputs" else None
         return inputs if part == "inputs" else 1 - inputs
-    if not is_named:
+    if not is_named or isinstance(module, _ConvNd):
         kind = type(module).__name__
         raise TPUConfigurationError(
             f"sharding={word!r} has no meaning for a {kind}. Allowed: Linear, Embedding, EmbeddingBag, and Conv1D of "

@@ -261,6 +261,13 @@ def test_what_is_refused(meta_model, mesh, sharding, words):
     assert words in str(caught.value)
 
 
+def test_no_word_divides_a_convolution():
+    model = nn.Sequential(nn.Conv2d(3, 64, 4, stride=4, device="meta"))
+    for pattern in ("0", "0.weight"):
+        with pytest.raises(TPUConfigurationError, match="sharding='colwise' has no meaning for a Conv2d"):
+            placements(model, MESH, {pattern: "colwise"})
+
+
 def test_a_size_that_also_divides_along_another_axis():
     model = nn.Sequential(nn.Linear(10, 2052, device="meta"))
     model._tp_plan = {"0": "colwise"}
