@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from kp_dynamo.compat import xla
-from kp_dynamo.lowering.spmd import MOST_DIMS, WHOLE, replicated
+from kp_dynamo.lowering.spmd import WHOLE, replicated
 from kp_dynamo.lowering.tensor_shardings import annotated
+from kp_dynamo.sharding.placement import MOST_DIMS
 
 _TILES = re.compile(r"\{devices=\[(?P<tiles>[\d,]+)\](?P<devices>[\d,]+)(?P<copies> last_tile_dim_replicate)?\}")
 

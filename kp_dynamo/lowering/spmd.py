@@ -12,12 +12,10 @@ import torch
 
 from kp_dynamo.compat import importing, xla
 from kp_dynamo.exceptions import TPUDistributedError
+from kp_dynamo.sharding.placement import MOST_DIMS
 
 WHOLE = "{replicated}"
 """XLA's name for the sharding of a replicated tensor."""
-
-MOST_DIMS = 5
-"""torch_xla 2.9 cannot place a tensor of more dimensions on several devices: it only logs an error."""
 
 
 def is_spmd() -> bool:
@@ -108,17 +106,17 @@ def batch_sharding(mesh_shape: Sequence[int], rank: int, device_ids: Sequence[in
 
 
 def shard_batch(tensor: torch.Tensor, mesh_shape: Sequence[int], device_ids: Sequence[int] = ()) -> torch.Tensor:
-    """`tensor`, with dimension 0 sharded along the first axis of a mesh from now on.
+    """`tensor`, with dimension 0 sharded along the first axis of a mesh from now on; in a graph, a copy that is.
 
     `device_ids` are the devices of the mesh in row-major order; empty: 0, 1, 2 and so on. Tensors on the CPU, tensors
     that the user sharded, and those of no or more than `MOST_DIMS` dimensions are unchanged; without SPMD, all are. So
     are the tensors of a transform of torch.func, whose dimension 0 is not the caller's, and those with a tangent.
     """
-    if _is_transformed():
+    if _is_transformed() or not 0 < tensor.dim() <= MOST_DIMS:
         return tensor
     if torch.compiler.is_compiling():
         return torch.ops.kp.shard_batch(tensor, mesh_shape, device_ids)  # type: ignore[no-any-return]
-    if tensor.device.type != "xla" or not 0 < tensor.dim() <= MOST_DIMS or not is_spmd():
+    if tensor.device.type != "xla" or not is_spmd():
         return tensor
     if xla.xlac()._get_xla_sharding_spec(tensor) in ("", WHOLE):
         # Like the public `mark_sharding` of torch_xla 2.9, but without the DTensor subclass that it returns.

@@ -12,7 +12,7 @@ import torch
 
 from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.sharding.mesh import DATA, NamedMesh
-from kp_dynamo.sharding.placement import Placement, axes_of, counts
+from kp_dynamo.sharding.placement import MOST_DIMS, Placement, axes_of, counts
 from kp_dynamo.sharding.text import listed
 
 SMALL = 2**14
@@ -36,7 +36,7 @@ def divided_by_data(
     problems: list[tuple[str, torch.Tensor, Placement]] = []
     for name, tensor, placement in parameters:
         dim = best_dim(tensor, placement, mesh)
-        if tensor.numel() < SMALL:
+        if tensor.numel() < SMALL or tensor.dim() > MOST_DIMS:
             divided.append((tensor, placement))
         elif dim is None:
             problems.append((name, tensor, placement))

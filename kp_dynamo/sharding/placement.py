@@ -23,6 +23,9 @@ Placement = tuple[Axes, ...]
 REPLICATED = "{replicated}"
 """XLA's text for a tensor that is whole on every device."""
 
+MOST_DIMS = 5
+"""torch_xla 2.9 cannot divide a tensor of more dimensions over several devices."""
+
 
 def axes_of(axes: Axes) -> tuple[str, ...]:
     """The axes that divide one dimension, as a tuple."""

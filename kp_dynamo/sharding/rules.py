@@ -24,7 +24,7 @@ from kp_dynamo.exceptions import TPUConfigurationError
 from kp_dynamo.sharding.fsdp import divided_by_data
 from kp_dynamo.sharding.mesh import DATA, MODEL, NamedMesh
 from kp_dynamo.sharding.patterns import Ruled, ruled
-from kp_dynamo.sharding.placement import Placement, axes_of, counts
+from kp_dynamo.sharding.placement import MOST_DIMS, Placement, axes_of, counts, is_whole
 from kp_dynamo.sharding.text import listed
 
 Sharding = str | Mapping[str, Any]
@@ -62,6 +62,7 @@ def placements(
     _require_axes(mesh, sharding)
     rules, tensors = _rules(model, mesh, sharding, plan), list(_tensors(model))
     found = {id(tied.tensor): _agreed(tied, rules) for tied in tensors}
+    _require_few_dims(tensors, found, mesh)
     _require_division(tensors, found, mesh)
     if isinstance(sharding, str) and "fsdp" in sharding:
         parameters = [t for t in tensors if isinstance(t.tensor, nn.Parameter)]
@@ -151,6 +152,16 @@ def _agreed(tied: _Tied, rules: Mapping[str, Ruled]) -> Placement:
                 f"it {one.placement}, {other.pattern!r} makes it {other.placement}. Try: one rule for both."
             )
     return one.placement
+
+
+def _require_few_dims(tensors: Iterable[_Tied], found: Mapping[int, Placement], mesh: NamedMesh) -> None:
+    divided = (tied for tied in tensors if not is_whole(found[id(tied.tensor)], mesh))
+    if many := [f"{t.names[0]} {list(t.tensor.shape)}" for t in divided if t.tensor.dim() > MOST_DIMS]:
+        raise TPUConfigurationError(
+            f"sharding divides parameters of more than {MOST_DIMS} dimensions, which torch_xla 2.9 cannot place: "
+            f"{listed(many)}. Allowed: up to {MOST_DIMS} dimensions. Try: 'replicate' for them, or parameters of fewer "
+            "dimensions that forward() views in more."
+        )
 
 
 def _require_division(tensors: Iterable[_Tied], found: Mapping[int, Placement], mesh: NamedMesh) -> None:

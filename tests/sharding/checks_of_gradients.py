@@ -116,12 +116,17 @@ class Cameras(nn.Module):
 
 @check
 def batches_of_six_dimensions() -> Any:
-    """The errors of a batch that the model divides, of `shard_batch`, and of one that it has divided."""
+    """The errors of a batch that the model divides, of `shard_batch`, and of one that it has divided.
+
+    The last two are those of a compiled function, and of a parameter of six dimensions.
+    """
     model, x = Cameras(), torch.randn(8, 2, 3, 2, 2, 128)
-    wanted = model(x)
+    wanted, six = model(x), nn.ParameterList([x.clone()])
     run = compiled(kp_dynamo.shard(model, DATA, "data"))
     batch = kp_dynamo.shard_batch(x, DATA)
-    pairs = (run(x.to("xla")), wanted), (batch, x), (run(batch), wanted)
+    inside = compiled(lambda x: model(x) * 2)(x.to("xla")), wanted * 2
+    held = kp_dynamo.shard(six, DATA, "fsdp")[0], x
+    pairs = (run(x.to("xla")), wanted), (batch, x), (run(batch), wanted), inside, held
     return [(a.detach().cpu() - b).abs().max().item() for a, b in pairs]
 
 

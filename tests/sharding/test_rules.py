@@ -268,6 +268,13 @@ def test_no_word_divides_a_convolution():
             placements(model, MESH, {pattern: "colwise"})
 
 
+def test_a_parameter_of_six_dimensions_is_whole():
+    model = nn.ParameterDict({"six": torch.zeros(8, 4, 4, 4, 8, 8), "five": torch.zeros(8, 4, 4, 8, 64)})
+    assert placements(model, DATA_ONLY, "fsdp") == {"six": (None,) * 6, "five": (*[None] * 4, "data")}
+    with pytest.raises(TPUConfigurationError, match=r"cannot place: six \[8, 4, 4, 4, 8, 8\]. Allowed: up to 5"):
+        placements(model, DATA_ONLY, {"six": ("data", *[None] * 5)})
+
+
 def test_a_size_that_also_divides_along_another_axis():
     model = nn.Sequential(nn.Linear(10, 2052, device="meta"))
     model._tp_plan = {"0": "colwise"}
