@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -29,13 +30,18 @@ class BatchMesh:
 
 def sharded(data: Any, mesh: BatchMesh) -> Any:
     """`data` with its batch sharded: dimension 0 of every tensor that is as long there as the first one."""
-    lengths = [t.shape[0] for t in pytree.tree_leaves(data) if isinstance(t, torch.Tensor) and t.dim()]
+    is_of_batch = _in_batch_of(pytree.tree_leaves(data))
 
     def shared(tensor: torch.Tensor) -> torch.Tensor:
-        is_of_batch = tensor.dim() > 0 and tensor.shape[0] == lengths[0]
-        return spmd.shard_batch(tensor, mesh.shape, mesh.device_ids) if is_of_batch else tensor
+        return spmd.shard_batch(tensor, mesh.shape, mesh.device_ids) if is_of_batch(tensor) else tensor
 
     return pytree.tree_map_only(torch.Tensor, shared, data)
+
+
+def _in_batch_of(values: Sequence[Any]) -> Callable[[torch.Tensor], bool]:
+    """Whether a tensor is as long as the first of these that has a length."""
+    lengths = [value.shape[0] for value in values if isinstance(value, torch.Tensor) and value.dim()]
+    return lambda tensor: tensor.dim() > 0 and tensor.shape[0] == lengths[0]
 
 
 def shard_arguments(module: nn.Module, mesh: BatchMesh | None) -> None:
@@ -53,12 +59,24 @@ def shard_arguments(module: nn.Module, mesh: BatchMesh | None) -> None:
 
 @dataclass(frozen=True)
 class _ShardArguments:
-    """A forward pre-hook that shards a model's arguments over the devices."""
+    """A forward pre-hook that shards a model's arguments over the devices.
+
+    The model gets the caller's own tensors, lists and dicts, because it may write to them. In a graph,
+    `capture/divided_batch.py` lets what follows read the sharded copies.
+    """
 
     mesh: BatchMesh
 
-    def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        return sharded((args, kwargs), self.mesh)
+    def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        tensors = _tensors((args, kwargs))
+        is_of_batch = _in_batch_of(tensors)
+        for tensor in tensors:
+            if is_of_batch(tensor):
+                spmd.shard_batch(tensor, self.mesh.shape, self.mesh.device_ids)
+
+
+def _tensors(data: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, torch.Tensor)]
 
 
 @cache

@@ -18,6 +18,7 @@ from kp_dynamo.cache.identity import Uncacheable
 from kp_dynamo.cache.lasting_key import LastingText, lasting_text
 from kp_dynamo.capture.class_dimension import move_classes_last
 from kp_dynamo.capture.cpu_view import retarget_to_cpu
+from kp_dynamo.capture.divided_batch import divide_batch
 from kp_dynamo.capture.exponents import specialize_exponents
 from kp_dynamo.capture.held_tensors import lift_held_tensors
 from kp_dynamo.capture.inactive_dropout import remove_inactive_dropout
@@ -111,6 +112,7 @@ def read_capture(
         XLACompilationError: A nested tensor.
     """
     refuse_nested_tensors(gm, inputs)
+    divide_batch(gm)
     inline_nested_regions(gm)
     held = [*gm.parameters(), *gm.buffers()]
     tensors = [x for x in [*held, *inputs] if isinstance(x, torch.Tensor)]

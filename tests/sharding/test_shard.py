@@ -48,6 +48,12 @@ def test_a_program_may_return_values_of_six_dimensions(answers):
     assert max(answers["batches_of_six_dimensions"]) < 1e-5
 
 
+def test_a_model_writes_to_the_arguments_of_its_caller(answers):
+    for *differences, has_own, keys in answers["writes_to_arguments"]:
+        assert max(differences) < CLOSE
+        assert (has_own, keys) == (True, ["state", "h"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(MODELS))
 def test_all_shardings_of_a_model_train_it_like_one_device(name):
