@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from kp_dynamo.api.models import opened
 from kp_dynamo.compat.dynamo_trace import call_outside_of_graphs
 from kp_dynamo.lowering import spmd
 
@@ -57,6 +58,10 @@ def shard_arguments(module: nn.Module, mesh: BatchMesh | None) -> None:
     torch._dynamo.reset()  # torch 2.9 has no guard on hooks
 
 
+_NAMES = ("input_ids", "inputs_embeds", "decoder_input_ids", "input_features", "input_values", "pixel_values")
+"""Arguments of transformers' models that have the batch size. Their `generate` passes `cache_position` before them."""
+
+
 @dataclass(frozen=True)
 class _ShardArguments:
     """A forward pre-hook that shards a model's arguments over the devices.
@@ -69,14 +74,15 @@ class _ShardArguments:
 
     def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         tensors = _tensors((args, kwargs))
-        is_of_batch = _in_batch_of(tensors)
+        is_of_batch = _in_batch_of([*(kwargs.get(name) for name in _NAMES), *tensors])
         for tensor in tensors:
             if is_of_batch(tensor):
                 spmd.shard_batch(tensor, self.mesh.shape, self.mesh.device_ids)
 
 
 def _tensors(data: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(data) if isinstance(leaf, torch.Tensor)]
+    parts = [opened(leaf) for leaf in pytree.tree_leaves(data)]
+    return [leaf for leaf in pytree.tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
 
 
 @cache

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -135,6 +135,7 @@ def move_data(
             f"{name} contains no tensor, only {kinds}. Allowed: a tensor, or dicts, lists and tuples of tensors. "
             f"Try: torch.as_tensor for arrays, dict({name}) for other mappings."
         )
+    _require_plain(leaves, error, name)
     try:
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=copy), data)
     except (RuntimeError, NotImplementedError, ValueError) as cause:
@@ -143,6 +144,27 @@ def move_data(
             f"{name} cannot be moved to {device}: {reason}. Allowed: dense tensors with values. Try: to_dense() for "
             "sparse tensors, pad_packed_sequence for packed ones."
         ) from cause
+
+
+def opened(leaf: Any) -> Any:
+    """The content of a mapping or dataclass that pytree does not know, such as a BatchEncoding; else `leaf`."""
+    if isinstance(leaf, Mapping):
+        return dict(leaf)
+    if is_dataclass(leaf) and not isinstance(leaf, type):
+        return {part.name: getattr(leaf, part.name, None) for part in fields(leaf)}
+    return leaf
+
+
+def _require_plain(leaves: Sequence[Any], error: type[TPUBackendError], name: str) -> None:
+    """Raise if a leaf has tensors inside, which would stay where they are."""
+    for leaf in leaves:
+        inside = opened(leaf)
+        if inside is not leaf and any(isinstance(part, torch.Tensor) for part in pytree.tree_leaves(inside)):
+            raise error(
+                f"{name} has tensors inside of a {type(leaf).__name__}, which would stay where they are. Allowed: "
+                "tensors in dicts, lists and tuples. Try: dict() of a mapping, vars() of a dataclass, or "
+                "torch.utils._pytree.register_dataclass for its class."
+            )
 
 
 def _held_tensors(model: nn.Module) -> list[dict[str, Any]]:

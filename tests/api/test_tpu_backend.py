@@ -1,6 +1,7 @@
 """`TPUBackend`: the device, models and data on it, what is refused, and files handed to the checkpoint functions."""
 
 import os
+from collections import UserDict
 from functools import partial
 from typing import NamedTuple
 
@@ -130,6 +131,11 @@ def test_data_keeps_its_structure(backend, data):
 def test_data_without_a_tensor_is_refused(backend, data, found):
     with pytest.raises(TPUDeviceError, match=f"data contains no tensor, only {found}"):
         backend.prepare_data(data)
+
+
+def test_tensors_inside_of_another_object_are_named(backend):
+    with pytest.raises(TPUDeviceError, match=r"data has tensors inside of a UserDict, .* Try: dict\(\) of a mapping"):
+        backend.prepare_data([torch.ones(2), UserDict(x=torch.ones(2))])
 
 
 def test_optimized_models_are_on_the_device_and_compiled(backend):

@@ -54,6 +54,21 @@ def test_a_model_writes_to_the_arguments_of_its_caller(answers):
         assert (has_own, keys) == (True, ["state", "h"])
 
 
+def test_batches_in_objects_are_divided_or_named(answers):
+    rows = "{devices=[8,1]0,1,2,3,4,5,6,7}"
+    assert answers["batches_in_objects"] == [[rows, rows]] * 2
+    assert "TPUDistributedError: batch has tensors inside of a Batch, which" in answers["an_object_in_a_batch"]
+
+
+def test_a_batch_is_known_by_the_names_of_transformers(answers):
+    assert answers["a_batch_by_its_name"] == ["", "{devices=[8,1]0,1,2,3,4,5,6,7}"]
+
+
+@pytest.mark.slow
+def test_a_divided_model_generates_the_tokens_of_one_device():
+    assert asked("generation")["generation"] == [True, True]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(MODELS))
 def test_all_shardings_of_a_model_train_it_like_one_device(name):
