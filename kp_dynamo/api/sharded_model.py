@@ -70,6 +70,7 @@ def shard(
     move(module, xla.device())
     if named.num_devices > 1:
         _place(module, found, named)
+        _keep_division_when_loaded(module)
         shard_arguments(module, _batch_mesh(named))
         torch._dynamo.reset()  # no guard sees how a parameter lies
         if sharding != "data":  # where every parameter is whole, as requested
@@ -174,3 +175,23 @@ def _shard_gradient(parameter: nn.Parameter, hook: _ShardGradient) -> None:
     is_trained = parameter.requires_grad
     parameter.requires_grad_(True).register_hook(hook)
     parameter.requires_grad_(is_trained)
+
+
+def _keep_division_when_loaded(module: nn.Module) -> None:
+    """Let `load_state_dict` leave each tensor divided, also that of a child, and after another `shard`."""
+    for child in module.modules():
+        hooks = child._load_state_dict_pre_hooks.values()
+        if not any(getattr(hook, "hook", None) is _load_through_host for hook in hooks):
+            child.register_load_state_dict_pre_hook(_load_through_host)
+
+
+def _load_through_host(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any], *_: Any
+) -> None:
+    """Load the module's own tensors from the CPU: torch_xla 2.9 divides a tensor as the one that is copied over it."""
+    if metadata.get("assign_to_params_buffers"):
+        return
+    for name in (f"{prefix}{key}" for held in (module._parameters, module._buffers) for key in held):
+        value = state.get(name)
+        if isinstance(value, torch.Tensor) and value.device.type == "xla":
+            state[name] = value.cpu()

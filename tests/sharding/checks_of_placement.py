@@ -15,7 +15,7 @@ from kp_dynamo.lowering import program
 from kp_dynamo.lowering.placed_tensors import current_mesh
 from kp_dynamo.sharding.mesh import NamedMesh
 from kp_dynamo.sharding.placement import hlo_sharding, shard_shape
-from tests.sharding.registry import BOTH, DATA, check, compiled, slow_check, small, spec, tokens
+from tests.sharding.registry import BOTH, DATA, check, compiled, placed_as, slow_check, small, spec, tokens
 
 
 @check
@@ -86,6 +86,20 @@ def two_meshes_of_equal_sizes() -> Any:
     compiled(model)(x.to("xla")).square().mean().backward()
     eager(x).square().mean().backward()
     return (model[0].weight.grad.cpu() - eager.weight.grad).abs().max().item()
+
+
+@check
+def states_that_are_loaded() -> Any:
+    """What lies elsewhere after `load_state_dict` of tensors on the device, into the model and a child; the error."""
+    model, loaded = kp_dynamo.shard(small(), DATA, "fsdp"), small()
+    before = {name: spec(p) for name, p in model.named_parameters()}
+    nn.init.ones_(loaded[3].weight)
+    state = {name: value.to("xla") for name, value in loaded.state_dict().items()}
+    model.load_state_dict(state)
+    model[1].load_state_dict({name: state[f"1.{name}"] for name in ("weight", "bias")})
+    moved = [name for name, p in model.named_parameters() if placed_as(p) != (before[name] or "{replicated}")]
+    pairs = zip(model.parameters(), loaded.parameters(), strict=True)
+    return [moved, max((a.detach().cpu() - b.detach()).abs().max().item() for a, b in pairs)]
 
 
 @check

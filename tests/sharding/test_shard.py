@@ -267,6 +267,10 @@ def test_two_models_may_lie_on_meshes_of_equal_sizes(answers):
     assert answers["two_meshes_of_equal_sizes"] < CLOSE
 
 
+def test_a_loaded_state_leaves_the_parameters_divided(answers):
+    assert answers["states_that_are_loaded"] == [[], 0]
+
+
 def test_another_sharding_on_the_same_mesh_is_captured_again(answers):
     assert answers["sharded_otherwise_on_the_same_mesh"] == 2
 
