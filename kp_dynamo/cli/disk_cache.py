@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 
-from kp_dynamo.disk_cache.contents import Stored, delete, stored_in
+from kp_dynamo.disk_cache.contents import Stored, delete, forgotten_in, stored_in
 
 
 def list_programs(folder: str) -> str:
@@ -35,7 +36,7 @@ def stats(folder: str) -> str:
     if sizes := sorted(stored.num_bytes / 1e6 for stored in found if not stored.is_capture):
         lines.append(f"largest program: {sizes[-1]:.3f} MB, median {sizes[len(sizes) // 2]:.3f} MB")
     lines.append(f"damaged: {sum(not stored.is_whole for stored in found)}")
-    return "\n".join([_total(found), *lines])
+    return "\n".join([_total(found), *lines, *_unfinished(forgotten_in(folder))])
 
 
 def verify(folder: str) -> tuple[str, bool]:
@@ -47,10 +48,17 @@ def verify(folder: str) -> tuple[str, bool]:
 
 
 def clear(folder: str) -> str:
-    """Delete every program and capture. Other files stay."""
-    found = stored_in(folder)
-    delete(found)
-    return f"deleted {_total(found)}"
+    """Delete every program and capture, and what killed processes left half written. Other files stay."""
+    found, forgotten = stored_in(folder), forgotten_in(folder)
+    delete([*(stored.path for stored in found), *(path for path, _ in forgotten)])
+    return "\n".join([f"deleted {_total(found)}", *_unfinished(forgotten)])
+
+
+def _unfinished(forgotten: list[tuple[Path, int]]) -> list[str]:
+    """A line for half-written files, if there are any."""
+    size = sum(size for _, size in forgotten) / 1e6
+    line = f"half written by processes that were killed: {_counted(len(forgotten), 'file')}, {size:.3f} MB"
+    return [line] if forgotten else []
 
 
 def _seconds(stored: Stored) -> str:

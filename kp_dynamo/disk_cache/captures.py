@@ -12,7 +12,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from kp_dynamo.disk_cache import enable, entries, library
+from kp_dynamo.disk_cache import enable, entries, eviction, library
 from kp_dynamo.disk_cache.capture_counts import count_miss, count_not_stored, count_stored
 
 logger = logging.getLogger(__name__)
@@ -74,18 +74,19 @@ def store(key: str, head: dict[str, Any], modules: list[bytes], seconds: float) 
     if entries.HEADER.size + len(content) > bound:
         count_not_stored("too large")
         return
+    digest = _digest(key)
     try:
-        entries.write(place, _digest(key), content, seconds)
+        entries.write(place, digest, content, seconds)
     except OSError as problem:
         logger.debug("a capture was not written: %s", problem)
         count_not_stored("not written")
         return
-    count_stored(_evicted(place, bound))
+    count_stored(_evicted(place, bound, digest.hex()))
 
 
-def _evicted(place: Path, bound: int) -> int:
+def _evicted(place: Path, bound: int, written: str) -> int:
     try:
-        return entries.evict(place, bound)
+        return eviction.evict(place, bound, written)
     except OSError as problem:  # as in a folder that was removed meanwhile
         logger.debug("the folder was not kept within its bound: %s", problem)
         return 0

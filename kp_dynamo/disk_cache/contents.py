@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,19 +46,34 @@ def stored_in(folder: str | os.PathLike[str]) -> list[Stored]:
     return sorted(found, key=lambda stored: -stored.used_at)
 
 
-def delete(found: list[Stored]) -> None:
+def forgotten_in(folder: str | os.PathLike[str]) -> list[tuple[Path, int]]:
+    """The half-written files that killed processes left in the folder, with their sizes."""
+    found = []
+    for path in Path(folder).expanduser().glob(f"{entries.TEMPORARY}*"):
+        with contextlib.suppress(FileNotFoundError):  # a running process has renamed or deleted it
+            about = path.lstat()
+            if stat.S_ISREG(about.st_mode) and time.time() - about.st_mtime > entries.FORGOTTEN_S:
+                found.append((path, about.st_size))
+    return found
+
+
+def delete(paths: Iterable[Path]) -> None:
     """Delete these files. Processes that have loaded them are not affected."""
-    for stored in found:
-        stored.path.unlink(missing_ok=True)
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _stored(path: Path) -> Stored | None:
-    """What is in the file; None if a running process has deleted it meanwhile, or it is no file."""
+    """What is in the file; None if a running process has deleted it meanwhile, or it is no file of the cache."""
     try:
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode):
             return None
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            if file.read(len(entries.CAPTURE)) not in entries.KINDS:
+                return None
+            file.seek(0)
+            content = file.read()
     except FileNotFoundError:
         return None
     except OSError:  # it is not for this user to read

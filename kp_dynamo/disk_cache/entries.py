@@ -17,7 +17,8 @@ HEADER = struct.Struct("=8s32s32sQQ")
 PROGRAM, CAPTURE = b"KPTPU 1\0", b"KPTPU C1"
 KINDS = {PROGRAM: "program", CAPTURE: "capture"}
 _CHECKED_FROM = 40
-_TEMPORARY = ".writing-"  # entries.c deletes what a killed process left under such a name
+TEMPORARY = ".writing-"
+FORGOTTEN_S = 3600.0  # after that, a file under such a name is what a killed process left
 NAME = re.compile("[0-9a-f]{64}")
 
 
@@ -73,7 +74,7 @@ def write(folder: Path, key: bytes, content: bytes, seconds: float) -> None:
         OSError: It cannot be written.
     """
     rest = key + struct.pack("=QQ", len(content), int(seconds * 1e9)) + content
-    temporary = folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
+    temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(file, "wb") as stream:
@@ -83,19 +84,3 @@ def write(folder: Path, key: bytes, content: bytes, seconds: float) -> None:
         with contextlib.suppress(OSError):  # it is the first error that counts
             temporary.unlink(missing_ok=True)
         raise
-
-
-def evict(folder: Path, max_bytes: int) -> int:
-    """Delete the entries that were used least recently, to keep the bound; returns their number."""
-    found = []
-    for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process does the same
-            if NAME.fullmatch(path.name) and stat.S_ISREG((about := path.lstat()).st_mode):
-                found.append((about.st_mtime_ns, about.st_size, path))
-    total, deleted = sum(size for _, size, _ in found), 0
-    for _, size, path in sorted(found):
-        if total <= max_bytes:
-            break
-        path.unlink(missing_ok=True)
-        total, deleted = total - size, deleted + 1
-    return deleted

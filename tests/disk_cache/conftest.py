@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.disk_cache.process import HERE, Machine, build, build_library, plugin_folder
+from tests.disk_cache.process import HERE, NATIVE, Machine, build, build_library, plugin_folder
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +22,14 @@ def plugin() -> Path:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory) -> Path:
     return build_library(tmp_path_factory.mktemp("library") / "library.so")
+
+
+@pytest.fixture(scope="session")
+def native(tmp_path_factory) -> Path:
+    """The C files of the folder, whose functions Python can call, with system calls that fail on demand."""
+    sources = [NATIVE / f"{name}.c" for name in ("entries", "eviction", "counters", "sha256")]
+    path = tmp_path_factory.mktemp("native") / "native.so"
+    return build(path, *sources, HERE / "failing_calls.c", visibility="default")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from torch._functorch._aot_autograd import schemas
 
 import kp_dynamo
 from kp_dynamo.autograd import interface
-from kp_dynamo.disk_cache import entries
+from kp_dynamo.disk_cache import eviction
 from kp_dynamo.lowering import program
 from kp_dynamo.passes.base import PassReport
 from kp_dynamo.session import capture_record, stored_captures
@@ -385,10 +385,10 @@ def test_a_key_that_cannot_be_made(kept, monkeypatch):
 def test_a_folder_that_is_not_kept_within_its_bound(kept, monkeypatch):
     """The capture was written."""
 
-    def fail(folder, max_bytes):
+    def fail(folder, max_bytes, written):
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr(entries, "evict", fail)
+    monkeypatch.setattr(eviction, "evict", fail)
     assert kept.twice(lambda: compiled(lambda x: x * 5 - 1)(ROWS))[2:] == (STORED, LOADED)
 
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from kp_dynamo.cli.main import FAILED, OK, main
+from kp_dynamo.disk_cache import entries
 
 
 def test_list_shows_the_last_used_first(machine, capsys):
@@ -26,7 +27,7 @@ def test_stats_tell_what_was_not_used_for_long(machine, capsys):
     os.utime(today, (now + 3600, now + 3600))  # the clock was set back
     os.utime(week, (now - 3 * 86400, now - 3 * 86400))
     os.utime(year, (now - 400 * 86400, now - 400 * 86400))
-    today.write_bytes(b"")
+    today.write_bytes(entries.PROGRAM)
     os.utime(today, (now + 3600, now + 3600))
     assert main(["cache", "stats", str(machine.folder)]) == OK
     lines = capsys.readouterr().out.splitlines()
@@ -66,14 +67,14 @@ def test_a_file_that_goes_or_cannot_be_read_meanwhile(machine, capsys, monkeypat
     machine.compile(1, 2, 3)
     gone, closed, whole = machine.entries()
     (machine.folder / ("a" * 64)).symlink_to(whole)
-    stock = Path.read_bytes
+    stock = Path.open
 
-    def read(path):
+    def read(path, *how):
         if path in (gone, closed):
             raise FileNotFoundError(path) if path == gone else PermissionError(path)
-        return stock(path)
+        return stock(path, *how)
 
-    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr(Path, "open", read)
     assert main(["cache", "verify", str(machine.folder)]) == FAILED
     out = capsys.readouterr().out
     assert f"{closed} is damaged" in out
@@ -88,6 +89,31 @@ def test_clear_deletes_programs_and_nothing_else(machine, capsys):
     assert main(["cache", "clear", str(machine.folder)]) == OK
     assert capsys.readouterr().out.startswith("deleted 1 program, ")
     assert machine.entries() == [other]
+
+
+def test_clear_keeps_what_only_has_the_name_of_an_entry(tmp_path, capsys):
+    """A folder of blobs, such as one of another cache."""
+    blob, empty, entry = (tmp_path / (letter * 64) for letter in "abc")
+    blob.write_bytes(bytes(range(200)))
+    empty.touch()
+    entry.write_bytes(entries.CAPTURE + bytes(200))
+    assert main(["cache", "list", str(tmp_path)]) == OK
+    assert "0 programs and 1 capture" in capsys.readouterr().out
+    assert main(["cache", "clear", str(tmp_path)]) == OK
+    assert sorted(tmp_path.iterdir()) == [blob, empty]
+
+
+def test_clear_deletes_what_killed_processes_left(tmp_path, capsys):
+    old, new = tmp_path / ".writing-0123", tmp_path / ".writing-4567"
+    for path in (old, new):
+        path.write_bytes(bytes(5000))
+    os.utime(old, (time.time() - 4000,) * 2)
+    line = "half written by processes that were killed: 1 file, 0.005 MB\n"
+    assert main(["cache", "stats", str(tmp_path)]) == OK
+    assert capsys.readouterr().out.endswith(line)
+    assert main(["cache", "clear", str(tmp_path)]) == OK
+    assert capsys.readouterr().out.endswith(line)
+    assert list(tmp_path.iterdir()) == [new]
 
 
 def test_no_folder(tmp_path, capsys):

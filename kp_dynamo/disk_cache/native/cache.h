@@ -33,6 +33,13 @@ int key_of(const struct pjrt_api *api, const struct client_compile *compile, str
  * False if the message is not well formed; some maps may then be sorted. */
 int sort_map_entries(void *message, size_t size, const uint64_t *path);
 
+/* An entry's name is its key in hexadecimal, and its first bytes are the magic of its kind. The names begin with
+ * TEMPORARY while a file is written. */
+enum { NAME_SIZE = 2 * SHA256_SIZE + 1, MAGIC_SIZE = 8 };
+#define PROGRAM_MAGIC "KPTPU 1"
+#define CAPTURE_MAGIC "KPTPU C1" /* Python writes these. */
+#define TEMPORARY ".writing-"
+
 struct entry {
   char *bytes; /* from malloc */
   size_t size;
@@ -45,5 +52,8 @@ const char *open_folder(const char *path, uint64_t max_bytes);
 int read_entry(const struct key *key, struct entry *entry);
 void write_entry(const struct key *key, const struct entry *entry);
 void delete_entry(const struct key *key);
+
+/* Deletes the least recently used entries but `written`, a name or NULL, until the folder is within its bound. */
+void evict(int folder, uint64_t max_bytes, const char *written);
 
 #endif

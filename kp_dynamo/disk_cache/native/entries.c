@@ -1,6 +1,5 @@
 /* The entries of the folder: one file for each program, named after its key. Every failure here is only counted. */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -8,22 +7,17 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cache.h"
 
 struct header {
-  char magic[8];
+  char magic[MAGIC_SIZE];
   uint8_t checksum[SHA256_SIZE]; /* of all that follows it, in the header and behind */
   uint8_t key[SHA256_SIZE];
   uint64_t size;
   uint64_t compile_ns;
 };
-
-static const char MAGIC[8] = "KPTPU 1";
-enum { NAME_SIZE = 2 * SHA256_SIZE + 1, FORGOTTEN_S = 3600 };
-#define TEMPORARY ".writing-"
 
 static int folder = -1;
 static uint64_t folder_max_bytes;
@@ -37,7 +31,10 @@ const char *open_folder(const char *path, uint64_t max_bytes) {
   struct stat about;
   if ((folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) return "the folder cannot be opened";
   folder_max_bytes = max_bytes;
-  if (is_private(folder, S_IFDIR, &about)) return NULL;
+  if (is_private(folder, S_IFDIR, &about)) {
+    evict(folder, folder_max_bytes, NULL); /* The bound may be smaller than that of earlier processes. */
+    return NULL;
+  }
   close(folder);
   folder = -1;
   return "the folder belongs to another user, or others can write to it";
@@ -87,7 +84,7 @@ static enum counter read_file(int file, const struct key *key, struct entry *ent
   if (about.st_size < (off_t)sizeof header || !read_all(file, &header, sizeof header)) return COUNT_damaged;
   entry->size = (size_t)about.st_size - sizeof header;
   entry->compile_ns = header.compile_ns;
-  if (memcmp(header.magic, MAGIC, sizeof MAGIC) || memcmp(header.key, key->digest, SHA256_SIZE) ||
+  if (memcmp(header.magic, PROGRAM_MAGIC, MAGIC_SIZE) || memcmp(header.key, key->digest, SHA256_SIZE) ||
       header.size != entry->size)
     return COUNT_damaged;
   if (!(entry->bytes = malloc(entry->size + 1))) return COUNT_unreadable;
@@ -124,70 +121,9 @@ void delete_entry(const struct key *key) {
   unlinkat(folder, name, 0);
 }
 
-struct found {
-  char name[NAME_SIZE];
-  uint64_t size;
-  struct timespec used;
-};
-
-static int is_entry(const char *name) {
-  return strlen(name) == NAME_SIZE - 1 && strspn(name, "0123456789abcdef") == NAME_SIZE - 1;
-}
-
-static int by_use(const void *a, const void *b) {
-  const struct timespec *first = &((const struct found *)a)->used, *second = &((const struct found *)b)->used;
-  if (first->tv_sec != second->tv_sec) return first->tv_sec < second->tv_sec ? -1 : 1;
-  return first->tv_nsec < second->tv_nsec ? -1 : first->tv_nsec > second->tv_nsec;
-}
-
-/* Entries of the folder. Deletes what a process that was killed left half written. */
-static size_t list_entries(DIR *listing, struct found **all) {
-  size_t number = 0, capacity = 0;
-  struct dirent *item;
-  struct stat about;
-  while ((item = readdir(listing))) {
-    if (fstatat(folder, item->d_name, &about, AT_SYMLINK_NOFOLLOW) || !S_ISREG(about.st_mode)) continue;
-    if (!strncmp(item->d_name, TEMPORARY, strlen(TEMPORARY)) && time(NULL) - about.st_mtime > FORGOTTEN_S)
-      unlinkat(folder, item->d_name, 0);
-    if (!is_entry(item->d_name)) continue;
-    if (number == capacity) {
-      struct found *more = realloc(*all, (capacity = capacity * 2 + 64) * sizeof **all);
-      if (!more) break;
-      *all = more;
-    }
-    struct found *entry = &(*all)[number++];
-    memcpy(entry->name, item->d_name, NAME_SIZE);
-    entry->size = (uint64_t)about.st_size;
-    entry->used = about.st_mtim;
-  }
-  return number;
-}
-
-/* Needs no lock: each process does this after it wrote, and processes that see the same entries delete the same ones.
- */
-static void evict(void) {
-  struct found *all = NULL;
-  uint64_t total = 0;
-  int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR *listing = again < 0 ? NULL : fdopendir(again);
-  if (!listing) {
-    if (again >= 0) close(again);
-    return;
-  }
-  size_t number = list_entries(listing, &all);
-  closedir(listing);
-  for (size_t i = 0; i < number; i++) total += all[i].size;
-  if (total > folder_max_bytes) qsort(all, number, sizeof *all, by_use);
-  for (size_t i = 0; i < number && total > folder_max_bytes; i++) {
-    total -= all[i].size;
-    if (!unlinkat(folder, all[i].name, 0)) count(COUNT_evicted, 1);
-  }
-  free(all);
-}
-
 static int write_file(int file, const struct key *key, const struct entry *entry) {
   struct header header = {.size = entry->size, .compile_ns = entry->compile_ns};
-  memcpy(header.magic, MAGIC, sizeof MAGIC);
+  memcpy(header.magic, PROGRAM_MAGIC, MAGIC_SIZE);
   memcpy(header.key, key->digest, SHA256_SIZE);
   checksum_of(&header, entry, header.checksum);
   return write_all(file, &header, sizeof header) && write_all(file, entry->bytes, entry->size);
@@ -216,7 +152,7 @@ void write_entry(const struct key *key, const struct entry *entry) {
   if (is_written && !renameat(folder, temporary, folder, name)) {
     count(COUNT_saved, 1);
     count(COUNT_saved_bytes, entry->size);
-    evict();
+    evict(folder, folder_max_bytes, name);
     return;
   }
   count(COUNT_not_saved, 1);
