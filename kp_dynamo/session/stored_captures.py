@@ -33,6 +33,9 @@ from kp_dynamo.session.process_parts import process_parts
 
 logger = logging.getLogger(__name__)
 
+# Of XLA's errors, which torch_xla raises as RuntimeError with the code in the text; as in `native/pjrt_api.h`.
+_TRANSIENT = ("CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "UNAVAILABLE")
+
 
 def stored_key(plan: CompilePlan, *, is_counted: bool) -> str | None:
     """The key of a capture in the disk cache; None without such a cache, and for a capture that is not stored.
@@ -103,10 +106,18 @@ def load_capture(key: str, plan: CompilePlan, number: int, runtime: Runtime) -> 
         run = _callable(head, modules, plan, number, runtime)
     except Exception as problem:  # noqa: BLE001 - whatever is in the file, the capture can be compiled
         logger.debug("a stored capture cannot be used: %r", problem)
-        captures.discard(key, "not_loaded")
+        if _is_transient(problem):
+            capture_counts.count_miss("not_loaded")
+        else:
+            captures.discard(key, "not_loaded")
         return None
     capture_counts.count_loaded(time.perf_counter() - start, head["seconds"])
     return run
+
+
+def _is_transient(problem: Exception) -> bool:
+    """Whether loading may succeed later, or in another process: the capture is not at fault."""
+    return isinstance(problem, OSError | MemoryError) or any(f"{code}:" in str(problem) for code in _TRANSIENT)
 
 
 def _callable(

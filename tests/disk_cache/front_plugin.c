@@ -61,6 +61,11 @@ static void *serialize(void *arguments) {
 static void *deserialize(void *arguments) {
   return asked("load") ? an_error(DESERIALIZE_AND_LOAD) : real->functions[DESERIALIZE_AND_LOAD](arguments);
 }
+static void *error_code(void *arguments) {
+  void *error = real->functions[ERROR_GET_CODE](arguments);
+  if (!error && asked("full")) ((struct error_get_code *)arguments)->code = RESOURCE_EXHAUSTED;
+  return error;
+}
 static void *devices(void *arguments) {
   return asked("devices") ? an_error(CLIENT_DEVICES) : real->functions[CLIENT_DEVICES](arguments);
 }
@@ -73,6 +78,7 @@ __attribute__((visibility("default"))) const struct pjrt_api *GetPjrtApi(void) {
   real = get();
   struct pjrt_api *mine = malloc(real->struct_size);
   memcpy(mine, real, real->struct_size);
+  mine->functions[ERROR_GET_CODE] = error_code;
   mine->functions[LOADED_EXECUTE] = execute;
   mine->functions[CLIENT_PLATFORM_NAME] = platform_name;
   mine->functions[CLIENT_PLATFORM_VERSION] = platform_version;

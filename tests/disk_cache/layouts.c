@@ -11,8 +11,10 @@
   _Static_assert(KP_SIZE(ours, ours_field) == PJRT_STRUCT_SIZE(theirs, theirs_field), #theirs)
 #define FUNCTION(position, name) \
   _Static_assert(sizeof(struct pjrt_api) + position * sizeof(PjrtFunction) == offsetof(PJRT_Api, name), #name)
+#define CODE(name) _Static_assert((int)name == (int)PJRT_Error_Code_##name, #name)
 
 FUNCTION(ERROR_DESTROY, PJRT_Error_Destroy);
+FUNCTION(ERROR_GET_CODE, PJRT_Error_GetCode);
 FUNCTION(CLIENT_PLATFORM_NAME, PJRT_Client_PlatformName);
 FUNCTION(CLIENT_PROCESS_INDEX, PJRT_Client_ProcessIndex);
 FUNCTION(CLIENT_PLATFORM_VERSION, PJRT_Client_PlatformVersion);
@@ -33,6 +35,13 @@ AT(pjrt_api, struct_size, PJRT_Api, struct_size);
 AT(pjrt_api, version.major, PJRT_Api, pjrt_api_version.major_version);
 AT(pjrt_api, version.minor, PJRT_Api, pjrt_api_version.minor_version);
 LAST(error_destroy, error, PJRT_Error_Destroy_Args, error);
+AT(error_get_code, error, PJRT_Error_GetCode_Args, error);
+LAST(error_get_code, code, PJRT_Error_GetCode_Args, code);
+CODE(CANCELLED);
+CODE(DEADLINE_EXCEEDED);
+CODE(RESOURCE_EXHAUSTED);
+CODE(ABORTED);
+CODE(UNAVAILABLE);
 AT(text_of, of, PJRT_Client_PlatformName_Args, client);
 AT(text_of, text, PJRT_Client_PlatformName_Args, platform_name);
 LAST(text_of, size, PJRT_Client_PlatformName_Args, platform_name_size);

@@ -13,6 +13,7 @@ import torch
 
 from kp_dynamo.cli.main import FAILED, OK, main
 from kp_dynamo.disk_cache import capture_counts, captures, entries
+from kp_dynamo.session import stored_captures
 from tests.disk_cache.captured import Captures, counted
 from tests.disk_cache.damage import flip
 from tests.spine import compiled
@@ -158,6 +159,30 @@ def test_strange_content(kept, name):
     rewrite(entry, change)
     assert run(kept) == {"stored": 1, "misses": {miss: 1}}
     assert run(kept) == {"loaded": 1}
+
+
+@pytest.mark.parametrize(
+    ("problem", "stays"),
+    [
+        (RuntimeError("Bad StatusOr access: RESOURCE_EXHAUSTED: out of memory"), True),
+        (OSError(116, "Stale file handle"), True),
+        (RuntimeError("INVALID_ARGUMENT: no such computation"), False),
+    ],
+    ids=["a full device", "a file server", "the content"],
+)
+def test_a_capture_is_deleted_only_for_its_content(monkeypatch, problem, stays):
+    """Other processes may still load it."""
+    discarded = []
+
+    def fail(*_):
+        raise problem
+
+    monkeypatch.setattr(stored_captures, "_callable", fail)
+    monkeypatch.setattr(captures, "load", lambda key: ({}, []))
+    monkeypatch.setattr(captures, "discard", lambda key, reason: discarded.append(key))
+    with counted() as found:
+        assert stored_captures.load_capture("key", None, 0, None) is None
+    assert (found, discarded) == (({"misses": {"not_loaded": 1}}, []) if stays else ({}, ["key"]))
 
 
 def test_a_content_that_would_fill_the_memory(kept, monkeypatch):

@@ -1,5 +1,7 @@
 """What is in the folder, and what is not believed of it."""
 
+import ctypes
+import errno
 import hashlib
 import os
 import resource
@@ -9,7 +11,7 @@ import time
 
 import pytest
 
-from kp_dynamo.disk_cache import entries
+from kp_dynamo.disk_cache import entries, library
 from tests.disk_cache.damage import flip
 from tests.disk_cache.process import finish, misses
 
@@ -76,6 +78,33 @@ def test_an_entry_of_another_version_or_device_is_not_loaded(machine, variable):
     shutil.copyfile(other, ours)
     again = machine.compile(1)
     assert (misses(again), again["saved"]) == ({"damaged": 1}, 1)
+
+
+class Content(ctypes.Structure):
+    """`struct entry` of cache.h."""
+
+    _fields_ = (("bytes", ctypes.c_void_p), ("size", ctypes.c_size_t), ("compile_ns", ctypes.c_uint64))
+
+
+def test_an_error_of_the_disk_is_no_damage(native, tmp_path):
+    """EIO, or ESTALE of a file server: the file may be whole, and other processes may read it."""
+    folder, key, found = ctypes.CDLL(str(native)), hashlib.sha256(b"key").digest(), Content()
+    folder.open_folder(os.fsencode(tmp_path), ctypes.c_uint64(1_000_000))
+    program = ctypes.create_string_buffer(b"program")
+    folder.write_entry(key, ctypes.byref(Content(ctypes.addressof(program), 7, 1)))
+    (entry,) = tmp_path.iterdir()
+    before, failing = library.counters(str(native)), ctypes.c_int.in_dll(folder, "read_errno")
+    for failing.value in (errno.EIO, errno.ESTALE):
+        assert not folder.read_entry(key, ctypes.byref(found))
+    failing.value = 0
+    after = library.counters(str(native))
+    assert (after["unreadable"] - before["unreadable"], after["damaged"] - before["damaged"]) == (2, 0)
+    assert entry.exists()
+    assert folder.read_entry(key, ctypes.byref(found))
+    assert ctypes.string_at(found.bytes, found.size) == b"program"
+    entry.write_bytes(entry.read_bytes()[:-1])
+    assert not folder.read_entry(key, ctypes.byref(found))
+    assert not entry.exists()
 
 
 FOREIGN = {

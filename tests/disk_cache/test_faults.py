@@ -54,6 +54,15 @@ def test_a_plugin_that_refuses_what_it_wrote(machine):
     assert machine.entries() == []
 
 
+@pytest.mark.slow
+def test_a_device_that_is_full(machine):
+    """Other processes still load the program."""
+    machine.compile(1)
+    found = machine.compile(1, KP_TEST_FAULT="load full serialize")
+    assert (misses(found), found["hits"], found["saved"]) == ({"not_loaded": 1}, 0, 0)
+    assert machine.compile(1)["hits"] == 1
+
+
 def test_a_plugin_that_cannot_name_its_devices(machine):
     found = machine.compile(1, KP_TEST_FAULT="devices")
     assert (misses(found), found["saved"], machine.entries()) == ({"no_key": 1}, 0, [])

@@ -53,15 +53,18 @@ static void checksum_of(const struct header *header, const struct entry *entry, 
   sha256_finish(&hash, checksum);
 }
 
-static int read_all(int file, void *to, size_t size) {
+/* An error of the file system, such as EIO or ESTALE, says nothing about the content: only a file that ends early is
+ * damaged. */
+static enum counter read_all(int file, void *to, size_t size) {
   while (size) {
     ssize_t got = read(file, to, size);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return 0;
+    if (got < 0) return COUNT_unreadable;
+    if (!got) return COUNT_damaged;
     to = (char *)to + got;
     size -= (size_t)got;
   }
-  return 1;
+  return COUNT_hits;
 }
 
 static int write_all(int file, const void *from, size_t size) {
@@ -80,15 +83,17 @@ static enum counter read_file(int file, const struct key *key, struct entry *ent
   struct header header;
   struct stat about;
   uint8_t checksum[SHA256_SIZE];
+  enum counter outcome;
   if (!is_private(file, S_IFREG, &about)) return COUNT_unreadable;
-  if (about.st_size < (off_t)sizeof header || !read_all(file, &header, sizeof header)) return COUNT_damaged;
+  if (about.st_size < (off_t)sizeof header) return COUNT_damaged;
+  if ((outcome = read_all(file, &header, sizeof header)) != COUNT_hits) return outcome;
   entry->size = (size_t)about.st_size - sizeof header;
   entry->compile_ns = header.compile_ns;
   if (memcmp(header.magic, PROGRAM_MAGIC, MAGIC_SIZE) || memcmp(header.key, key->digest, SHA256_SIZE) ||
       header.size != entry->size)
     return COUNT_damaged;
   if (!(entry->bytes = malloc(entry->size + 1))) return COUNT_unreadable;
-  if (!read_all(file, entry->bytes, entry->size)) return COUNT_damaged;
+  if ((outcome = read_all(file, entry->bytes, entry->size)) != COUNT_hits) return outcome;
   checksum_of(&header, entry, checksum);
   return memcmp(checksum, header.checksum, SHA256_SIZE) ? COUNT_damaged : COUNT_hits;
 }

@@ -14,6 +14,7 @@ enum { KP_API_MAJOR = 0, KP_OLDEST_MINOR = 75, KP_NEWEST_MINOR = 115 };
 /* Positions in the table of functions, after its head. */
 enum {
   ERROR_DESTROY = 0,
+  ERROR_GET_CODE = 2,
   CLIENT_PLATFORM_NAME = 12,
   CLIENT_PROCESS_INDEX = 13,
   CLIENT_PLATFORM_VERSION = 14,
@@ -31,6 +32,9 @@ enum {
   DESERIALIZE_AND_LOAD = 56,
   NUM_FUNCTIONS_NEEDED,
 };
+
+/* The codes of errors that say nothing about the arguments: the same call may succeed later. */
+enum { CANCELLED = 1, DEADLINE_EXCEEDED = 4, RESOURCE_EXHAUSTED = 8, ABORTED = 10, UNAVAILABLE = 14 };
 
 /* Takes the address of one of the argument structs below; NULL means success. */
 typedef void *(*PjrtFunction)(void *arguments);
@@ -50,6 +54,8 @@ struct pjrt_api {
 #define KP_SIZE(type, last) (offsetof(struct type, last) + sizeof(((struct type *)0)->last))
 
 struct error_destroy { size_t struct_size; void *extensions; void *error; };
+
+struct error_get_code { size_t struct_size; void *extensions; const void *error; int code; };
 
 /* PlatformName, PlatformVersion, Kind and DebugString: the text belongs to `of`. */
 struct text_of { size_t struct_size; void *extensions; void *of; const char *text; size_t size; };
@@ -111,6 +117,14 @@ static inline int succeeded(const struct pjrt_api *api, void *error) {
   struct error_destroy destroy = {.struct_size = KP_SIZE(error_destroy, error), .error = error};
   api->functions[ERROR_DESTROY](&destroy);
   return 0;
+}
+
+/* Whether the call of this error may succeed later. */
+static inline int is_transient(const struct pjrt_api *api, const void *error) {
+  struct error_get_code got = {.struct_size = KP_SIZE(error_get_code, code), .error = error};
+  if (!succeeded(api, api->functions[ERROR_GET_CODE](&got))) return 1;
+  return got.code == CANCELLED || got.code == DEADLINE_EXCEEDED || got.code == RESOURCE_EXHAUSTED ||
+         got.code == ABORTED || got.code == UNAVAILABLE;
 }
 
 #endif

@@ -58,11 +58,12 @@ static int load(struct client_compile *compile, const struct key *key) {
       .bytes = entry.bytes,
       .size = entry.size,
   };
-  int is_loaded = succeeded(real, real->functions[DESERIALIZE_AND_LOAD](&arguments));
+  void *error = real->functions[DESERIALIZE_AND_LOAD](&arguments);
   free(entry.bytes);
-  if (!is_loaded) {
+  if (error) {
     count(COUNT_not_loaded, 1);
-    delete_entry(key);
+    if (!is_transient(real, error)) delete_entry(key); /* A full device, for one, is no fault of the program. */
+    succeeded(real, error);
     return 0;
   }
   compile->executable = arguments.executable;
@@ -111,10 +112,11 @@ static void *compile_or_load(void *arguments) {
 /* NULL if the cache can work in front of this plugin, otherwise the reason why not. */
 static const char *problem_of(const struct pjrt_api *api) {
   static const int USED[] = {
-      ERROR_DESTROY,          CLIENT_PLATFORM_NAME,        CLIENT_PROCESS_INDEX,   CLIENT_PLATFORM_VERSION,
-      CLIENT_DEVICES,         CLIENT_ADDRESSABLE_DEVICES,  CLIENT_COMPILE,         DESCRIPTION_ID,
-      DESCRIPTION_KIND,       DESCRIPTION_PROCESS_INDEX,   DEVICE_GET_DESCRIPTION, DESCRIPTION_DEBUG_STRING,
-      EXECUTABLE_DESTROY,     EXECUTABLE_SERIALIZE,        LOADED_GET_EXECUTABLE,  DESERIALIZE_AND_LOAD};
+      ERROR_DESTROY,        ERROR_GET_CODE,          CLIENT_PLATFORM_NAME,       CLIENT_PROCESS_INDEX,
+      CLIENT_DEVICES,       CLIENT_PLATFORM_VERSION, CLIENT_ADDRESSABLE_DEVICES, CLIENT_COMPILE,
+      DESCRIPTION_ID,       DESCRIPTION_KIND,        DESCRIPTION_PROCESS_INDEX,  DEVICE_GET_DESCRIPTION,
+      EXECUTABLE_DESTROY,   EXECUTABLE_SERIALIZE,    DESCRIPTION_DEBUG_STRING,   LOADED_GET_EXECUTABLE,
+      DESERIALIZE_AND_LOAD};
   if (api->version.major != KP_API_MAJOR || api->version.minor < KP_OLDEST_MINOR ||
       api->version.minor > KP_NEWEST_MINOR)
     return "the plugin has a version of the PJRT C API for which the cache was not made";
