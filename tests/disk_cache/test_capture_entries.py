@@ -1,5 +1,6 @@
 """Files of captures: what is damaged, exchanged or of another version is compiled, and never believed."""
 
+import errno
 import hashlib
 import json
 import os
@@ -270,6 +271,18 @@ def test_a_capture_that_is_loaded_was_used_last(kept):
     os.utime(entry, (1, 1))
     run(kept)
     assert time.time() - entry.stat().st_mtime < 60
+
+
+def test_a_capture_whose_time_cannot_be_set(tmp_path, monkeypatch):
+    """As on a file system that can only be read."""
+
+    def fail(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    key = hashlib.sha256(b"key").digest()
+    entries.write(tmp_path, key, b"content", 1.0)
+    monkeypatch.setattr(os, "utime", fail)
+    assert entries.read(tmp_path, key) == entries.Entry("capture", b"content", 1.0)
 
 
 @pytest.mark.slow
