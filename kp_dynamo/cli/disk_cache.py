@@ -35,21 +35,26 @@ def stats(folder: str) -> str:
         above = days
     if sizes := sorted(stored.num_bytes / 1e6 for stored in found if not stored.is_capture):
         lines.append(f"largest program: {sizes[-1]:.3f} MB, median {sizes[len(sizes) // 2]:.3f} MB")
-    lines.append(f"damaged: {sum(not stored.is_whole for stored in found)}")
+    lines.append(f"damaged: {sum(_is_damaged(stored) for stored in found)}")
     return "\n".join([_total(found), *lines, *_unfinished(forgotten_in(folder))])
 
 
 def verify(folder: str) -> tuple[str, bool]:
-    """A line for each damaged file, and whether all are whole. A process deletes those it tries to load."""
+    """A line for each file that is not whole, and whether all are. A process deletes damaged ones it tries to load."""
     found = stored_in(folder)
-    damaged = [stored for stored in found if not stored.is_whole]
-    lines = [f"{stored.path} is damaged" for stored in damaged]
-    return "\n".join([*lines, f"{_total(found)}, {len(damaged)} damaged"]), not damaged
+    lines = [
+        f"{stored.path} {'is damaged' if stored.is_readable else 'cannot be read'}"
+        for stored in found
+        if not stored.is_whole
+    ]
+    damaged = sum(_is_damaged(stored) for stored in found)
+    return "\n".join([*lines, f"{_total(found)}, {damaged} damaged"]), not lines
 
 
 def clear(folder: str) -> str:
     """Delete every program and capture, and what killed processes left half written. Other files stay."""
-    found, forgotten = stored_in(folder), forgotten_in(folder)
+    found = [stored for stored in stored_in(folder) if stored.is_readable]
+    forgotten = forgotten_in(folder)
     delete([*(stored.path for stored in found), *(path for path, _ in forgotten)])
     return "\n".join([f"deleted {_total(found)}", *_unfinished(forgotten)])
 
@@ -62,7 +67,13 @@ def _unfinished(forgotten: list[tuple[Path, int]]) -> list[str]:
 
 
 def _seconds(stored: Stored) -> str:
+    if not stored.is_readable:
+        return "unreadable"
     return f"{stored.seconds:.2f} s" if stored.is_whole else "damaged"
+
+
+def _is_damaged(stored: Stored) -> bool:
+    return stored.is_readable and not stored.is_whole
 
 
 def _total(found: list[Stored]) -> str:

@@ -9,11 +9,11 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kp_dynamo.disk_cache import entries
+from kp_dynamo.disk_cache.folder import absolute
 from kp_dynamo.exceptions import TPUCacheError
 
 
@@ -21,7 +21,8 @@ from kp_dynamo.exceptions import TPUCacheError
 class Stored:
     """One file of the folder: a program or a capture.
 
-    `seconds` is what it took to compile, for a capture without XLA's part. It is 0.0 if the file is not whole.
+    `seconds` is what it took to compile, for a capture without XLA's part. It is 0.0 if the file is not whole. A file
+    that cannot be read may be whole, or not of the cache.
     """
 
     path: Path
@@ -30,18 +31,25 @@ class Stored:
     seconds: float
     is_whole: bool
     is_capture: bool = False
+    is_readable: bool = True
 
 
 def stored_in(folder: str | os.PathLike[str]) -> list[Stored]:
     """Every program and capture in the folder, the most recently used first. Reads and checks each file.
 
     Raises:
-        TPUCacheError: There is no such folder.
+        TPUCacheError: There is no such folder, or it cannot be read.
     """
-    path = Path(folder).expanduser()
+    path = absolute(folder)
     if not path.is_dir():
         raise TPUCacheError(f"{str(folder)!r} is not a folder. Try: the folder given to enable_disk_cache.")
-    names = [entry for entry in path.iterdir() if entries.NAME.fullmatch(entry.name)]
+    try:
+        names = [entry for entry in path.iterdir() if entries.NAME.fullmatch(entry.name)]
+    except OSError as cause:
+        raise TPUCacheError(
+            f"folder={str(folder)!r} cannot be read: {cause.strerror}. Allowed: a folder of your own. "
+            "Try: the user that runs enable_disk_cache."
+        ) from cause
     found = [stored for entry in names if (stored := _stored(entry)) is not None]
     return sorted(found, key=lambda stored: -stored.used_at)
 
@@ -49,7 +57,7 @@ def stored_in(folder: str | os.PathLike[str]) -> list[Stored]:
 def forgotten_in(folder: str | os.PathLike[str]) -> list[tuple[Path, int]]:
     """The half-written files that killed processes left in the folder, with their sizes."""
     found = []
-    for path in Path(folder).expanduser().glob(f"{entries.TEMPORARY}*"):
+    for path in absolute(folder).glob(f"{entries.TEMPORARY}*"):
         with contextlib.suppress(FileNotFoundError):  # a running process has renamed or deleted it
             about = path.lstat()
             if stat.S_ISREG(about.st_mode) and time.time() - about.st_mtime > entries.FORGOTTEN_S:
@@ -57,10 +65,23 @@ def forgotten_in(folder: str | os.PathLike[str]) -> list[tuple[Path, int]]:
     return found
 
 
-def delete(paths: Iterable[Path]) -> None:
-    """Delete these files. Processes that have loaded them are not affected."""
+def delete(paths: list[Path]) -> None:
+    """Delete these files. Processes that have loaded them are not affected.
+
+    Raises:
+        TPUCacheError: One of them cannot be deleted. The others are.
+    """
+    problems = []
     for path in paths:
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as problem:
+            problems.append(f"{path}: {problem.strerror}")
+    if problems:
+        raise TPUCacheError(
+            f"{len(problems)} of {len(paths)} files cannot be deleted, such as {problems[0]}. "
+            "Try: make the folder writable, and call it again."
+        )
 
 
 def _stored(path: Path) -> Stored | None:
@@ -77,7 +98,7 @@ def _stored(path: Path) -> Stored | None:
     except FileNotFoundError:
         return None
     except OSError:  # it is not for this user to read
-        return Stored(path, about.st_size, about.st_mtime, 0.0, is_whole=False)
+        return Stored(path, about.st_size, about.st_mtime, 0.0, is_whole=False, is_readable=False)
     entry = entries.parsed(path.name, content)
     if entry is None:
         is_capture = content.startswith(entries.CAPTURE)

@@ -18,6 +18,7 @@ from kp_dynamo.exceptions import TPUCacheError, TPUConfigurationError
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_GB = 10.0
+_MOST_GB = 1e10  # no disk is larger, and its bytes fit into 64 bits
 # Child processes inherit them, and so use the cache too.
 FOLDER, MAX_BYTES, PLUGIN = "KP_TPU_CACHE_DIR", "KP_TPU_CACHE_MAX_BYTES", "KP_TPU_CACHE_PLUGIN"
 
@@ -79,7 +80,7 @@ def enable_disk_cache(folder: str | os.PathLike[str], max_gb: float = DEFAULT_MA
     if _problem:
         logger.warning("the disk cache is off, because it does not work on this machine: %s", _problem)
         return
-    cache = DiskCache(path, plugin, chosen, int(max_gb * 1e9))
+    cache = DiskCache(path, plugin, chosen, int(min(max_gb, _MOST_GB) * 1e9))
     library.configure(path, plugin, str(cache.folder), cache.max_bytes)
     pjrt_plugins.put_in_front(path, plugin)
     os.environ.update({FOLDER: str(chosen), MAX_BYTES: str(cache.max_bytes), PLUGIN: plugin})
@@ -100,24 +101,41 @@ def in_front() -> DiskCache | None:
 
 def enable_from_environment() -> None:
     """Enable the cache if KP_TPU_CACHE_DIR names a folder. A problem is a warning: the program runs without it."""
-    folder, given = os.environ.get(FOLDER), os.environ.get(MAX_BYTES)
-    plugin = os.environ.get(PLUGIN)
+    folder, plugin = os.environ.get(FOLDER), os.environ.get(PLUGIN)
     try:
         if not plugin:
             _leave_front()
         if not folder:
             return
         pjrt_plugins.require_plugin()
+        bound = _bound_from_environment()
         if plugin and pjrt_plugins.is_in_front(path := library.library_path()):
             # A parent process has enabled it, so it also works for a device that has started.
-            bound = int(float(given) if given else DEFAULT_MAX_GB * 1e9)
-            cache = DiskCache(path, plugin, private_folder(folder), bound)
+            cache = DiskCache(path, plugin, private_folder(folder), int(min(bound, _MOST_GB * 1e9)))
             library.configure(path, plugin, str(cache.folder), cache.max_bytes)
             _use(cache)
             return
-        enable_disk_cache(folder, float(given) / 1e9 if given else DEFAULT_MAX_GB)
+        enable_disk_cache(folder, bound / 1e9)
     except Exception as problem:  # noqa: BLE001 - an import must not fail because of a variable
         logger.warning("%s=%s has no effect: %s", FOLDER, folder or "", problem)
+
+
+def _bound_from_environment() -> float:
+    """KP_TPU_CACHE_MAX_BYTES, or the default.
+
+    Raises:
+        TPUConfigurationError: It is not a positive number.
+    """
+    given = os.environ.get(MAX_BYTES)
+    try:
+        bound = float(given) if given else DEFAULT_MAX_GB * 1e9
+    except ValueError:
+        bound = 0.0
+    if not 0 < bound < float("inf"):
+        raise TPUConfigurationError(
+            f"{MAX_BYTES}={given} is invalid. Allowed: a positive number of bytes. Try: {MAX_BYTES}=10000000000."
+        )
+    return bound
 
 
 def _leave_front() -> None:

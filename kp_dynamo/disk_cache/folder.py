@@ -13,16 +13,14 @@ def private_folder(folder: str | os.PathLike[str]) -> Path:
     """`folder` as an absolute path, created for this user alone if it does not exist.
 
     Raises:
-        TPUCacheError: It is a file, belongs to somebody else, or others can write to it.
+        TPUCacheError: It is no path, is a file, belongs to somebody else, or others can write to it.
     """
+    path = absolute(folder)
     try:
-        path = Path(folder).expanduser().absolute()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = path.stat()
     except OSError as cause:
         raise _refusal(folder, f"it cannot be created ({cause.strerror})") from cause
-    except RuntimeError as cause:  # of expanduser
-        raise _refusal(folder, f"it cannot be created ({str(cause).rstrip('.')})") from cause
     if about.st_uid != os.geteuid():
         raise _refusal(path, f"it belongs to user {about.st_uid}, and this process runs as {os.geteuid()}")
     if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -30,6 +28,20 @@ def private_folder(folder: str | os.PathLike[str]) -> Path:
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise _refusal(path, "it cannot be written")
     return path
+
+
+def absolute(folder: str | os.PathLike[str]) -> Path:
+    """`folder` as an absolute path, with the home of its user.
+
+    Raises:
+        TPUCacheError: It is no path. An empty one would be the current folder.
+    """
+    if not isinstance(folder, str | os.PathLike) or not str(folder) or "\0" in str(folder):
+        raise _refusal(folder, "it is no path")
+    try:
+        return Path(folder).expanduser().absolute()
+    except (OSError, RuntimeError, TypeError) as cause:  # no current folder, no home, a path of bytes
+        raise _refusal(folder, f"it is no path ({str(cause).rstrip('.')})") from cause
 
 
 def _refusal(path: str | os.PathLike[str], reason: str) -> TPUCacheError:

@@ -5,6 +5,8 @@ import re
 import time
 from pathlib import Path
 
+import pytest
+
 from kp_dynamo.cli.main import FAILED, OK, main
 from kp_dynamo.disk_cache import entries
 
@@ -77,9 +79,12 @@ def test_a_file_that_goes_or_cannot_be_read_meanwhile(machine, capsys, monkeypat
     monkeypatch.setattr(Path, "open", read)
     assert main(["cache", "verify", str(machine.folder)]) == FAILED
     out = capsys.readouterr().out
-    assert f"{closed} is damaged" in out
+    assert f"{closed} cannot be read" in out
     assert "2 programs, " in out
-    assert ", 1 damaged" in out
+    assert ", 0 damaged" in out
+    assert main(["cache", "clear", str(machine.folder)]) == OK
+    assert "deleted 1 program," in capsys.readouterr().out
+    assert (closed.exists(), whole.exists()) == (True, False)
 
 
 def test_clear_deletes_programs_and_nothing_else(machine, capsys):
@@ -119,3 +124,36 @@ def test_clear_deletes_what_killed_processes_left(tmp_path, capsys):
 def test_no_folder(tmp_path, capsys):
     assert main(["cache", "list", str(tmp_path / "none")]) == FAILED
     assert "none' is not a folder. Try: the folder given to enable_disk_cache." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["", "~nobody-of-this-name/programs"])
+def test_a_folder_that_is_no_path(folder, capsys):
+    assert main(["cache", "clear", folder]) == FAILED
+    assert f"error: folder={folder!r} is invalid: it is no path" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_read(tmp_path, capsys, monkeypatch):
+    def fail(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+    assert main(["cache", "list", str(tmp_path)]) == FAILED
+    assert "cannot be read: Permission denied. Allowed: a folder of your own. Try: " in capsys.readouterr().err
+
+
+def test_clear_where_a_file_cannot_be_deleted(tmp_path, capsys, monkeypatch):
+    """It deletes the others, and says what is left."""
+    stays, goes = (tmp_path / (letter * 64) for letter in "ab")
+    for path in (stays, goes):
+        path.write_bytes(entries.PROGRAM)
+    stock = Path.unlink
+
+    def unlink(path, missing_ok=False):
+        if path == stays:
+            raise OSError(30, "Read-only file system")
+        stock(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert main(["cache", "clear", str(tmp_path)]) == FAILED
+    assert f"1 of 2 files cannot be deleted, such as {stays}: Read-only file system. Try: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [stays]

@@ -11,6 +11,7 @@ import torch
 
 import kp_dynamo
 from kp_dynamo import TPUCacheError, TPUConfigurationError
+from kp_dynamo.disk_cache import enable
 from kp_dynamo.disk_cache.folder import private_folder
 from tests.disk_cache.process import ROOT, build
 
@@ -55,6 +56,29 @@ def test_a_bound_that_is_none(max_gb, tmp_path):
         kp_dynamo.enable_disk_cache(tmp_path, max_gb)
 
 
+@pytest.mark.parametrize("max_gb", [1e300, 10**400], ids=["a float", "an int"])
+def test_a_bound_above_all_disks(max_gb, tmp_path, monkeypatch):
+    bounds = []
+    monkeypatch.setattr(enable.fast_extremes, "is_client_started", lambda: False)
+    monkeypatch.setattr(enable.pjrt_plugins, "require_plugin", lambda: None)
+    monkeypatch.setattr(enable.pjrt_plugins, "plugin_behind", lambda *_: "plugin.so")
+    monkeypatch.setattr(enable.pjrt_plugins, "put_in_front", lambda *_: None)
+    monkeypatch.setattr(enable.library, "library_path", lambda: "library.so")
+    monkeypatch.setattr(enable.library, "configure", lambda *arguments: bounds.append(arguments[-1]))
+    monkeypatch.setattr(enable, "_use", lambda cache: None)
+    for name in (enable.FOLDER, enable.MAX_BYTES, enable.PLUGIN):
+        monkeypatch.setenv(name, "")  # to be restored
+    kp_dynamo.enable_disk_cache(tmp_path, max_gb)
+    assert 1e18 < bounds[0] < 2**64
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "inf", "nan", "10 GB"])
+def test_a_variable_that_is_no_bound(given, monkeypatch):
+    monkeypatch.setenv("KP_TPU_CACHE_MAX_BYTES", given)
+    with pytest.raises(TPUConfigurationError, match=f"KP_TPU_CACHE_MAX_BYTES={given} is invalid. Allowed: a positive"):
+        enable._bound_from_environment()
+
+
 def test_after_the_device_has_started(tmp_path):
     torch.ones(1, device="xla")
     with pytest.raises(TPUCacheError, match=r"came too late: .* Try: call it right after `import kp_dynamo`"):
@@ -79,6 +103,13 @@ def test_a_folder_that_is_a_file(tmp_path):
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(TPUCacheError, match="it cannot be created"):
             private_folder(path)
+
+
+@pytest.mark.parametrize("folder", ["", None, "a\0b", b"programs", 3], ids=repr)
+def test_a_folder_that_is_no_path(folder):
+    """An empty one would be the current folder."""
+    with pytest.raises(TPUCacheError, match="is invalid: it is no path"):
+        private_folder(folder)
 
 
 def test_a_folder_of_somebody_else(tmp_path):
@@ -220,10 +251,11 @@ print(json.dumps(driver.main(path, [{{"program": 1}}])))
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [
-        ({"KP_TPU_CACHE_DIR": "~nobody-of-this-name/programs"}, "it cannot be created (Could not determine home"),
-        ({"KP_TPU_CACHE_DIR": "programs", "KP_TPU_CACHE_MAX_BYTES": "inf"}, "max_gb=inf is invalid"),
+        ({"KP_TPU_CACHE_DIR": "~nobody-of-this-name/programs"}, "it is no path (Could not determine home"),
+        ({"KP_TPU_CACHE_DIR": "programs", "KP_TPU_CACHE_MAX_BYTES": "inf"},
+         "KP_TPU_CACHE_DIR=programs has no effect: KP_TPU_CACHE_MAX_BYTES=inf is invalid. Allowed: a positive number"),
         ({"KP_TPU_CACHE_DIR": "programs", "KP_TPU_CACHE_MAX_BYTES": "inf", "KP_TPU_CACHE_PLUGIN": "libtpu.so",
-          "TPU_LIBRARY_PATH": "library"}, "cannot convert float infinity"),
+          "TPU_LIBRARY_PATH": "library"}, "KP_TPU_CACHE_MAX_BYTES=inf is invalid"),
     ],
     ids=["no home", "a bound", "a bound of a parent"],
 )  # fmt: skip
