@@ -24,11 +24,10 @@ def main(folder: str | None = None) -> None:
 
     With a `folder`, also print {"disk", "digest"}: `cache_stats()["disk"]`, and SHA-256 of the compiled results.
     """
-    from kp_dynamo.compat import chips, importing, xla
+    from kp_dynamo.compat import chips, xla
     from kp_dynamo.disk_cache.enable import disk_stats, enable_disk_cache
 
     if folder is not None:
-        importing.load()  # torch_xla then registers the plugins of installed packages
         enable_disk_cache(folder)
     _tell(device=str(xla.device()), kind=chips.device_kind())
     compiled, eager = compiled_and_eager()

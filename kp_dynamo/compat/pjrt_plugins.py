@@ -91,8 +91,13 @@ def leave_front(library: str) -> None:
 
 def _registered(name: str) -> Any:
     """The plugin object of a device other than a TPU. torch_xla finds libtpu by a variable, with or without one."""
+    if name == "TPU":
+        return None
+    from kp_dynamo.compat import importing  # it imports torch, which an import of this package does not need
+
+    importing.load()  # torch_xla then registers the plugins of installed packages
     plugins = sys.modules.get("torch_xla.experimental.plugins")
-    return None if name == "TPU" else getattr(plugins, "_plugin_registry", {}).get(name.upper())
+    return getattr(plugins, "_plugin_registry", {}).get(name.upper())
 
 
 def _libtpu_path() -> str:

@@ -146,9 +146,8 @@ def test_the_processes_of_a_trial_begin_no_other(libtpu, tmp_path, monkeypatch):
 # The device of this process is taken for a TPU.
 ENABLE = """
 import os, sys
-from kp_dynamo.compat import importing, pjrt_plugins
+from kp_dynamo.compat import pjrt_plugins
 import kp_dynamo
-importing.load()
 pjrt_plugins.is_tpu = lambda: True
 kp_dynamo.enable_disk_cache(sys.argv[1])
 import torch
