@@ -87,7 +87,7 @@ def _check_registration() -> Check:
 
 
 def _check_device(timeout_s: float) -> Iterator[Check]:
-    told, problem, _ = run_self_test(timeout_s)
+    told, problem = run_self_test(timeout_s)
     if "device" not in told:
         yield Check("device", "failed", f"the XLA device does not start: {problem}")
         return

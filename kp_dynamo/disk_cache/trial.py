@@ -6,11 +6,13 @@ The cache could be tried on XLA's CPU plugin only, never on a TPU. So the first 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -45,11 +47,10 @@ class Outcome(NamedTuple):
 
 
 class SelfTest(NamedTuple):
-    """The output of a self-test, why it stopped early, and whether that was for the time limit."""
+    """The output of a self-test, and why it stopped early."""
 
     told: dict[str, Any]
     problem: str
-    is_late: bool = False
 
 
 def problem_at_first_use(folder: Path, plugin: str) -> str:
@@ -65,12 +66,21 @@ def problem_at_first_use(folder: Path, plugin: str) -> str:
     try:
         # Processes that start together, such as those of torchrun, would hold the device against each other's trials.
         with (folder / "trial-lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock(lock.fileno())
             if (verdict := _verdict(kept)) is None:
                 verdict = _tried(folder, plugin, kept)
     except OSError as cause:  # a full disk, for example
         return f"no trial could be made, or its result not kept in {folder} ({cause.strerror})."
     return "" if verdict == _WORKS else verdict
+
+
+def _lock(file: int) -> None:
+    """Wait for other trials. A file system without locks, such as a mounted bucket, is used without."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
 
 
 def _verdict(kept: Path) -> str | None:
@@ -88,7 +98,7 @@ def _tried(folder: Path, plugin: str, kept: Path) -> str:
     verdict = _WORKS if found.is_right else f"{found.message} Try: `python -m kp_dynamo doctor --cache`, {hint}."
     if not found.is_lasting:
         return verdict
-    temporary = kept.with_suffix(".new")
+    temporary = kept.with_suffix(f".{secrets.token_hex(8)}")
     temporary.write_text(verdict, errors="surrogateescape")  # the folder's name may be no UTF-8
     temporary.replace(kept)
     return verdict
@@ -108,9 +118,8 @@ def try_in_two_processes(timeout_s: float) -> Outcome:
         for which in ("first", "second"):
             ran = run_self_test(timeout_s, folder)
             if "disk" not in ran.told:
-                # The first process has loaded nothing yet: most likely another one holds the device.
-                is_lasting = ran.is_late or which == "second"
-                return Outcome(False, f"the {which} process stopped: {ran.problem}", is_lasting)
+                # Another process may hold the device, also since the first one has ended.
+                return Outcome(False, f"the {which} process stopped: {ran.problem}", is_lasting=False)
             processes.append(ran.told)
     wrong = _problem(*processes)
     return Outcome(not wrong, wrong or _success(*processes))
@@ -163,7 +172,7 @@ def run_self_test(timeout_s: float, *arguments: str) -> SelfTest:
     except subprocess.TimeoutExpired as late:
         output = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else ""
         problem = f"nothing{' more' if output else ''} within {timeout_s:g} s. {_SILENCE}"
-        return SelfTest(_told(output), problem, is_late=True)
+        return SelfTest(_told(output), problem)
     return SelfTest(_told(done.stdout), _end_of(done))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 
@@ -40,9 +42,9 @@ def test_it_runs_once_for_a_folder_and_a_plugin(results, libtpu, tmp_path):
 
 
 def test_a_failure_is_kept_until_its_file_is_deleted(results, libtpu, tmp_path):
-    results.append(trial.Outcome(False, "the second process stopped."))
+    results.append(trial.Outcome(False, "other bits."))
     problem = trial.problem_at_first_use(tmp_path, str(libtpu))
-    assert problem.startswith("the second process stopped. Try: `python -m kp_dynamo doctor --cache`, or delete ")
+    assert problem.startswith("other bits. Try: `python -m kp_dynamo doctor --cache`, or delete ")
     assert trial.problem_at_first_use(tmp_path, str(libtpu)) == problem
     (kept,) = tmp_path.glob(f"trial-{'[0-9a-f]' * 16}")
     assert str(kept) in problem
@@ -80,15 +82,27 @@ def test_a_folder_whose_name_is_no_text(results, libtpu, tmp_path, monkeypatch):
         assert trial.problem_at_first_use(folder, str(libtpu)).startswith("other bits.")
 
 
+@pytest.mark.parametrize("stops", ["first", "second"])
+def test_a_process_that_does_not_report(stops, monkeypatch):
+    """It raises, crashes or hangs: another process may hold the device, so the next start tries again."""
+    reports = [trial.SelfTest({"disk": {}}, "")] if stops == "second" else []
+    reports.append(trial.SelfTest({"device": "xla:0"}, "RuntimeError: The TPU is in use"))
+    monkeypatch.setattr(trial, "run_self_test", lambda timeout_s, folder: reports.pop(0))
+    expected = f"the {stops} process stopped: RuntimeError: The TPU is in use"
+    assert trial.try_in_two_processes(60) == trial.Outcome(False, expected, is_lasting=False)
+
+
 @pytest.mark.parametrize(
-    ("code", "timeout_s", "is_lasting"),
-    [("raise RuntimeError('The TPU is in use')", 60, False), ("import time; time.sleep(60)", 2, True)],
+    ("code", "timeout_s", "problem"),
+    [("raise RuntimeError('The TPU is in use')", 60, "RuntimeError: The TPU is in use"),
+     ("import time; time.sleep(60)", 0.5, "nothing within 0.5 s. Another process may hold the device")],
     ids=["it raises", "it hangs"],
-)
-def test_a_first_process_that_stops(code, timeout_s, is_lasting, monkeypatch):
+)  # fmt: skip
+def test_why_a_process_stops(code, timeout_s, problem, monkeypatch):
     monkeypatch.setattr(trial, "SELF_TEST", (sys.executable, "-c", code))
-    found = trial.try_in_two_processes(timeout_s)
-    assert (found.is_right, found.is_lasting) == (False, is_lasting)
+    ran = trial.run_self_test(timeout_s)
+    assert not ran.told
+    assert ran.problem.startswith(problem)
 
 
 def test_output_that_is_no_text(monkeypatch):
@@ -112,6 +126,19 @@ def test_a_folder_that_cannot_keep_the_result(results, libtpu, tmp_path):
     (tmp_path / "trial-lock").mkdir()
     problem = trial.problem_at_first_use(tmp_path, str(libtpu))
     assert problem == f"no trial could be made, or its result not kept in {tmp_path} (Is a directory)."
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks(results, libtpu, tmp_path, monkeypatch, reason):
+    """The trial runs, and its result is kept."""
+
+    def fail(*_):
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(trial.fcntl, "flock", fail)
+    results.append(trial.Outcome(True, ""))
+    for _ in range(2):
+        assert trial.problem_at_first_use(tmp_path, str(libtpu)) == ""
 
 
 def test_processes_that_start_together_run_one_trial(libtpu, tmp_path):
