@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -13,6 +14,8 @@ from kp_dynamo.exceptions import TPUCacheError
 
 _TPU_LIBRARY = "TPU_LIBRARY_PATH"
 _DEFAULT_TPU_LIBRARY = "PTXLA_TPU_LIBRARY_PATH"  # what torch_xla 2.9 loads without the other
+# Each build of the library in front exports it, and is far smaller than a plugin.
+_EXPORTED_BY_OURS, _MOST_BYTES_OF_OURS = b"kp_cache_state", 1 << 22
 
 
 def require_plugin() -> None:
@@ -59,11 +62,18 @@ def plugin_behind(library: str, behind: str | None = None) -> str:
             "torch_xla.experimental.plugins.register_plugin before kp_dynamo.enable_disk_cache()."
         )
     current = registered.library_path() if registered else _libtpu_path()
-    if is_in_front(library):
-        current = behind or ""
+    if is_in_front(library) or _is_of_this_package(current):
+        current = behind or (os.environ.get(_DEFAULT_TPU_LIBRARY, "") if name == "TPU" else "")
     if not os.path.isfile(current):
         raise TPUCacheError(f"the PJRT plugin of PJRT_DEVICE={name} was not found (looked for {current!r}).")
     return current
+
+
+def _is_of_this_package(library: str) -> bool:
+    """Whether a library is one that forwards, perhaps of another installation that a parent process used."""
+    with contextlib.suppress(OSError):
+        return os.path.getsize(library) < _MOST_BYTES_OF_OURS and _EXPORTED_BY_OURS in Path(library).read_bytes()
+    return False
 
 
 def put_in_front(library: str, plugin: str) -> None:

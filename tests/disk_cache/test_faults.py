@@ -1,5 +1,9 @@
 """Whatever is wrong with the plugin or the folder, programs compile, and the state or a counter says why."""
 
+import ctypes
+import os
+import shutil
+
 import pytest
 
 from tests.disk_cache.process import misses
@@ -81,3 +85,13 @@ def test_without_a_plugin_behind_it_says_so(machine):
     _, message = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "the disk cache cannot load the PJRT plugin behind it: /nowhere.so" in message
+
+
+def test_a_library_that_is_its_own_plugin(library, tmp_path, capfd):
+    """As the child of a process that uses another installation of this package might set it."""
+    path = shutil.copy(library, tmp_path / "library.so")  # what is loaded from another path has a state of its own
+    loaded = ctypes.CDLL(str(path))
+    loaded.kp_cache_configure(os.fsencode(path), b"", ctypes.c_uint64(0))
+    loaded.GetPjrtApi.restype = ctypes.c_void_p
+    assert loaded.GetPjrtApi() is None
+    assert "the PJRT plugin behind the disk cache is the disk cache itself" in capfd.readouterr().err

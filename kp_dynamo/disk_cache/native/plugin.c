@@ -142,9 +142,16 @@ static const struct pjrt_api *load_plugin(const char *path) {
 
 EXPORTED const struct pjrt_api *GetPjrtApi(void) {
   static struct pjrt_api *mine;
+  static int is_loading;
   if (mine || real) return mine ? mine : real;
+  if (is_loading) { /* Two installations of this package may each take the other's library for a plugin. */
+    fputs("kp_dynamo: the PJRT plugin behind the disk cache is the disk cache itself\n", stderr);
+    return NULL;
+  }
   if (!plugin_path) configure_from_environment();
+  is_loading = 1;
   real = load_plugin(plugin_path);
+  is_loading = 0;
   if (!real) return NULL;
   if ((state = problem_of(real))) return real;
   if (!(mine = malloc(real->struct_size))) return real;
