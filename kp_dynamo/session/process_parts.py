@@ -14,6 +14,7 @@ from kp_dynamo.compat import chips, own_source, xla
 from kp_dynamo.compat.versions import version_of
 from kp_dynamo.config.options import CompileOptions
 from kp_dynamo.disk_cache import enable
+from kp_dynamo.disk_cache.samples import sampled
 
 _LIBRARIES = ("torch", "torch_xla", "libtpu", "numpy", "sympy", "networkx", "opt_einsum")
 _VARIABLES = ("XLA_", "LIBTPU_", "TORCH_", "PYTORCH_", "PJRT_", "KP_TPU_", "TPU_MEGACORE")
@@ -67,7 +68,6 @@ def _fixed_parts() -> Parts:
 
 
 def _plugin() -> object:
-    """The size and date of the device's plugin: XLA's own key has its content."""
+    """The device's plugin, without its date: it differs on each machine."""
     cache = enable.in_front()
-    about = None if cache is None else os.stat(cache.plugin)
-    return None if about is None else (about.st_size, about.st_mtime_ns)
+    return None if cache is None else sampled(cache.plugin)

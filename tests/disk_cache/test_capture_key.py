@@ -169,6 +169,18 @@ def test_another_process(name):
     assert key_of(scaled, X) == before
 
 
+def test_a_plugin_that_was_installed_again(tmp_path, monkeypatch):
+    """On a new machine, its file has another date."""
+    plugin = tmp_path / "plugin.so"
+    monkeypatch.setattr(enable, "_in_front", DiskCache("", str(plugin), Path(), 0))
+    parts = []
+    for time in (1, 2):
+        plugin.write_bytes(b"plugin")
+        os.utime(plugin, (time, time))
+        parts.append(process_parts._plugin())
+    assert parts[0] == parts[1]
+
+
 @pytest.mark.quick("KP_TPU_LOG")
 @pytest.mark.parametrize(
     "name", ["KP_TPU_LOG", "TORCH_LOGS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "KP_TPU_CACHE_DIR", "HOME"]
