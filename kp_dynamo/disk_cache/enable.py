@@ -148,7 +148,8 @@ def disk_stats() -> dict[str, Any]:
     """What the disk cache did in this process. `captures` has what it did with whole captures.
 
     `state` is "on", or the reason why there is no cache. `misses` counts by reason: "absent" (not in the folder),
-    "damaged" (deleted), "unreadable", "not_loaded" (the compiler refused what it had written) and "no_key".
+    "damaged" (deleted), "unreadable", "not_loaded" (the compiler refused what it had written), "no_key" and
+    "dumped" (XLA's flags ask for dumps, which a loaded program would not give).
     """
     if _in_front is None:
         return {"state": f"it does not work on this machine: {_problem}" if _problem else "not enabled"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from kp_dynamo.exceptions import TPUCacheError
 
 # The reasons why a program was compiled although the cache is on, under the names that `native/cache.h` gives them.
-MISSES = ("absent", "damaged", "unreadable", "not_loaded", "no_key")
+MISSES = ("absent", "damaged", "unreadable", "not_loaded", "no_key", "dumped")
 
 _MOST_BYTES = 2**64 - 1
 

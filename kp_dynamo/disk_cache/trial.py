@@ -160,9 +160,12 @@ def _counted(reasons: dict[str, int]) -> str:
 def run_self_test(timeout_s: float, *arguments: str) -> SelfTest:
     """Run `kp_dynamo.cli.self_test`.
 
-    The user's disk cache stays out of it: a self-test with a folder enables the cache in that one.
+    The user's disk cache stays out of it: a self-test with a folder enables the cache in that one. So do flags that ask
+    for dumps, with which the cache loads nothing.
     """
     environment = {name: value for name, value in os.environ.items() if name != "KP_TPU_CACHE_DIR"}
+    for name in environment.keys() & {"XLA_FLAGS", "LIBTPU_INIT_ARGS"}:
+        environment[name] = " ".join(flag for flag in environment[name].split() if "xla_dump" not in flag)
     environment[_RUNNING] = "1"
     command = [*SELF_TEST, *arguments]
     try:

@@ -100,5 +100,5 @@ def finish(process: subprocess.Popen, timeout_s: float = 300) -> dict:
 
 def misses(result: dict) -> dict[str, int]:
     """The reasons for misses that occurred."""
-    reasons = ("absent", "damaged", "unreadable", "not_loaded", "no_key")
+    reasons = ("absent", "damaged", "unreadable", "not_loaded", "no_key", "dumped")
     return {reason: result[reason] for reason in reasons if result[reason]}

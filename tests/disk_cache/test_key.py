@@ -59,6 +59,18 @@ def test_another_compilation(copy, plan):
     assert (misses(found), found["saved"]) == ({"absent": 1}, 1)
 
 
+@pytest.mark.slow
+def test_dump_flags_dump_in_every_process(machine, tmp_path):
+    """A program that is loaded is not compiled, so XLA would write nothing."""
+    folder = tmp_path / "dump"
+    for _ in range(2):
+        shutil.rmtree(folder, ignore_errors=True)
+        found = machine.compile(1, XLA_FLAGS=f"--xla_dump_to={folder}")
+        assert (misses(found), found["hits"], found["saved"]) == ({"dumped": 1}, 0, 0)
+        assert list(folder.iterdir())
+    assert machine.entries() == []
+
+
 def test_another_build_of_the_plugin_under_the_same_version(copy, tmp_path):
     other = build(tmp_path / "front.so", HERE / "front_plugin.c", KP_TEST_BUILD="other")
     assert misses(copy.compile(1, KP_TPU_CACHE_PLUGIN=str(other))) == {"absent": 1}

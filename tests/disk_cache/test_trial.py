@@ -122,6 +122,14 @@ def test_the_cache_of_the_user_stays_out_of_a_self_test(monkeypatch):
     assert trial.run_self_test(60).told == {"has": 0}
 
 
+def test_dump_flags_stay_out_of_a_self_test(monkeypatch):
+    """With them, the cache loads nothing, and the trial would fail for good."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/a/folder --xla_cpu_enable_fast_math=true --xla_dump_hlo_as_text")
+    code = "import json, os; print(json.dumps({'flags': os.environ['XLA_FLAGS']}))"
+    monkeypatch.setattr(trial, "SELF_TEST", (sys.executable, "-c", code))
+    assert trial.run_self_test(60).told == {"flags": "--xla_cpu_enable_fast_math=true"}
+
+
 def test_a_folder_that_cannot_keep_the_result(results, libtpu, tmp_path):
     (tmp_path / "trial-lock").mkdir()
     problem = trial.problem_at_first_use(tmp_path, str(libtpu))

@@ -10,11 +10,10 @@
 /* Python looks for these symbols in the library. */
 #define EXPORTED __attribute__((visibility("default")))
 
-/* Python reads these by name. `absent`, `damaged`, `unreadable`, `not_loaded` and `no_key` are the misses. */
-#define KP_COUNTERS(X)                                                                                        \
-  X(hits) X(absent) X(damaged) X(unreadable) X(not_loaded) X(no_key) X(saved) X(not_saved) X(not_serialized)  \
-  X(too_large) X(evicted) X(loaded_bytes) X(saved_bytes) X(compile_ns) X(load_ns) X(read_ns)        \
-  X(avoided_ns)
+/* Python reads these by name. `absent`, `damaged`, `unreadable`, `not_loaded`, `no_key` and `dumped` are the misses. */
+#define KP_COUNTERS(X)                                                                                                 \
+  X(hits) X(absent) X(damaged) X(unreadable) X(not_loaded) X(no_key) X(dumped) X(saved) X(not_saved) X(not_serialized) \
+  X(too_large) X(evicted) X(loaded_bytes) X(saved_bytes) X(compile_ns) X(load_ns) X(read_ns) X(avoided_ns)
 
 #define KP_ENUM(name) COUNT_##name,
 enum counter { KP_COUNTERS(KP_ENUM) NUM_COUNTERS };
@@ -26,6 +25,8 @@ struct key { uint8_t digest[SHA256_SIZE]; };
 /* Once for each process, before the first key: what does not change after the plugin was loaded. False if the plugin's
  * file cannot be read. */
 int note_environment(const char *plugin_path);
+/* Whether XLA's flags ask it to write what it compiles into files. */
+int has_dump_flags(void);
 /* False if the plugin cannot describe itself or its devices; the program is then compiled without the cache. */
 int key_of(const struct pjrt_api *api, const struct client_compile *compile, struct key *key);
 

@@ -84,12 +84,18 @@ static void add_processor(struct sha256 *hash) {
   add_part(hash, "num processors", &num_processors, sizeof num_processors);
 }
 
+static int is_dumping;
+
+int has_dump_flags(void) { return is_dumping; }
+
 int note_environment(const char *plugin_path) {
+  is_dumping = 0;
   sha256_start(&environment);
   add_part(&environment, "format", FORMAT, sizeof FORMAT);
   for (size_t i = 0; i < sizeof VARIABLES / sizeof *VARIABLES; i++) {
     const char *value = getenv(VARIABLES[i]);
     add_part(&environment, value ? VARIABLES[i] : "unset", value, value ? strlen(value) : 0);
+    if (value && strstr(value, "xla_dump")) is_dumping = 1;
   }
   int is_read = add_file(&environment, plugin_path);
   add_processor(&environment);

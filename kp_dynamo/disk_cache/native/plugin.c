@@ -98,8 +98,9 @@ static void save(void *loaded, const struct key *key, uint64_t compile_ns) {
 static void *compile_or_load(void *arguments) {
   struct client_compile *compile = arguments;
   struct key key;
-  int has_key = key_of(real, compile, &key);
-  if (!has_key) count(COUNT_no_key, 1);
+  int is_dumped = has_dump_flags(); /* A program that is loaded is not dumped. */
+  int has_key = !is_dumped && key_of(real, compile, &key);
+  if (!has_key) count(is_dumped ? COUNT_dumped : COUNT_no_key, 1);
   if (has_key && load(compile, &key)) return NULL;
   uint64_t start = now_ns();
   void *error = real->functions[CLIENT_COMPILE](arguments);
