@@ -19,6 +19,7 @@ import torch
 
 from kp_dynamo.cache.graph_text import is_of_torch
 from kp_dynamo.cache.identity import is_of_library
+from kp_dynamo.cache.native_kernels import foreign_kernels
 
 _LIBRARIES = ("torch", "torch_xla", "kp_dynamo")
 # Torch itself registers kernels in Python for shapes, and for vmap at its first use.
@@ -38,7 +39,7 @@ class TorchFunctions:
 
     Attributes:
         digest: Of their names and places. A user may also put a function of torch in the place of another one.
-        replaced: Those that are not of a library whose version is in the key.
+        replaced: Those that are not of a library whose version is in the key, and kernels of C++ extensions.
     """
 
     digest: str
@@ -50,7 +51,7 @@ def torch_functions() -> TorchFunctions:
     found = [(name, _place_if_known(function)) for name, function in _functions()]
     digest = hashlib.sha256("\n".join(f"{name} {place}" for name, place in sorted(found, key=str)).encode())
     foreign = [name for name, place in found if place is None]
-    return TorchFunctions(digest.hexdigest(), (*sorted(_registered_kernels()), *foreign))
+    return TorchFunctions(digest.hexdigest(), (*sorted(_registered_kernels()), *foreign_kernels(), *foreign))
 
 
 def _registered_kernels() -> set[str]:

@@ -1,7 +1,9 @@
 """The key of a stored capture: each part alone is a miss, and nothing of it belongs to one process."""
 
+import ctypes
 import itertools
 import os
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,13 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+from kp_dynamo.cache import native_kernels
 from kp_dynamo.cache.identity import Uncacheable, number_of
 from kp_dynamo.cache.lasting_key import key_text, lasting_text
 from kp_dynamo.cache.torch_tables import torch_functions
 from kp_dynamo.capture.capture import read_capture
 from kp_dynamo.compat import own_source
 from kp_dynamo.config.options import CompileOptions
-from kp_dynamo.disk_cache import enable
+from kp_dynamo.disk_cache import enable, library
 from kp_dynamo.disk_cache.enable import DiskCache
 from kp_dynamo.graph.step_share import StepShare
 from kp_dynamo.session import process_parts, stored_captures
@@ -332,3 +335,22 @@ def test_an_operator_in_a_namespace_that_others_share(namespace):
         assert "is a user-defined operator" in refusal(lambda x: op(x) + 1, X)
     finally:
         library._destroy()
+
+
+def test_a_kernel_of_an_extension_in_c():
+    """`TORCH_LIBRARY_IMPL(aten, AutogradCPU, m)`; a process without the extension must not load what it computes."""
+    kernel = torch._C._dispatch_library("IMPL", "aten", "AutogradCPU", "csrc/mine.cpp", 7)
+    kernel.impl_t_t("silu", "AutogradCPU", "")
+    native_kernels._foreign_kernels.cache_clear()  # as if a library had been loaded
+    try:
+        assert torch_functions().replaced == ("csrc/mine.cpp",)
+    finally:
+        del kernel
+        native_kernels._foreign_kernels.cache_clear()
+    assert torch_functions().replaced == ()
+
+
+def test_a_library_that_is_loaded_counts(tmp_path):
+    before = native_kernels._num_loaded_libraries()
+    ctypes.CDLL(str(shutil.copy(library.library_path(), tmp_path / "library.so")))
+    assert native_kernels._num_loaded_libraries() == before + 1
