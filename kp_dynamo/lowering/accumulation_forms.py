@@ -132,7 +132,7 @@ _UPCAST = frozenset((
     aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.nansum.default,
     aten.prod.default, aten.prod.dim_int, aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default,
     aten.var.correction, aten.var_mean.correction, aten.std.correction, aten.std_mean.correction,
-    aten.linalg_vector_norm.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.dist.default,
+    aten.linalg_vector_norm.default,
     aten.nll_loss_forward.default, aten.nll_loss2d_forward.default,
     aten.avg_pool2d.default, aten.avg_pool2d_backward.default,
     aten.avg_pool3d.default, aten.avg_pool3d_backward.default,

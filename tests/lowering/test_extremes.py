@@ -60,6 +60,39 @@ def test_norms_of_infinities(order):
     check_like_eager(lambda x: (torch.linalg.vector_norm(x, order, dim=1), torch.linalg.vector_norm(x[-1], order)), x)
 
 
+POINTS = torch.tensor([[0.0, 0.0, 5.0], [3.0, 4.0, 5.0], [1.0, 0.0, -2.5], [1.0, -7.0, 5.0]])
+
+
+@pytest.mark.quick("inf")
+@pytest.mark.parametrize("order", [0, 1, 2, 3, INF, -INF])
+def test_distances_of_rows(order):
+    def distances(x, y):
+        norms = torch.ops.aten.norm.ScalarOpt_dim_dtype(x - y, order, [0], False, dtype=torch.float64)
+        return torch.cat([F.pairwise_distance(x, y, order), torch.dist(x, y, order)[None], norms.float()])
+
+    others = POINTS.flip(0) + 0.5
+    with counted() as counts:
+        check_like_eager(distances, POINTS, others)
+    assert counts.fallbacks == 0
+    if order:
+        check_gradients_like_eager(distances, POINTS.clone().requires_grad_(), others)
+
+
+@pytest.mark.quick("inf")
+@pytest.mark.parametrize("order", [0, 1, 2, 3, INF])
+def test_distances_of_all_pairs(order):
+    check_gradients_like_eager(lambda x: F.pdist(x, order), POINTS.clone().requires_grad_())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [0, INF])
+def test_distances_of_few_rows_and_of_varying_numbers(order):
+    with counted() as counts:
+        check_like_eager(lambda x: (F.pdist(x[:1], order), F.pdist(x[:, :0], order)), POINTS)
+        check_like_eager(lambda x: F.pdist(x, order), POINTS, dynamic=True)
+    assert counts.fallbacks == 0
+
+
 @pytest.mark.quick("1", "33")
 @pytest.mark.parametrize("size", [1, 5, 31, 33])
 def test_running_extremes_carry_a_nan_on(size):

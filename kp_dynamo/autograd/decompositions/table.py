@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from kp_dynamo.autograd.decompositions.distances import pdist_forward
 from kp_dynamo.autograd.decompositions.embedding_bags import embedding_bag_decompositions
 from kp_dynamo.autograd.decompositions.float64_precision import float64_decompositions
 from kp_dynamo.autograd.decompositions.group_norm import native_group_norm_backward
@@ -48,6 +49,9 @@ _WRONG_IN_TORCH_XLA: list[Any] = [
     aten.logit,
     # log(1 - x) cancels for small x.
     aten.binary_cross_entropy,
+    # Raise to the power p, also if it is infinite, and run on the CPU if it is 0. `linalg_vector_norm` has a form.
+    aten.norm,
+    aten.dist,
 ]
 
 # View ops without an XLA kernel: their C++ form is as good and faster to trace.
@@ -72,6 +76,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.native_group_norm_backward.default] = native_group_norm_backward
     table[aten.native_layer_norm_backward.default] = _layer_norm_backward
     table[aten._weight_norm_interface_backward.default] = weight_norm_interface_backward
+    table[aten._pdist_forward.default] = pdist_forward
     table[aten.abs.default] = _abs
     table[aten.hypot.default] = _hypot
     # torch_xla 2.9's roll divides by the size of the dimension, and aborts the process if the size is 0.
