@@ -68,17 +68,6 @@ def _softplus_backward(gradient: torch.Tensor, x: torch.Tensor, beta: Any, thres
     return torch.where(scaled > number(threshold, scaled), gradient, inside)
 
 
-def _smooth_l1_backward(
-    gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
-) -> Any:
-    """torch_xla gives a NaN the gradient of a large negative difference."""
-    gradient = gradient / x.numel() if reduction == 1 else gradient
-    difference = x - target
-    near = gradient * (difference if beta == 0 else difference / beta)
-    end = number(beta, difference)
-    return torch.where(difference <= -end, -gradient, torch.where(difference >= end, gradient, near))
-
-
 COMPARISON_FORMS: dict[Any, Callable[..., Any]] = {
     **{packet.Scalar: _compared(packet.Tensor) for packet in (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)},
     aten.threshold.default: _threshold,
@@ -91,5 +80,4 @@ COMPARISON_FORMS: dict[Any, Callable[..., Any]] = {
     aten.softshrink_backward.default: _shrink_backward,
     aten.softplus.default: _softplus,
     aten.softplus_backward.default: _softplus_backward,
-    aten.smooth_l1_loss_backward.default: _smooth_l1_backward,
 }

@@ -26,6 +26,7 @@ from kp_dynamo.lowering.index_forms import INDEX_FORMS
 from kp_dynamo.lowering.integer_forms import INTEGER_FORMS
 from kp_dynamo.lowering.linalg_forms import LINALG_FORMS
 from kp_dynamo.lowering.loop_forms import LOOP_FORMS, SHARDED_LOOP_FORMS
+from kp_dynamo.lowering.loss_forms import LOSS_FORMS
 from kp_dynamo.lowering.nll_forms import NLL_FORMS
 from kp_dynamo.lowering.norm_forms import NORM_FORMS
 from kp_dynamo.lowering.order_forms import ORDER_FORMS
@@ -50,7 +51,7 @@ FORMS: dict[Any, Callable[..., Any]] = {
     **LINALG_FORMS, **CAST_FORMS, **INTEGER_FORMS, **COMPARISON_FORMS, **INDEX_FORMS, **SCATTER_FORMS,
     **SOFTMAX_FORMS, **SCAN_FORMS, **ORDER_FORMS, **LOOP_FORMS, **COMPLEX_FORMS, **COMPLEX_FUNCTIONS, **COMPLEX_POWERS,
     **FOURIER_FORMS, **WINDOW_FORMS, **SEARCH_FORMS, **CONTRACTION_FORMS, **CONVOLUTION_FORMS,
-    **GRID_FORMS, **NLL_FORMS,
+    **GRID_FORMS, **NLL_FORMS, **LOSS_FORMS,
 }  # fmt: skip
 
 # Under SPMD, these come before `FORMS`.

@@ -104,6 +104,23 @@ def test_elements_of_a_loss_overflow_as_in_eager():
     assert compiled(lambda x, y: F.mse_loss(x, y))(x, y).isinf()
 
 
+@pytest.mark.quick("mean")
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_of_a_loss_with_more_elements_than_float16_counts(reduction):
+    x = torch.linspace(0.1, 0.9, 70000).half()
+
+    def gradient(run):
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(run(leaf), leaf)[0]
+
+    def loss(x):
+        return F.binary_cross_entropy(x, 1 - x.detach(), reduction=reduction)
+
+    eager = gradient(loss)
+    assert eager.abs().max() > 0
+    torch.testing.assert_close(gradient(compiled(loss)), eager, rtol=torch.finfo(x.dtype).eps, atol=2**-24)
+
+
 GRADIENTS: dict[str, tuple[Callable, list[torch.Tensor]]] = {
     "linear": (F.linear, [torch.randn(16384, 4), torch.randn(3, 4), torch.randn(3)]),
     "bias of a convolution": (
