@@ -114,12 +114,24 @@ def _convolution_backward(form: Form) -> Form:
     return backward
 
 
+def _scatter_reduce(form: Form) -> Form:
+    """Sums and products. An extreme is one of the operands, and needs no upcast."""
+    upcast_form = _upcast(form)
+
+    def scatter_reduce(x: torch.Tensor, dim: int, index: Any, source: torch.Tensor, reduce: str, **kwargs: Any) -> Any:
+        chosen = form if reduce in ("amax", "amin") else upcast_form
+        return chosen(x, dim, index, source, reduce, **kwargs)
+
+    return scatter_reduce
+
+
 _BY_SUM: dict[Any, Callable[[Form], Form]] = {
     aten._softmax.default: _softmax,
     aten._log_softmax.default: _softmax,
     aten._softmax_backward_data.default: _softmax_backward,
     aten._log_softmax_backward_data.default: _softmax_backward,
     aten.convolution_backward.default: _convolution_backward,
+    aten.scatter_reduce.two: _scatter_reduce,
 }
 # Position of the argument `reduction`.
 _LOSSES = {
@@ -138,5 +150,5 @@ _UPCAST = frozenset((
     aten.avg_pool3d.default, aten.avg_pool3d_backward.default,
     aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d_backward.default,
     aten._adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d_backward.default,
-    aten.index_add.default, aten.scatter_add.default,
+    aten.index_add.default, aten.scatter_add.default, aten.scatter.reduce,
 ))  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kp_dynamo.lowering.cast_forms import wide
 from kp_dynamo.lowering.elementwise_forms import number
 
 aten = torch.ops.aten
@@ -18,9 +19,11 @@ def _scatter_number(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) 
 
 
 def _scatter_reduced_number(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any, *, reduce: str) -> Any:
+    """Added in float32, as in ATen."""
     if reduce != "add":
         return aten.scatter.value_reduce(x, dim, index, value, reduce=reduce)
-    return aten.scatter_add.default(x, dim, index, number(value, x).expand(index.shape))
+    values = wide(number(value, x)).expand(index.shape)
+    return aten.scatter_add.default(wide(x), dim, index, values).to(x.dtype)
 
 
 def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

@@ -52,6 +52,15 @@ CASES: dict[str, tuple[Callable, torch.Tensor]] = {
     "negative log likelihood": (lambda x: F.nll_loss(x, CLASSES), SCORES),
     "softmax": (lambda x: (x.softmax(1), x.log_softmax(1)), ROWS),
     "index_add": (lambda x: x.new_zeros(4, 8).index_add(0, PLACES, x.t()), ROWS),
+    "scatter_reduce": (
+        lambda x: (
+            x.new_zeros(8, 4).scatter_reduce(1, PLACES[:500].expand(8, -1), x, "sum"),
+            x.new_ones(8, 4).scatter_reduce(1, PLACES[:500].expand(8, -1), x, "prod"),
+            x.new_zeros(8, 4).scatter_reduce(1, PLACES[:500].expand(8, -1), x, "amax"),
+            x.new_zeros(8, 4).scatter(1, PLACES.expand(8, -1), 0.5, reduce="add"),
+        ),
+        FACTORS * 3,
+    ),
     "scatter_add": (lambda x: x.new_zeros(8, 4).scatter_add(1, PLACES.expand(8, -1), x), ROWS),
 }  # fmt: skip
 
@@ -74,7 +83,7 @@ def _check_as_near_as_eager(mine: object, eager: object, exact: object) -> None:
     "prod-torch.bfloat16", "var and std-torch.bfloat16", "norms-torch.bfloat16", "number of nonzeros-torch.bfloat16",
     "average pooling-torch.bfloat16", "adaptive average pooling-torch.bfloat16", "sum of squares-torch.bfloat16",
     "smooth l1-torch.bfloat16", "with logits, summed-torch.bfloat16", "negative log likelihood-torch.bfloat16",
-    "softmax-torch.bfloat16", "index_add-torch.bfloat16",
+    "softmax-torch.bfloat16", "index_add-torch.bfloat16", "scatter_reduce-torch.bfloat16",
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("name", CASES)
@@ -208,6 +217,15 @@ def test_a_loss_whose_reduction_is_named(how):
         loss(x, x.flip(1), **how),
         loss(x.double(), x.double().flip(1), **how),
     )
+
+
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter with Tensor src is deprecated")
+def test_tensors_that_scatter_adds():
+    def added(x):
+        return x.new_zeros(8, 4).scatter(1, PLACES.expand(8, -1), x, reduce="add")
+
+    x = ROWS.bfloat16()
+    _check_as_near_as_eager(compiled(added)(x), added(x), added(x.double()))
 
 
 def test_float32_keeps_its_program():
