@@ -16,8 +16,10 @@ from kp_dynamo.lowering.hlo_ops import window_sums
 
 aten = torch.ops.aten
 
-# Larger windows keep torch_xla's indices: each element takes a few nodes of the trace, and the indices may be unused.
-_LARGEST_WINDOW = 128
+# Larger windows are made of halves: a scan takes a few nodes of the trace for each element, and may be unused.
+_LARGEST_SCANNED = 128
+
+_Found = tuple[torch.Tensor, torch.Tensor]  # the largest value of each window, and its place
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,20 @@ def _max_pool(op: Any, dims: int) -> Callable[..., Any]:
     ) -> Any:
         values, places = op(x, kernel, stride, padding, dilation, ceil_mode)
         size, step, pad, spread = (_of_each(v, dims) for v in (kernel, stride or kernel, padding, dilation))
-        if math.prod(size) > _LARGEST_WINDOW or values.numel() == 0:
+        if values.numel() == 0:
             return values, places
-        return values, _places(x, _Windows(size, step, pad, spread, list(values.shape[-dims:])))
+        find = _scanned if math.prod(size) <= _LARGEST_SCANNED else _halved
+        return values, find(x, _Windows(size, step, pad, spread, list(values.shape[-dims:])))
 
     return form
+
+
+def _adaptive_max_pool2d(x: torch.Tensor, sizes: Sequence[int]) -> Any:
+    """Windows of one size. torch_xla has no lowering for others."""
+    if not x.numel() or any(whole % part for whole, part in zip(x.shape[-2:], sizes, strict=True)):
+        return aten.adaptive_max_pool2d.default(x, sizes)
+    kernel = [whole // part for whole, part in zip(x.shape[-2:], sizes, strict=True)]
+    return _MAX_POOL2D(x, kernel, kernel)
 
 
 def _of_each(value: Any, dims: int) -> list[int]:
@@ -65,21 +76,50 @@ def _of_each(value: Any, dims: int) -> list[int]:
     return numbers * dims if len(numbers) == 1 else numbers
 
 
-def _places(x: torch.Tensor, windows: _Windows) -> torch.Tensor:
-    """As in ATen: scan a window from its first element, and move to every larger element and every NaN."""
+def _scanned(x: torch.Tensor, windows: _Windows) -> torch.Tensor:
+    """The places of the maxima, as in ATen: scan each window from its first element."""
+    padded, numbers = _numbered(x, windows)
+    found: _Found | None = None
+    for offset in itertools.product(*map(range, windows.kernel)):
+        one = windows.elements(padded, offset), windows.elements(numbers, offset)
+        found = one if found is None else _later(found, one)
+    assert found is not None
+    return found[1].expand(found[0].shape)
+
+
+def _halved(x: torch.Tensor, windows: _Windows) -> torch.Tensor:
+    """The same places: a window of n elements is one of m and a later one of m, which may overlap."""
+    found = _numbered(x, windows)
+    dims = len(windows.kernel)
+    for axis in reversed(range(dims)):  # the elements of a row first
+        length, dim, spread = 1, x.dim() + axis - dims, windows.dilation[axis]
+        while length < windows.kernel[axis]:
+            step = min(length, windows.kernel[axis] - length)
+            found, length = _both_of(found, dim, step * spread), length + step
+    values, places = found
+    return windows.elements(places.expand(values.shape), [0] * dims)
+
+
+def _both_of(found: _Found, dim: int, step: int) -> _Found:
+    """Each window of a dimension and the one `step` after it, as one window."""
+    values, places = found[0], found[1].expand(found[0].shape)
+    num = values.shape[dim] - step
+    first, second = ((values.narrow(dim, start, num), places.narrow(dim, start, num)) for start in (0, step))
+    return _later(first, second)
+
+
+def _numbered(x: torch.Tensor, windows: _Windows) -> _Found:
+    """The padded elements, and their places; that of padding is negative."""
     sizes = x.shape[-len(windows.kernel) :]
     numbers = torch.arange(math.prod(sizes), device=x.device).reshape(sizes)
-    padded, numbers = windows.padded(x, -math.inf), windows.padded(numbers, -1)
-    largest = place = None
-    for offset in itertools.product(*map(range, windows.kernel)):
-        value, number = windows.elements(padded, offset), windows.elements(numbers, offset)
-        if largest is None or place is None:
-            largest, place = value, number.expand(value.shape)
-            continue
-        is_next = (value > largest) | value.isnan() | (place < 0)
-        largest, place = torch.where(is_next, value, largest), torch.where(is_next, number, place)
-    assert place is not None
-    return place
+    return windows.padded(x, -math.inf), windows.padded(numbers, -1)
+
+
+def _later(found: _Found, later: _Found) -> _Found:
+    """As in ATen: move on to every larger element and every NaN."""
+    (largest, place), (value, number) = found, later
+    is_next = (value > largest) | value.isnan() | (place < 0)
+    return torch.where(is_next, value, largest), torch.where(is_next, number, place)
 
 
 def _avg_pool(op: Any, dims: int) -> Callable[..., Any]:
@@ -111,8 +151,11 @@ def _max_unpool(dims: int) -> Callable[..., Any]:
     return form
 
 
+_MAX_POOL2D = _max_pool(aten.max_pool2d_with_indices.default, 2)
+
 POOL_FORMS: dict[Any, Callable[..., Any]] = {
-    aten.max_pool2d_with_indices.default: _max_pool(aten.max_pool2d_with_indices.default, 2),
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool2d,
+    aten.max_pool2d_with_indices.default: _MAX_POOL2D,
     aten.max_pool3d_with_indices.default: _max_pool(aten.max_pool3d_with_indices.default, 3),
     aten.avg_pool2d.default: _avg_pool(aten.avg_pool2d.default, 2),
     aten.avg_pool3d.default: _avg_pool(aten.avg_pool3d.default, 3),

@@ -241,6 +241,17 @@ def test_indices_are_int64_in_the_program_too():
     assert_same(compiled(lambda x: x.cummax(0)[1] * 2**33)(LINE[3:6]), LINE[3:6].cummax(0)[1] * 2**33)
 
 
+LARGE_POOLS = {
+    "adaptive": lambda x: (
+        *F.adaptive_max_pool2d(x, (4, 6), return_indices=True), *F.adaptive_max_pool2d(x, 1, return_indices=True),
+        *F.adaptive_max_pool1d(x[0], 2, return_indices=True),
+    ),
+    "long": lambda x: F.max_pool1d(x.flatten(2), 150, 40, 30, return_indices=True),
+    "wide": lambda x: F.max_pool2d(x, (9, 17), (2, 3), (4, 1), ceil_mode=True, return_indices=True),
+    "deep": lambda x: F.max_pool3d(x.reshape(1, 2, 12, 12, 6), (11, 5, 4), 1, return_indices=True),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -256,6 +267,17 @@ def test_places_in_windows_of_infinities(how):
     check_like_eager(lambda x: F.max_pool2d(x, **how, return_indices=True), x)
     check_like_eager(lambda x: F.max_pool3d(x[None], 2, return_indices=True), x)
     check_like_eager(lambda x: F.max_pool1d(x[0], 3, padding=1, return_indices=True), x)
+
+
+@pytest.mark.quick("adaptive", "long")
+@pytest.mark.parametrize("pool", LARGE_POOLS.values(), ids=LARGE_POOLS)
+def test_places_in_windows_that_are_adapted_or_large(pool):
+    x = torch.randn(1, 2, 24, 36).round()
+    x[0, 0, :12] = -INF
+    x[0, 1, 13:20, 5::7] = NAN
+    with counted() as counts:
+        check_like_eager(pool, x)
+    assert counts.fallbacks == 0
 
 
 def test_unpooling_keeps_an_infinity():
