@@ -16,13 +16,13 @@ aten = torch.ops.aten
 
 def _tanh_backward(gradient: torch.Tensor, output: torch.Tensor) -> Any:
     if not output.is_complex():
-        return aten.tanh_backward.default(gradient, output)
+        return ELEMENTWISE_FORMS[aten.tanh_backward.default](gradient, output)
     return gradient * (1 - output * output).conj_physical()
 
 
 def _sigmoid_backward(gradient: torch.Tensor, output: torch.Tensor) -> Any:
     if not output.is_complex():
-        return aten.sigmoid_backward.default(gradient, output)
+        return ELEMENTWISE_FORMS[aten.sigmoid_backward.default](gradient, output)
     return gradient * (output * (1 - output)).conj_physical()
 
 

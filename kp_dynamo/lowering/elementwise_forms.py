@@ -156,7 +156,7 @@ def _divided(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
 
 
 def _in_float32(op: Any) -> Callable[..., torch.Tensor]:
-    """`op` in float32, rounded once. Otherwise each of its XLA operators would round to bfloat16 or float16."""
+    """`op` in float32, rounded once. Otherwise its numbers and each of its XLA operators round to a narrow dtype."""
 
     def form(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         wider = [wide(a) if isinstance(a, torch.Tensor) else a for a in (x, *args)]
@@ -242,8 +242,9 @@ ELEMENTWISE_FORMS: dict[Any, Callable[..., Any]] = {
     **{
         op: _in_float32(op)
         for op in (
-            aten.mish.default, aten.mish_backward.default,
-            aten.silu_backward.default, aten.addcmul.default, aten.addcdiv.default,
+            aten.mish.default, aten.mish_backward.default, aten.silu_backward.default, aten.glu.default,
+            aten.leaky_relu.default, aten.leaky_relu_backward.default, aten.rrelu_with_noise_backward.default,
+            aten.tanh_backward.default, aten.sigmoid_backward.default, aten.addcmul.default, aten.addcdiv.default,
         )
     },
 }  # fmt: skip

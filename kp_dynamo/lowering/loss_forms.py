@@ -26,18 +26,24 @@ def _cross_entropy_backward(
     return divided(wide(of_each), x.numel()).to(x.dtype)
 
 
+def _smooth_l1(x: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN, beta: float = 1.0) -> Any:
+    return aten.smooth_l1_loss.default(wide(x), wide(target), reduction, beta).to(x.dtype)
+
+
 def _smooth_l1_backward(
     gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> Any:
     """torch_xla gives a NaN the gradient of a large negative difference."""
+    gradient = wide(gradient)
     gradient = gradient / x.numel() if reduction == _MEAN else gradient
-    difference = x - target
+    difference = wide(x) - wide(target)
     near = gradient * (difference if beta == 0 else difference / beta)
     end = number(beta, difference)
-    return torch.where(difference <= -end, -gradient, torch.where(difference >= end, gradient, near))
+    return torch.where(difference <= -end, -gradient, torch.where(difference >= end, gradient, near)).to(x.dtype)
 
 
 LOSS_FORMS: dict[Any, Callable[..., Any]] = {
     aten.binary_cross_entropy_backward.default: _cross_entropy_backward,
+    aten.smooth_l1_loss.default: _smooth_l1,
     aten.smooth_l1_loss_backward.default: _smooth_l1_backward,
 }
