@@ -1,9 +1,9 @@
 """A `torch.compile` backend for TPUs: `torch.compile(model, backend="kp_tpu")`.
 
 This module lists the public API. Names are imported on first use: importing the package neither imports torch_xla nor
-starts a device. It only sets an XLA flag, which has no effect once a device has started, configures the logs if
-KP_TPU_LOG is "json", and enables the disk cache if KP_TPU_CACHE_DIR names a folder, or takes its library away that a
-parent process put in the place of libtpu.
+starts a device. It only sets an XLA flag and a variable of torch_xla, which have no effect once a device has started or
+a scatter was lowered, configures the logs if KP_TPU_LOG is "json", and enables the disk cache if KP_TPU_CACHE_DIR names
+a folder, or takes its library away that a parent process put in the place of libtpu.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from importlib import import_module
 from os import environ as _environ
 from typing import TYPE_CHECKING
 
+from kp_dynamo.compat import dense_scatters as _dense_scatters
 from kp_dynamo.compat import own_source as _own_source  # noqa: F401  # it notes when the package was imported
 from kp_dynamo.compat.fast_extremes import keep_nan as _keep_nan
 from kp_dynamo.exceptions import (
@@ -176,6 +177,7 @@ _HOME_OF = {
 if _environ.get("KP_TPU_LOG") == "json":  # from the first record on; compiling refuses other values
     import_module("kp_dynamo.telemetry.log").configure()
 _keep_nan()
+_dense_scatters.turn_off()
 if _environ.get("KP_TPU_CACHE_DIR") or _environ.get("TPU_LIBRARY_PATH"):  # a parent process may have set it
     import_module("kp_dynamo.disk_cache.enable").enable_from_environment()
 
