@@ -63,8 +63,18 @@ def _exponential(x: torch.Tensor, rate: float = 1.0, **kwargs: Any) -> Any:
 
 
 def _multinomial(x: torch.Tensor, count: int, replacement: bool = False, **kwargs: Any) -> Any:
-    """torch_xla adds up the probabilities in their dtype, of which bfloat16 has 128 values from 0.5 to 1."""
-    return aten.multinomial.default(wide(x), count, replacement)
+    """The number of running sums of probabilities [..., V] that a uniform draw is above: [..., count].
+
+    torch_xla adds up the probabilities in their dtype, of which bfloat16 has 128 values from 0.5 to 1. Its draws may be
+    0, which is above no sum, although the first category may have a probability of 0. These are 1 at most, and above 0.
+    """
+    chances = wide(x)
+    if not replacement and count > 1:
+        return aten.multinomial.default(chances, count, replacement)
+    sums = chances.cumsum(-1)
+    sums = sums / sums.narrow(-1, -1, 1)
+    draws = 1 - aten.rand.default([*x.shape[:-1], 1, count], dtype=sums.dtype, device=x.device)
+    return (draws > sums.unsqueeze(-1)).sum(-2)
 
 
 RANDOM_FORMS: dict[Any, Callable[..., Any]] = {

@@ -159,3 +159,24 @@ def test_probabilities_are_not_rounded(dtype):
 def test_narrow_categories_are_all_drawn(dtype):
     drawn = compiled(lambda p: torch.multinomial(p, 30_000, replacement=True))(torch.full((1000,), 1e-3, dtype=dtype))
     assert len(drawn.unique()) == 1000
+
+
+def test_a_category_without_probability_is_never_drawn():
+    """torch_xla 2.9 draws the first one for a uniform number of 0, which is among the 2^20 numbers of these seeds."""
+    draw = compiled(lambda x: torch.multinomial(x, 2**20, replacement=True))
+    for seed in (1, 30):
+        torch.manual_seed(seed)
+        found = draw(torch.tensor([0.0, 0.0, 1.0, 2.0, 0.0]))
+        assert found.dtype == torch.int64
+        counts = torch.bincount(found, minlength=5)
+        assert counts[[0, 1, 4]].sum() == 0
+        assert abs(counts[3] / 2**20 - 2 / 3) < 0.002
+
+
+def test_categories_of_rows_are_drawn_by_their_own_probabilities():
+    chances = torch.tensor([[0.0, 1.0, 0.0], [3.0, 0.0, 1.0]], dtype=torch.float64)
+    found = compiled(lambda x: torch.multinomial(x, 4000, replacement=True))(chances)
+    assert found[0].eq(1).all()
+    assert abs(found[1].eq(0).double().mean() - 0.75) < 0.03
+    assert found[1].ne(1).all()
+    assert compiled(lambda x: torch.multinomial(x[0], 1))(chances).tolist() == [1]
