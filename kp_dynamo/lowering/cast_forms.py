@@ -116,6 +116,12 @@ def _with_dtype(op: Any) -> Callable[..., Any]:
     return form
 
 
+def _sum(x: torch.Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """An empty `dim` means all of them: torch_xla then returns another shape if `keepdim` is true."""
+    x = converted(x, dtype) if dtype else x
+    return aten.sum.dim_IntList(x, list(dim or range(x.dim())), keepdim, dtype=dtype)
+
+
 CAST_FORMS: dict[Any, Callable[..., Any]] = {
     aten._to_copy.default: _to_copy,
     aten.full.default: _full,
@@ -123,8 +129,6 @@ CAST_FORMS: dict[Any, Callable[..., Any]] = {
     aten.full_like.default: _full_like,
     aten.scalar_tensor.default: _scalar_tensor,
     torch.ops.prims.convert_element_type.default: converted,
-    **{
-        op: _with_dtype(op)
-        for op in (aten.sum.default, aten.sum.dim_IntList, aten.prod.default, aten.prod.dim_int)
-    },
-}  # fmt: skip
+    aten.sum.dim_IntList: _sum,
+    **{op: _with_dtype(op) for op in (aten.sum.default, aten.prod.default, aten.prod.dim_int)},
+}
