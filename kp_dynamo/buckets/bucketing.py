@@ -30,6 +30,7 @@ from kp_dynamo.graph.source_lines import user_line
 from kp_dynamo.passes.base import GraphPass, PassReport
 
 MASKS = "mask_padding"
+_UNMASKED = f"disable_passes names {MASKS}, without which padding would change results"
 _MAX_PLANS = 4096  # a few hundred bytes each
 
 
@@ -97,6 +98,8 @@ class Bucketing:
     def allowed(self, pipeline: tuple[GraphPass, ...], aliases: ResultAliases) -> tuple[GraphPass, ...]:
         """`pipeline`, without the masking pass if results or in-place writes forbid padding.
 
+        A pipeline without this pass, which the user can disable by name, forbids padding too.
+
         Args:
             pipeline: The passes.
             aliases: Results that share memory.
@@ -105,8 +108,9 @@ class Bucketing:
             TPUOptimizationError: Padding is forbidden, and `strict=True`.
         """
         reason = self._aliasing_reason(aliases)
-        if reason is None:
+        if reason is None and any(p.name == MASKS for p in pipeline):
             return pipeline
+        reason = reason or _UNMASKED
         if self._strict:
             raise TPUOptimizationError(f"strict=True and the graph cannot be padded to a bucket: {reason}. {REMEDY}")
         self._refuse(reason)

@@ -189,6 +189,19 @@ def test_an_operator_without_a_rule_is_compiled_for_each_length(caplog):
     assert "no rule supports this operator along a padded dimension" in warning
 
 
+def test_lengths_are_not_padded_without_the_pass_that_masks_them(caplog):
+    def mean(x):
+        return x.mean(1)
+
+    run = compiled(mean, buckets=BUCKETS, disable_passes=["mask_padding"])
+    with caplog.at_level(logging.WARNING, "kp_dynamo"):
+        for length in (5, 7):
+            assert_same(run(rows(length)), mean(rows(length)))
+    assert "disable_passes names mask_padding, without which padding would change results" in caplog.text
+    with pytest.raises(Exception, match=r"strict=True and the graph cannot be padded .* disable_passes names"):
+        compiled(mean, buckets=BUCKETS, disable_passes=["mask_padding"], strict=True)(rows(5))
+
+
 @dataclass(frozen=True)
 class PoolsByReduction:
     """A pass of the user that replaces what padding was refused for."""
