@@ -34,7 +34,7 @@ from kp_dynamo.autograd.tracing_settings import (
 from kp_dynamo.autograd.undefined_gradients import UndefinedGradients
 from kp_dynamo.autograd.whole_memory import with_whole_memory
 from kp_dynamo.graph.decisions import decide_once
-from kp_dynamo.graph.random_results import save_random_results
+from kp_dynamo.graph.unrepeatable import save_unrepeatable
 
 # At 0, torch 2.9 recomputes everything, even values tagged to be saved; just above 0, it respects the tags.
 _LEAST_BUDGET = 1e-9
@@ -115,7 +115,7 @@ class _Tracing:
         self._stages.transform(joint, "joint", self.aliases)
         budget = functorch_config.activation_memory_budget
         decide_once(joint.graph)
-        least = _LEAST_BUDGET if save_random_results(joint.graph) else 0.0
+        least = _LEAST_BUDGET if save_unrepeatable(joint.graph) else 0.0
         with functorch_config.patch(activation_memory_budget=max(budget, least)):
             forward, backward = min_cut_rematerialization_partition(
                 joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs

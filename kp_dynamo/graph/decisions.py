@@ -4,7 +4,7 @@ The partitioner recomputes what is cheap, but XLA does not compute a value equal
 permits, it keeps more precision than bfloat16 has, or contracts a product and a sum. If `x.amax(-1)` is saved and x is
 recomputed, no element of x may equal it.
 
-Like `save_random_results`, this belongs to a call of the partitioner, and is no pass.
+Like `save_unrepeatable`, this belongs to a call of the partitioner, and is no pass.
 """
 
 from __future__ import annotations

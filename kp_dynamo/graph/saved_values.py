@@ -16,8 +16,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from kp_dynamo.graph.decisions import decide_once
 from kp_dynamo.graph.flops import node_flops
 from kp_dynamo.graph.nodes import backward_nodes, primal_inputs
-from kp_dynamo.graph.random_results import save_random_results
 from kp_dynamo.graph.sizes import node_bytes
+from kp_dynamo.graph.unrepeatable import save_unrepeatable
 
 
 def partitioned(joint: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -25,7 +25,7 @@ def partitioned(joint: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
     graph = fx.Graph()
     graph.output(graph.graph_copy(joint.graph, {}))
     copy = fx.GraphModule(joint, graph)
-    save_random_results(graph)
+    save_unrepeatable(graph)
     decide_once(graph)
     return min_cut_rematerialization_partition(copy, [], num_fwd_outputs=num_forward_results(joint.graph))
 

@@ -11,7 +11,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from kp_dynamo.graph.random_results import is_random
+from kp_dynamo.graph.unrepeatable import is_random
 from kp_dynamo.ledger.float64 import call_in_float64, raised
 from kp_dynamo.ledger.real_inputs import NotComparable
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from kp_dynamo.exceptions import TPUBackendError, XLACompilationError
+from kp_dynamo.graph.pure_operators import is_user_defined
 from kp_dynamo.graph.source_lines import user_line
 from kp_dynamo.graph.symbol_values import SymbolReader, evaluated
 from kp_dynamo.lowering.cast_forms import is_integer
@@ -193,9 +194,7 @@ def _creates_on_default_device(target: Any) -> bool:
 
 def _is_opaque(target: Any) -> bool:
     """Whether this is a custom operator without an XLA kernel: its Python body must run at every call."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims", "prim", "kp"):
-        return False
-    return not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "XLA")
+    return is_user_defined(target) and not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "XLA")
 
 
 @contextlib.contextmanager

@@ -11,8 +11,9 @@ from kp_dynamo.graph.nodes import backward_nodes
 from kp_dynamo.graph.saved_values import ForwardPart
 from kp_dynamo.graph.sizes import node_bytes
 from kp_dynamo.graph.step_share import Scope
+from kp_dynamo.graph.unrepeatable import is_always_saved
 from kp_dynamo.passes.base import PassReport, Refusal, reported
-from kp_dynamo.passes.recompute.policies import depends_on_rng, residual_sums
+from kp_dynamo.passes.recompute.policies import residual_sums
 from kp_dynamo.passes.recompute.tags import tag_all
 
 _MIB = 2**20
@@ -41,7 +42,7 @@ class RecomputeBlocks:
         if not ends and self.scope == "step":
             reason = "no sum x + f(x) ends a block. Try: a share of 0 to 1 of the activations to keep"
             return PassReport(self.name, 0, reported([Refusal(gm.graph.output_node(), reason)]))
-        part.saved = dict.fromkeys([*ends, *(n for n in part.nodes if depends_on_rng(n))])
+        part.saved = dict.fromkeys([*ends, *(n for n in part.nodes if is_always_saved(n))])
         if self.scope == "layer" or (self.scope == "layers" and not ends):
             return PassReport(self.name, tag_all(part), notes=("saves the inputs of each layer",))
         note = f"saves the sums at the ends of {len(ends)} blocks, {sum(map(node_bytes, ends)) / _MIB:.1f} MiB"

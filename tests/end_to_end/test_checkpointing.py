@@ -195,3 +195,45 @@ def test_eager_is_the_identity():
     values = [torch.ones(2), torch.zeros(3, dtype=torch.int64)]
     found = torch.ops.kp.optimization_barrier(values, torch.ones(()))
     assert [t.tolist() for t in found] == [[1.0, 1.0], [0, 0, 0], 1.0]
+
+
+CALLS = []
+
+
+@torch.library.custom_op("test_checkpointing::scaled", mutates_args=())
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    CALLS.append(x.shape)
+    return x * len(CALLS)
+
+
+@scaled.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+scaled.register_autograd(lambda ctx, gradient: gradient)
+
+
+def attended(q, k, v):
+    x = q.sin()
+    return scaled(x @ k.mT).softmax(-1) @ v + x
+
+
+def in_a_region(q, k, v):
+    return checkpoint(attended, q, k, v, use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "num_calls"),
+    [(attended, {}, 1), (attended, {"checkpoint": "blocks"}, 1), (in_a_region, {"checkpoint": 0.0}, 2)],
+    ids=["default", "blocks", "region of the user"],
+)
+def test_an_operator_of_the_user_s_own_is_recomputed_only_where_eager_recomputes_it(fn, options, num_calls):
+    """It counts its calls: a second one has another result."""
+    leaves = [torch.linspace(-1, 1, 24).view(2, 3, 4).requires_grad_() for _ in range(3)]
+    found = []
+    for run in (fn, compiled(fn, **options)):
+        CALLS.clear()
+        found.append(torch.autograd.grad(run(*leaves).square().sum(), leaves))
+        assert len(CALLS) == num_calls
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,8 @@ from torch import nn
 
 from kp_dynamo.autograd.decompositions.table import decompositions
 from kp_dynamo.graph.saved_values import ForwardPart, flops_of, saved_by_min_cut
-from kp_dynamo.passes.recompute.policies import attention_scores, cheapest_first, depends_on_rng, residual_sums
+from kp_dynamo.graph.unrepeatable import is_always_saved
+from kp_dynamo.passes.recompute.policies import attention_scores, cheapest_first, residual_sums
 from kp_dynamo.passes.recompute_attention import RecomputeAttention
 from kp_dynamo.passes.recompute_blocks import RecomputeBlocks
 from kp_dynamo.passes.recompute_to_share import RecomputeToShare
@@ -66,8 +69,32 @@ def test_dropout_of_the_probabilities_is_drawn_once():
     nodes = forward_nodes(joint_of(dropped, *qkv()))
     scores = attention_scores(nodes)
     assert scores
-    assert any(depends_on_rng(n) for n in nodes)
-    assert not any(depends_on_rng(n) for n in scores)
+    assert any(is_always_saved(n) for n in nodes)
+    assert not any(is_always_saved(n) for n in scores)
+
+
+@torch.library.custom_op("test_recompute_policies::pair", mutates_args=())
+def pair(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * 2, x + 1
+
+
+@pair.register_fake
+def _(x):
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+pair.register_autograd(lambda ctx, first, second: 2 * first + second)
+
+
+def test_results_of_an_operator_of_the_user_s_own_are_saved():
+    def attended(q, k, v):
+        first, second = pair(q @ k.transpose(-1, -2))
+        return (F.softmax(first * second, -1) @ v + q.sin()).sum()
+
+    gm = joint_of(attended, *qkv())
+    assert RecomputeToShare(0.0)(gm).rewritten
+    saved = saved_by_min_cut(gm)
+    assert [n.target for n in saved] == [operator.getitem] * 2
 
 
 def test_blocks_end_at_the_sums_with_what_products_made():
@@ -117,8 +144,8 @@ def test_what_stays_is_never_given_up():
     given_up = {s.node for s in cheapest_first(part, lambda n: n in ends)}
     assert given_up
     assert not given_up & ends
-    assert not any(depends_on_rng(n) for n in given_up)
-    assert any(depends_on_rng(n) for n in part.saved)
+    assert not any(is_always_saved(n) for n in given_up)
+    assert any(is_always_saved(n) for n in part.saved)
 
 
 @pytest.mark.quick("1.0", "0.7", "0.0")

@@ -3,8 +3,8 @@
 `RecomputeAttention`, `RecomputeBlocks`, `RecomputeToShare` and `RecomputeToBudget` implement the option `checkpoint`,
 and have its name in reports. They leave the graph unchanged. They tag nodes of the forward part as
 `torch.utils.checkpoint` does (`node.meta["recompute"]`), and the min-cut partitioner acts on the tags. Without tags it
-saves what is cheapest to read. Random values are always saved. Nodes that the user's own checkpoints have tagged keep
-their tags.
+saves what is cheapest to read. Random values and the results of user-defined operators are always saved. Nodes that the
+user's own checkpoints have tagged keep their tags, unless they are random.
 
 "attention"  recomputes scores and probabilities [B, H, S, S]; the partitioner decides the rest.
 "blocks"     saves the sums x + f(x) and recomputes everything else.

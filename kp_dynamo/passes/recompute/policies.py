@@ -12,9 +12,9 @@ from torch import fx
 
 from kp_dynamo.graph.nodes import tensor_of
 from kp_dynamo.graph.op_tables import MATMULS, SOFTMAXES, VIEWS_AND_CASTS
-from kp_dynamo.graph.random_results import is_random
 from kp_dynamo.graph.saved_values import ForwardPart, flops_of
 from kp_dynamo.graph.sizes import node_bytes
+from kp_dynamo.graph.unrepeatable import is_always_saved, is_unrepeatable
 
 aten = torch.ops.aten
 
@@ -22,8 +22,8 @@ aten = torch.ops.aten
 def attention_scores(nodes: list[fx.Node]) -> list[fx.Node]:
     """Scores, probabilities and the values between the two matmuls of an attention, [B, H, S, S] each.
 
-    These are all values of the softmax's size from the first matmul, included, to the second. Random values, and the
-    masks computed from them, are left out.
+    These are all values of the softmax's size from the first matmul, included, to the second. Values that a second run
+    may change, and the masks computed from random ones, are left out.
     """
     forward, found = set(nodes), set[fx.Node]()
     for softmax in (n for n in nodes if n.target in SOFTMAXES):
@@ -33,7 +33,7 @@ def attention_scores(nodes: list[fx.Node]) -> list[fx.Node]:
         readers = {u for n in after for u in n.users} | after
         if any(n.target in MATMULS for n in before) and any(u.target in MATMULS for u in readers & forward):
             found |= before | {n for n in after if n.target not in MATMULS}
-    return [n for n in nodes if n in found and not depends_on_rng(n)]
+    return [n for n in nodes if n in found and not is_always_saved(n)]
 
 
 def _same_size_values(start: fx.Node, neighbours: Callable[[fx.Node], list[fx.Node]]) -> set[fx.Node]:
@@ -87,11 +87,6 @@ def _shape(node: fx.Node) -> tuple[str, ...] | None:
     return None if tensor is None else tuple(map(str, tensor.shape))
 
 
-def depends_on_rng(node: fx.Node) -> bool:
-    """Whether a node is random, or a mask computed from random numbers: recomputing it would change it."""
-    return is_random(node) or any(is_random(s) and node_bytes(node) < node_bytes(s) for s in node.all_input_nodes)
-
-
 @dataclass(frozen=True)
 class FreedValue:
     """One value that is no longer saved.
@@ -119,7 +114,7 @@ def cheapest_first(part: ForwardPart, keep: Callable[[fx.Node], bool]) -> Iterat
     scores go first: they are many times as large as their operands, and the TPU's compiler is faster if they do not
     cross from one program to the next.
     """
-    greedy = _Greedy(part, [n for n in part.saved if not keep(n) and not depends_on_rng(n)])
+    greedy = _Greedy(part, [n for n in part.saved if not keep(n) and not is_always_saved(n)])
     while (step := greedy.take()) is not None:
         yield step
 
@@ -163,6 +158,6 @@ class _Greedy:
         new = [n for n in cone if n not in self._recomputed]
         # Bytes count as operations, so that pointwise work is not free, and short chains go before long ones.
         cost = 1 + flops_of(new) + sum(map(node_bytes, new))
-        if not any(is_random(n) for n in cone):
+        if not any(is_unrepeatable(n) for n in cone):
             price = (node not in self._scores, cost / max(1, node_bytes(node)))
             heapq.heappush(self._heap, (price, self._number[node], self._version[node], node))
