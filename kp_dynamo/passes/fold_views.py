@@ -60,7 +60,7 @@ class FoldViews:
     5. operands of 32 bits and more, unless float32 matmuls take one pass over the matrix unit: torch_xla lowers no
        contraction with more passes;
     6. integers and complex numbers; symbolic sizes and sizes of 0; views that do not split dimensions into whole parts;
-       kp::linear_act.
+       an addend that is not a bias of shape [N]; kp::linear_act.
 
     docs/measurements.md has the measured effect.
 

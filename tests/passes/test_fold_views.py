@@ -198,6 +198,12 @@ def test_integers_and_complex_numbers_are_left_alone(dtype):
     assert not folded(trace_inference(torch.matmul, x, w)).rewritten
 
 
+def test_one_number_for_all_columns_is_left_alone():
+    x, weight, bias = (t.detach() for t in tensors((2, 3, 6), (8, 6), (1,)))
+    gm = trace_inference(F.linear, x, weight, bias)
+    assert not folded(gm).rewritten
+
+
 def test_symbolic_sizes_are_left_alone():
     seen = []
 

@@ -66,8 +66,8 @@ def contraction_of(matmul: fx.Node) -> Contraction | None:
     is_plain = not matmul.kwargs and all(map(has_static_size, (a, b, matmul)))
     if not is_plain or not matmul.meta["val"].is_floating_point():
         return None
-    if bias is not None and bias.meta["val"].dim() != 1:
-        return None
+    if bias is not None and list(bias.meta["val"].shape) != [matmul.meta["val"].shape[1]]:
+        return None  # one number for all columns has no axis of theirs
     for follows_result in (True, False):
         found = _found(matmul, (a, b), bias, follows_result)  # type: ignore[arg-type]  # tensors, as is_plain says
         if found is None or _may_change(found):
