@@ -480,6 +480,27 @@ def test_complex_numbers_are_padded():
     assert counts.graphs == 2
 
 
+def complex_variance(x):
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2))).var((0, 1))
+
+
+def complex_deviation(x):
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2))).std((0, 2), correction=0).sum()
+
+
+@pytest.mark.parametrize(("fn", "trains"), [(complex_variance, False), (complex_deviation, True)])
+def test_the_variance_of_complex_numbers_is_real(fn, trains):
+    run = compiled(fn, buckets=BUCKETS)
+    for length in (5, 7):
+        mine, eager = rows(length, trains=trains), rows(length, trains=trains)
+        found, expected = run(mine), fn(eager)
+        assert_same(found, expected)
+        if trains:
+            found.backward()
+            expected.backward()
+            assert_same(mine.grad, eager.grad)
+
+
 def attended(x):
     """The strides of a dropout's result are recomputed, and then those of the matmul that reads it."""
     heads = x.view(x.shape[0], x.shape[1], 2, 2).transpose(1, 2)

@@ -74,7 +74,7 @@ def _var(call: Call) -> Any:
     x, keeps = call.args[0].replaced(_wide(call.args[0].tensor)), bool(call.kwargs.get("keepdim", False))
     count: Any = call.masks.true_count(x, dims)
     mean = _summed(call, x, dims, True) / count
-    squares = _summed(call, x.replaced((x.tensor - mean) ** 2), dims, keeps)
+    squares = _summed(call, x.replaced(_squared(x.tensor - mean)), dims, keeps)
     variance = squares / _at_least_zero(count - (1 if correction is None else correction))
     left = _remaining(call, dims, keeps)
     if call.target is aten.var_mean.correction:
@@ -82,6 +82,11 @@ def _var(call: Call) -> Any:
         return Padded(variance.to(call.like[0].dtype), left), Padded(small.to(call.like[1].dtype), left)
     result = variance.sqrt() if call.target is aten.std.correction else variance
     return Padded(result.to(call.like.dtype), left)
+
+
+def _squared(x: torch.Tensor) -> torch.Tensor:
+    """|x|^2: real numbers, also of complex ones."""
+    return x.real**2 + x.imag**2 if x.is_complex() else x**2
 
 
 def _at_least_zero(count: Number) -> Number:
