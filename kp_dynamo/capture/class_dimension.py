@@ -43,8 +43,10 @@ def _rows_of(node: fx.Node) -> fx.Node | None:
         return None
     source = _source(given["input"])
     rows = value_of(source)
-    if not isinstance(rows, torch.Tensor) or not _is_view(logits, rows):
+    if source is None or not isinstance(rows, torch.Tensor) or not _is_view(logits, rows):
         return None
+    if _changes_grad_mode(source, given["input"]):
+        return None  # a view made under `no_grad` passes no gradient on
     is_moved = logits.movedim(1, -1).shape == rows.shape and logits.movedim(1, -1).stride() == rows.stride()
     return source if is_moved and _is_from_matmul(source) else None
 
@@ -52,6 +54,14 @@ def _rows_of(node: fx.Node) -> fx.Node | None:
 def _is_view(value: torch.Tensor, source: torch.Tensor) -> bool:
     is_alias = value.untyped_storage()._cdata == source.untyped_storage()._cdata
     return is_alias and value.storage_offset() == source.storage_offset()
+
+
+def _changes_grad_mode(first: fx.Node, last: fx.Node) -> bool:
+    """Whether the grad mode is set between two nodes. Inside `torch.func`, values have the flags of its transform."""
+    node = last.prev
+    while node is not first and node.target is not torch._C._set_grad_enabled:
+        node = node.prev
+    return node is not first
 
 
 def _is_from_matmul(node: fx.Node | None) -> bool:

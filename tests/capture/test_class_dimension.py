@@ -43,6 +43,20 @@ def test_values_and_gradients_are_eagers(name):
     check_gradients_like_eager(FORMS[name], x.requires_grad_(), target)
 
 
+def without_gradient(w, x, target):
+    """A loss that is only measured: its logits are a view that passes no gradient on."""
+    rows = F.linear(x, w)
+    with torch.no_grad():
+        logits = rows.transpose(1, 2)
+    return F.cross_entropy(logits, target) + rows.square().mean()
+
+
+@pytest.mark.parametrize("takes", [lambda fn: fn, torch.func.grad], ids=["backward", "torch.func"])
+def test_a_view_made_without_gradients_passes_none_on(takes):
+    x, weight = torch.linspace(-1, 1, 12).view(2, 3, 2), torch.linspace(0, 2, 8).view(4, 2).requires_grad_()
+    check_gradients_like_eager(takes(without_gradient), weight, x, torch.arange(6).view(2, 3) % 4)
+
+
 @pytest.mark.quick("buckets-cpu")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("options", [{}, {"buckets": [8]}], ids=["exact", "buckets"])
