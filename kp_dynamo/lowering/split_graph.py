@@ -2,6 +2,7 @@
 
 Every node gets a stage. XLA runs the even stages, the CPU runs the odd ones, and a node goes into the first stage of
 its kind at which all its inputs exist. A stage is one program, so there are few programs: not one for each split.
+User-defined and random operators on the CPU run in the order of the model, because each may depend on the one before.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kp_dynamo.compat import xla
 from kp_dynamo.exceptions import XLACompilationError
 from kp_dynamo.graph.source_lines import source_line
 from kp_dynamo.graph.symbol_values import SymbolReader
+from kp_dynamo.graph.unrepeatable import is_unrepeatable
 from kp_dynamo.lowering.base import LoweringSpec
 from kp_dynamo.lowering.constants import device_constants
 from kp_dynamo.lowering.host_layout import strides_of, to_host
@@ -54,11 +56,15 @@ def spec_of_pieces(spec: LoweringSpec) -> LoweringSpec:
 
 def _stages(graph: fx.Graph, on_cpu: set[fx.Node]) -> dict[fx.Node, int]:
     stages: dict[fx.Node, int] = {}
+    last = 0  # the stage of the last unrepeatable node
     for node in graph.nodes:
         if node.op not in ("call_function", "get_attr"):
             continue
+        is_ordered = node in on_cpu and is_unrepeatable(node)
         earliest = max((stages.get(source, 0) for source in node.all_input_nodes), default=0)
+        earliest = max(earliest, last) if is_ordered else earliest
         stages[node] = earliest + (earliest % 2 != (node in on_cpu))
+        last = stages[node] if is_ordered else last
         for source in node.all_input_nodes:
             # A multi-result CPU operator and its getitem nodes share a stage: only tensors pass between stages.
             if source in on_cpu and _is_getitem(node):

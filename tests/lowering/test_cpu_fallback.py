@@ -137,6 +137,19 @@ def test_an_operator_of_the_user_s_own_is_run_and_never_frozen(device):
     assert counts.fallbacks == 6
 
 
+def test_operators_of_the_user_s_own_run_in_the_order_of_the_model():
+    def fn(x):
+        first = torch.ops.kp_tests.count(torch.ops.kp_tests.count(x) * 2)
+        return first, torch.ops.kp_tests.count(x)
+
+    CALLS.clear()
+    expected = fn(torch.ones(1))
+    CALLS.clear()
+    with counted() as counts:
+        assert compiled(fn)(torch.ones(1)) == expected
+    assert counts.programs == 1
+
+
 def test_a_sort_of_operator_that_needs_a_value():
     check_like_eager(lambda x: x * torch.linalg.matrix_rank(x), MATRIX)
 
