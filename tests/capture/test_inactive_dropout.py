@@ -55,6 +55,17 @@ def test_the_result_may_be_the_argument():
     assert_same(x, torch.full((3,), 2.0))
 
 
+def test_a_view_made_without_gradients_stays():
+    """Eager returns a view of an operand without batch."""
+
+    def fn(x):
+        with torch.no_grad():
+            h = F.dropout1d(x, 0.5, training=False)
+        return h * x
+
+    check_gradients_like_eager(fn, torch.randn(4, 3, requires_grad=True))
+
+
 def test_gradients_and_active_dropout():
     check_gradients_like_eager(lambda x: F.dropout(x * 2, 0.0).tanh(), torch.randn(4, 3, requires_grad=True))
     assert (compiled(lambda x: F.dropout(x, 0.5))(torch.ones(1000)) == 0).any()
