@@ -140,15 +140,8 @@ def test_checkpoints_of_the_user_keep_working(mode):
     assert difference(gradients(compiled(forward, checkpoint=mode), model), expected) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"checkpoint": "blocks"}, marks=pytest.mark.slow),
-        {"checkpoint": 0.3},
-    ],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"checkpoint": "blocks"}, {"checkpoint": 0.3}], ids=str)
 def test_a_dynamic_length_stays_dynamic(options):
     """To compare or multiply out a symbolic size asks for its value, and a graph for one length is what comes of it."""
     model = TinyGpt(length=64)

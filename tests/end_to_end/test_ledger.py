@@ -306,6 +306,7 @@ def test_buckets_pad_and_a_taken_back_pass_stays_away(caplog):
     assert len(warnings_of(caplog)) == 1
 
 
+@pytest.mark.slow
 def test_blocks_are_measured_with_the_values_of_their_first_run():
     model = nn.Sequential(*(Attention() for _ in range(4)))
     x = torch.randn(2, 32, 64)

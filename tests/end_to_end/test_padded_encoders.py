@@ -134,6 +134,7 @@ def test_autocast_and_levels():
     assert (default[LAST] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_causal_is_not_compared():
     """In the decoder, too: torch compares it with a causal mask, which breaks the graph."""
     causal = nn.Transformer.generate_square_subsequent_mask(S)

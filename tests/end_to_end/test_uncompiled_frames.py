@@ -211,7 +211,7 @@ run = torch.compile(model, backend={backend})
     [
         ("'kp_tpu'", "run.generate(torch.ones(3))", True),
         pytest.param("kp_dynamo.kp_tpu", "run.generate(torch.ones(3))", True, marks=pytest.mark.slow),
-        ("kp_dynamo.kp_tpu", "run(torch.ones(3))", False),
+        pytest.param("kp_dynamo.kp_tpu", "run(torch.ones(3))", False, marks=pytest.mark.slow),
         pytest.param("[kp_dynamo.kp_tpu, 'eager'][1]", "run(torch.ones(3))", False, marks=pytest.mark.slow),
     ],
 )

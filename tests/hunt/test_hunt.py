@@ -42,6 +42,7 @@ def test_a_hundred_and_fifty_are_fixed():
     assert len(set(FIXED)) == 150
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_program_in_every_process():
     """Hypothesis's own numbers are those of the literals in all modules that are loaded, one time of twenty."""
     code = "from tests.hunt.drawing import program_of; print([program_of(1999, i) for i in range(10)])"

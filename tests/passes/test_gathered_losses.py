@@ -328,10 +328,8 @@ class Model(nn.Module):
         return t5(logits, labels) + masked_mean(nll(self.head(self.embedding(ids).sin()), labels), labels)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param({}, id="", marks=pytest.mark.slow), pytest.param({"buckets": [4, 8, 16]}, id="buckets")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"buckets": [4, 8, 16]}], ids=["", "buckets"])
 def test_steps_through_the_backend_of_several_lengths(monkeypatch, options):
     rewritten = fuse_small_heads(monkeypatch)
     model = Model()

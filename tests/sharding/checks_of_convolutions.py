@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import kp_dynamo
-from tests.sharding.registry import BOTH, check, compiled, slow_check
+from tests.sharding.registry import BOTH, compiled, slow_check
 
 THREE = {"data": 2, "a": 2, "b": 2}
 
@@ -70,7 +70,7 @@ def _differences(*names: str) -> dict[str, float]:
     return {name: difference(*cases[name]) for name in names}
 
 
-@check
+@slow_check
 def grouped_convolutions() -> Any:
     return _differences("grouped", "divided outputs")
 

@@ -13,10 +13,21 @@ from torch import nn
 import kp_dynamo
 from kp_dynamo.lowering import spmd, tensor_shardings
 from kp_dynamo.telemetry import snapshot
-from tests.sharding.registry import BOTH, DATA, Wrapped, check, compiled, placed_as, small, spec, tokens
+from tests.sharding.registry import (
+    BOTH,
+    DATA,
+    Wrapped,
+    check,
+    compiled,
+    placed_as,
+    slow_check,
+    small,
+    spec,
+    tokens,
+)  # fmt: skip
 
 
-@check
+@slow_check
 def accumulated_gradients() -> Any:
     """Two backwards before a step, of batches of other sizes; one parameter was frozen when the model was divided."""
     model, eager = small(), small()
@@ -206,7 +217,7 @@ def gradients_summed_in_bfloat16() -> Any:
     return found
 
 
-@check
+@slow_check
 def gradients_summed_by_an_exchange() -> Any:
     """Of batches that divide or not: what is divided, gradients that lie elsewhere, how far they are from eager's."""
     found = []

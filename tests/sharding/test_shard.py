@@ -130,8 +130,9 @@ def test_a_model_is_divided_anew():
     assert difference < CLOSE
 
 
-def test_gradients_that_accumulate_lie_as_their_parameters(answers):
-    was_trained, misplaced, difference = answers["accumulated_gradients"]
+@pytest.mark.slow
+def test_gradients_that_accumulate_lie_as_their_parameters():
+    was_trained, misplaced, difference = asked("accumulated_gradients")["accumulated_gradients"]
     assert (was_trained, misplaced) == (False, [])
     assert difference < CLOSE
 
@@ -175,8 +176,9 @@ def test_gradients_of_matmuls_are_summed_in_bfloat16_on_request(answers):
     assert {difference for found in same for difference in found.values()} == {0}
 
 
-def test_gradients_are_exchanged_on_request(answers):
-    for divided, misplaced, difference in answers["gradients_summed_by_an_exchange"]:
+@pytest.mark.slow
+def test_gradients_are_exchanged_on_request():
+    for divided, misplaced, difference in asked("gradients_summed_by_an_exchange")["gradients_summed_by_an_exchange"]:
         # The parts, by the chips that compute them, and then as the weight is divided.
         assert divided == [[8, 128, 256]] * 2 + [[8, 256, 128]] * 2
         assert misplaced == []
@@ -231,8 +233,9 @@ def test_an_optimizer_of_the_object_api_divides_the_model():
     assert difference["gradients"] < 0.05  # of matmuls in bfloat16
 
 
-def test_grouped_convolutions_on_meshes_of_several_axes(answers):
-    assert max(answers["grouped_convolutions"].values()) < CLOSE
+@pytest.mark.slow
+def test_grouped_convolutions_on_meshes_of_several_axes():
+    assert max(asked("grouped_convolutions")["grouped_convolutions"].values()) < CLOSE
 
 
 @pytest.mark.slow
