@@ -59,6 +59,7 @@ def _num_loaded_libraries() -> int:
         found.append(info[0].num_loaded)
         return 1
 
-    iterate: Callable[..., int] = ctypes.CDLL(None).dl_iterate_phdr
+    # PyDLL keeps the GIL: the loader holds its lock meanwhile, for which another thread may wait with the GIL.
+    iterate: Callable[..., int] = ctypes.PyDLL(None).dl_iterate_phdr
     iterate(_CALLBACK(first), None)
     return found[0]

@@ -91,7 +91,7 @@ def _stored(path: Path) -> Stored | None:
         if not stat.S_ISREG(about.st_mode):
             return None
         with path.open("rb") as file:
-            if file.read(len(entries.CAPTURE)) not in entries.KINDS:
+            if not entries.is_ours(file.read(entries.MAGIC_SIZE)):
                 return None
             file.seek(0)
             content = file.read()

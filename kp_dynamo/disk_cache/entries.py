@@ -16,6 +16,7 @@ from typing import NamedTuple
 HEADER = struct.Struct("=8s32s32sQQ")
 PROGRAM, CAPTURE = b"KPTPU 1\0", b"KPTPU C1"
 KINDS = {PROGRAM: "program", CAPTURE: "capture"}
+MAGIC_SIZE = len(CAPTURE)
 _CHECKED_FROM = 40
 TEMPORARY = ".writing-"
 FORGOTTEN_S = 3600.0  # after that, a file under such a name is what a killed process left
@@ -28,6 +29,11 @@ class Entry(NamedTuple):
     kind: str
     content: bytes
     seconds: float
+
+
+def is_ours(head: bytes) -> bool:
+    """Whether a file of the name of an entry is one, by its first bytes. A power cut leaves it empty, or zeros."""
+    return head in KINDS or not any(head)
 
 
 def parsed(name: str, content: bytes) -> Entry | None:

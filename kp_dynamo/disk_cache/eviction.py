@@ -50,7 +50,7 @@ def evict(folder: Path, max_bytes: int, written: str) -> int:
 def has_magic(path: Path) -> bool:
     """Whether a file is the cache's. Folders of blobs have files with the name of an entry too."""
     with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(len(entries.CAPTURE)) in entries.KINDS
+        return entries.is_ours(file.read(entries.MAGIC_SIZE))
     return False
 
 

@@ -118,8 +118,10 @@ def try_in_two_processes(timeout_s: float) -> Outcome:
         for which in ("first", "second"):
             ran = run_self_test(timeout_s, folder)
             if "disk" not in ran.told:
-                # Another process may hold the device, also since the first one has ended.
-                return Outcome(False, f"the {which} process stopped: {ran.problem}", is_lasting=False)
+                # Another process may hold the device, also since the first one has ended. But if the second one has
+                # started the device, it stopped at what it loaded.
+                is_lasting = which == "second" and "device" in ran.told
+                return Outcome(False, f"the {which} process stopped: {ran.problem}", is_lasting)
             processes.append(ran.told)
     wrong = _problem(*processes)
     return Outcome(not wrong, wrong or _success(*processes))

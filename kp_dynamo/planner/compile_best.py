@@ -85,13 +85,16 @@ class BestCompiler:
     def _next(self, is_wanted: Callable[[Candidate], bool]) -> Bounded | None:
         """The best candidate that was not tried, of slices and shardings without a compiled one.
 
-        Any with room for temporaries comes before all others, whose minutes in the compiler often end in a refusal.
+        Any with room for temporaries comes before all others, whose minutes in the compiler often end in a refusal. So
+        do other slices and shardings than those of which the compiler refused a program whatever its memory.
         """
         done = {group_of(f.candidate) for f in self._compiled()}
         left = [b for b in self.found.fitting if group_of(b.candidate) not in done and not self._is_ruled_out(b)]
         wanted = [b for b in left if is_wanted(b.candidate)]
         best = best_of_each(wanted, self.request.goal.objective, self._has_room)
-        return next((b for b in best if self._has_room(b)), best[0] if best else None)
+        failed = (f for f in self.figures.values() if f.kind == "failed" and not f.is_too_large)
+        refused = {group_of(f.candidate) for f in failed}
+        return min(best, key=lambda b: (group_of(b.candidate) in refused, not self._has_room(b)), default=None)
 
     def _has_room(self, bounded: Bounded) -> bool:
         """Whether a candidate is expected to fit, with its temporaries."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kp_dynamo.disk_cache import entries, eviction, library
+from kp_dynamo.disk_cache import contents, entries, eviction, library
 
 SIZE = 100
 DAY_S = 86400
@@ -42,6 +42,38 @@ def entry(folder: Path, letter: str, age_s: float, magic: bytes = entries.PROGRA
     path.write_bytes(magic.ljust(SIZE, b"\0"))
     os.utime(path, (time.time() - age_s,) * 2)
     return path
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("100", 100),
+        ("2e9", 2_000_000_000),
+        ("1.5", 1),
+        ("0.5", 0),
+        ("-1", 0),
+        ("inf", 0),
+        ("nan", 0),
+        ("9 GB", 0),
+        ("", 0),
+    ],
+)
+def test_the_variable_of_the_bound(native, text, bound):
+    """What is no number of bytes keeps nothing in a folder, and deletes nothing."""
+    bound_of = ctypes.CDLL(str(native)).bound_of
+    bound_of.restype = ctypes.c_uint64
+    assert bound_of(text.encode()) == bound
+
+
+@pytest.mark.parametrize("content", [b"", bytes(SIZE)])
+def test_what_a_power_cut_left_of_an_entry(evict, tmp_path, content):
+    left = entry(tmp_path, "a", 9)
+    left.write_bytes(content)
+    os.utime(left, (time.time() - 9,) * 2)
+    new = entry(tmp_path, "b", 5)
+    assert evict(SIZE - 1, new.name) == 1
+    assert list(tmp_path.iterdir()) == [new]
+    assert [stored.path for stored in contents.stored_in(tmp_path)] == [new]
 
 
 def test_the_least_recently_used_goes_first(evict, tmp_path):

@@ -86,10 +86,19 @@ def test_a_folder_whose_name_is_no_text(results, libtpu, tmp_path, monkeypatch):
 def test_a_process_that_does_not_report(stops, monkeypatch):
     """It raises, crashes or hangs: another process may hold the device, so the next start tries again."""
     reports = [trial.SelfTest({"disk": {}}, "")] if stops == "second" else []
-    reports.append(trial.SelfTest({"device": "xla:0"}, "RuntimeError: The TPU is in use"))
+    reports.append(trial.SelfTest({}, "RuntimeError: The TPU is in use"))
     monkeypatch.setattr(trial, "run_self_test", lambda timeout_s, folder: reports.pop(0))
     expected = f"the {stops} process stopped: RuntimeError: The TPU is in use"
     assert trial.try_in_two_processes(60) == trial.Outcome(False, expected, is_lasting=False)
+
+
+@pytest.mark.parametrize("stops", ["first", "second"])
+def test_a_process_that_stops_at_what_it_loaded(stops, monkeypatch):
+    """It would stop there at each start."""
+    reports = [trial.SelfTest({"disk": {}}, "")] if stops == "second" else []
+    reports.append(trial.SelfTest({"device": "xla:0"}, "it ended by SIGSEGV"))
+    monkeypatch.setattr(trial, "run_self_test", lambda timeout_s, folder: reports.pop(0))
+    assert trial.try_in_two_processes(60).is_lasting == (stops == "second")
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,23 @@ def test_a_loss_saves_nothing_that_a_chip_may_not_keep(vocabulary):
     assert flops_per_sample(capture).least == matmuls
 
 
+def test_what_is_too_small_for_a_pass_does_not_fail_under_strict():
+    """The capture fuses small logits, and the compiled program does not."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.scale = nn.Linear(8, 8), nn.Parameter(torch.ones(8))
+
+        def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.head(x) * self.scale, target)
+
+    with torch.device("meta"):
+        args = torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)
+        found = plan(Scaled(), args, train=True, targets=["v5e"], max_chips=1, num_compiled=0, options={"strict": True})
+    assert found.options == {"strict": True}
+
+
 def test_repeated_layers_save_what_they_save_in_a_long_step():
     """A short step is not divided, and then saves two sums of each layer; a long one saves the input of each."""
     with torch.device("meta"):

@@ -119,6 +119,17 @@ def test_what_the_compiler_refuses_for_another_reason_rules_out_only_itself(tmp_
     assert "exceeded its time limit" in str(problem)
 
 
+def test_other_slices_are_tried_after_what_the_compiler_refused(tmp_path, monkeypatch):
+    request, files = request_and_files(tmp_path)
+    refused = Outcome(problem="does not compile: exceeded its time limit")
+    monkeypatch.setattr(compile_best, "_outcome", lambda candidate, request: (refused, False))
+    other = Candidate(Layout(topology_of("v5e", 8), 8, 1, "fsdp"), 2, 1, "off")
+    all_ways = [bounded(replace(CANDIDATE, samples=samples)) for samples in (2, 4, 8, 16, 32)] + [bounded(other)]
+    compiler = BestCompiler(request, Found(all_ways), files, is_shown=False)
+    compiler.compile(1)
+    assert list(compiler.figures)[1] == other
+
+
 def test_what_leaves_room_for_temporaries_is_compiled_first(tmp_path):
     request, files = request_and_files(tmp_path)
     tight = Candidate(Layout(topology_of("v5e", 8), 8, 1, "fsdp"), 8, 1, "off")

@@ -54,6 +54,8 @@ int read_entry(const struct key *key, struct entry *entry);
 void write_entry(const struct key *key, const struct entry *entry);
 void delete_entry(const struct key *key);
 
+/* The bound that a user's variable gives, as Python reads it; 0 if it is no number of bytes. */
+uint64_t bound_of(const char *text);
 /* Deletes the least recently used entries but `written`, a name or NULL, until the folder is within its bound. */
 void evict(int folder, uint64_t max_bytes, const char *written);
 

@@ -19,6 +19,12 @@ struct found {
   struct timespec used;
 };
 
+uint64_t bound_of(const char *text) {
+  char *end;
+  double given = strtod(text, &end);
+  return end == text || *end || !(given >= 1 && given < 9e18) ? 0 : (uint64_t)given;
+}
+
 static int has_name_of_entry(const char *name) {
   return strlen(name) == NAME_SIZE - 1 && strspn(name, "0123456789abcdef") == NAME_SIZE - 1;
 }
@@ -64,9 +70,12 @@ static int has_magic(int folder, const char *name) {
   char magic[MAGIC_SIZE];
   int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return 0;
-  int is_read = read(file, magic, MAGIC_SIZE) == MAGIC_SIZE;
+  static const char ZEROS[MAGIC_SIZE];
+  ssize_t got = read(file, magic, MAGIC_SIZE);
   close(file);
-  return is_read && (!memcmp(magic, PROGRAM_MAGIC, MAGIC_SIZE) || !memcmp(magic, CAPTURE_MAGIC, MAGIC_SIZE));
+  if (got >= 0 && !memcmp(magic, ZEROS, (size_t)got)) return 1; /* A power cut leaves an entry empty, or zeros. */
+  return got == MAGIC_SIZE &&
+         (!memcmp(magic, PROGRAM_MAGIC, MAGIC_SIZE) || !memcmp(magic, CAPTURE_MAGIC, MAGIC_SIZE));
 }
 
 /* Keeps the cache's files in the list, and takes the others out of `total`. */

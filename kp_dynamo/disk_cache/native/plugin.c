@@ -37,8 +37,8 @@ static void configure_from_environment(void) {
   if (!plugin) plugin = getenv("PTXLA_TPU_LIBRARY_PATH");
   const char *folder = getenv("KP_TPU_CACHE_DIR");
   const char *max_bytes = getenv("KP_TPU_CACHE_MAX_BYTES");
-  int has_folder = folder && max_bytes;
-  if (plugin) kp_cache_configure(plugin, has_folder ? folder : "", has_folder ? strtoull(max_bytes, NULL, 10) : 0);
+  uint64_t given = folder && max_bytes ? bound_of(max_bytes) : 0;
+  if (plugin) kp_cache_configure(plugin, given ? folder : "", given);
 }
 
 static uint64_t now_ns(void) {
