@@ -3,7 +3,8 @@
 This module lists the public API. Names are imported on first use: importing the package neither imports torch_xla nor
 starts a device. It only sets an XLA flag and a variable of torch_xla, which have no effect once a device has started or
 a scatter was lowered, configures the logs if KP_TPU_LOG is "json", and enables the disk cache if KP_TPU_CACHE_DIR names
-a folder, or takes its library away that a parent process put in the place of libtpu.
+a folder, or takes its library away that a parent process put in the place of libtpu. That imports torch_xla if
+PJRT_DEVICE names a plugin other than a TPU's, because torch_xla then knows where it is.
 """
 
 from __future__ import annotations

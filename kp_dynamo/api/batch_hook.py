@@ -59,7 +59,8 @@ def shard_arguments(module: nn.Module, mesh: BatchMesh | None) -> None:
 
 
 _NAMES = ("input_ids", "inputs_embeds", "decoder_input_ids", "input_features", "input_values", "pixel_values")
-"""Arguments of transformers' models that have the batch size. Their `generate` passes `cache_position` before them."""
+"""Arguments of transformers' models that have the batch size, the first of them for certain. Their `generate` passes
+`cache_position` before them, all by name."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class _ShardArguments:
 
     def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         tensors = _tensors((args, kwargs))
-        is_of_batch = _in_batch_of([*(kwargs.get(name) for name in _NAMES), *tensors])
+        is_of_batch = _in_batch_of([*_tensors(args), *(kwargs.get(name) for name in _NAMES), *tensors])
         for tensor in tensors:
             if is_of_batch(tensor):
                 spmd.shard_batch(tensor, self.mesh.shape, self.mesh.device_ids)

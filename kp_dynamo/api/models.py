@@ -146,8 +146,13 @@ def move_data(
         ) from cause
 
 
+_PLAIN = (torch.Tensor, int, float, str)  # no union of types, which Dynamo cannot trace
+
+
 def opened(leaf: Any) -> Any:
     """The content of a mapping or dataclass that pytree does not know, such as a BatchEncoding; else `leaf`."""
+    if leaf is None or isinstance(leaf, _PLAIN):
+        return leaf  # Dynamo breaks the graph if it is asked whether None is a dataclass
     if isinstance(leaf, Mapping):
         return dict(leaf)
     if is_dataclass(leaf) and not isinstance(leaf, type):

@@ -40,6 +40,12 @@ class TPUBackend(ProcessDevices):
         """The configuration; changes take effect at the next call."""
         return self._config
 
+    @config.setter
+    def config(self, value: KernelPyTorchConfig) -> None:
+        checked = of_type(KernelPyTorchConfig, "config", value, TPUConfigurationError, "a KernelPyTorchConfig")
+        self.compiler.follow(checked)
+        self._config = checked
+
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Move `model` onto the device, in place; tied parameters stay tied.
 

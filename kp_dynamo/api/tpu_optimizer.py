@@ -56,6 +56,10 @@ class TPUOptimizer:
         """The configuration of the backend; changes take effect at the next call."""
         return self.backend.config
 
+    @config.setter
+    def config(self, value: KernelPyTorchConfig) -> None:
+        self.backend.config = value
+
     def optimize(
         self, model: nn.Module, sample_inputs: Any = None, optimization_level: str | None = None
     ) -> TPUOptimizationResult:

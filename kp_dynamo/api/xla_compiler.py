@@ -49,8 +49,13 @@ class XLACompiler:
     def following(cls, config: KernelPyTorchConfig) -> XLACompiler:
         """A compiler by `config.hardware.tpu` as it is at each call, also if that was replaced."""
         compiler = cls(config.hardware.tpu)
-        compiler._whole = config
+        compiler.follow(config)
         return compiler
+
+    def follow(self, config: KernelPyTorchConfig) -> None:
+        """Compile by `config.hardware.tpu` from now on."""
+        checked_config(config.hardware.tpu)
+        self._whole = config
 
     @property
     def config(self) -> TPUConfig:

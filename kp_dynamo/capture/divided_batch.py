@@ -9,16 +9,24 @@ of them, would be lost. So it leaves `kp.shard_batch` in Dynamo's graph, and not
 
 Refused, and the operator is erased:
 
-1. The graph writes to the memory of x: the copy would get it, and not the caller's tensor.
+1. The graph writes to the memory of x after it: the copy would get it, and not the caller's tensor.
 2. It returns a view of x: the caller's writes to the one would not reach the other.
+
+If x needs a gradient, only what follows in the same grad mode reads the copy: one made under `no_grad` passes none on.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import fx
+
+_GRAD_MODES = (
+    torch._C._set_grad_enabled, torch.autograd.grad_mode._enter_inference_mode,
+    torch.autograd.grad_mode._exit_inference_mode,
+)  # fmt: skip
 
 
 def divide_batch(gm: fx.GraphModule) -> None:
@@ -27,34 +35,59 @@ def divide_batch(gm: fx.GraphModule) -> None:
         if isinstance(module, fx.GraphModule):
             found = module.graph.find_nodes(op="call_function", target=torch.ops.kp.shard_batch)
             marks = [node for node in found if not node.users]
-            shared = _written(module) | _returned_views(module) if marks else set()
+            returned = _returned_views(module) if marks else set()
             for mark in marks:
-                _divide(mark, shared)
+                _divide(mark, returned)
             if marks:
                 module.recompile()
 
 
-def _divide(mark: fx.Node, shared: set[int | None]) -> None:
+def _divide(mark: fx.Node, returned: set[int | None]) -> None:
     batch: Any = mark.args[0]
-    readers = {user for user in batch.users if mark < user and user.op != "output"}
-    memory = _memory(batch)
-    if not readers or memory is None or memory in shared:
+    memory, later = _memory(batch), _after(mark)
+    readers = {node for node in _in_its_grad_mode(batch, later) if batch in node.all_input_nodes}
+    if not readers or memory is None or memory in returned or _is_written(memory, later):
         mark.graph.erase_node(mark)
     else:
         batch.replace_all_uses_with(mark, delete_user_cb=readers.__contains__)
 
 
-def _written(gm: fx.GraphModule) -> set[int | None]:
-    """The memory that the graph writes to. Dynamo ran its writes on the example values, which count them."""
-    pairs = [(_memory(node), _value(node)) for node in gm.graph.nodes]
-    return {memory for memory, value in pairs if value is not None and value._version}
+def _after(mark: fx.Node) -> list[fx.Node]:
+    """What follows in its graph, without the output."""
+    found, node = [], mark.next
+    while node.op not in ("output", "root"):
+        found.append(node)
+        node = node.next
+    return found
+
+
+def _in_its_grad_mode(batch: fx.Node, later: list[fx.Node]) -> list[fx.Node]:
+    """The nodes that may read a copy of the batch. Inside `torch.func`, values have the flags of its transform."""
+    value = _value(batch)
+    is_number = value is not None and (value.is_floating_point() or value.is_complex())
+    if not is_number or (value is batch.meta["example_value"] and not value.requires_grad):
+        return later
+    modes = (place for place, node in enumerate(later) if node.target in _GRAD_MODES)
+    return later[: next(modes, len(later))]
+
+
+def _is_written(memory: int, later: list[fx.Node]) -> bool:
+    """Whether one of these nodes may write to this memory. Example values count the writes that Dynamo has run."""
+    return any(memory in map(_memory, node.all_input_nodes) and _may_write(node, memory) for node in later)
+
+
+def _may_write(node: fx.Node, memory: int) -> bool:
+    """Not if the result is a tensor of its own. A view of memory that was never written to does not either."""
+    values = [value for value in map(_value, (node, *node.all_input_nodes)) if value is not None]
+    is_written = any(value.untyped_storage()._cdata == memory and value._version for value in values)
+    is_mutable = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return is_written and (is_mutable or _memory(node) in (None, memory))
 
 
 def _returned_views(gm: fx.GraphModule) -> set[int | None]:
-    """The memory that results share with another value of the graph."""
-    returned = set(gm.graph.output_node().all_input_nodes)
-    of_others = {_memory(node) for node in gm.graph.nodes if node not in returned}
-    return set(map(_memory, returned)) & of_others
+    """The memory that results share with each other or with another value of the graph."""
+    counts = Counter(map(_memory, gm.graph.nodes))
+    return {memory for memory in map(_memory, gm.graph.output_node().all_input_nodes) if counts[memory] > 1}
 
 
 def _memory(node: fx.Node) -> int | None:

@@ -27,19 +27,20 @@ def _cross_entropy_backward(
 
 
 def _smooth_l1(x: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN, beta: float = 1.0) -> Any:
-    return aten.smooth_l1_loss.default(wide(x), wide(target), reduction, beta).to(x.dtype)
+    return aten.smooth_l1_loss.default(wide(x), wide(target), reduction, beta).to(torch.result_type(x, target))
 
 
 def _smooth_l1_backward(
     gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> Any:
     """torch_xla gives a NaN the gradient of a large negative difference."""
+    dtype = torch.promote_types(gradient.dtype, torch.result_type(x, target))
     gradient = wide(gradient)
     gradient = gradient / x.numel() if reduction == _MEAN else gradient
     difference = wide(x) - wide(target)
     near = gradient * (difference if beta == 0 else difference / beta)
     end = number(beta, difference)
-    return torch.where(difference <= -end, -gradient, torch.where(difference >= end, gradient, near)).to(x.dtype)
+    return torch.where(difference <= -end, -gradient, torch.where(difference >= end, gradient, near)).to(dtype)
 
 
 LOSS_FORMS: dict[Any, Callable[..., Any]] = {

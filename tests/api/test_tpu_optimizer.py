@@ -48,6 +48,16 @@ def test_a_configuration_that_was_replaced_is_in_force(optimizer):
             compile_model(mlp())
 
 
+def test_a_whole_configuration_that_was_replaced_is_in_force(optimizer):
+    whole = KernelPyTorchConfig()
+    whole.hardware.tpu.compilation_mode = "pjit"
+    with pytest.raises(TPUConfigurationError, match="config of type TPUConfig is invalid"):
+        optimizer.config = TPUConfig()
+    optimizer.config = whole
+    assert optimizer.backend.config is optimizer.config is whole
+    assert optimizer.compiler.config is whole.hardware.tpu
+
+
 @pytest.mark.parametrize("level", ["conservative", "balanced", "aggressive"])
 def test_every_level_compiles_and_measures(optimizer, level):
     model = mlp()

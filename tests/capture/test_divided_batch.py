@@ -61,6 +61,29 @@ def test_a_batch_that_is_written_or_returned_as_a_view_is_left_alone(function):
     assert _readers(function) == []
 
 
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_readers_after_the_grad_mode_has_changed(is_trained):
+    """A copy that was made under `no_grad` passes no gradient on."""
+    weight = torch.ones(2, requires_grad=is_trained)
+
+    def function(x):
+        h = x * weight
+        with torch.no_grad():
+            cos = _mark(h).cos()
+        return (h.sin() - cos).sum()
+
+    assert _readers(function) == [["cos"] if is_trained else ["cos", "sin"]]
+
+
+def test_a_value_that_was_written_before_the_call():
+    assert _readers(lambda x: _mark(x.exp().div_(255)).sin()) == [["sin"]]
+    assert _readers(lambda x: _mark(x.exp().div_(255)).sin_().cos()) == []
+
+
+def test_a_result_that_is_the_batch_and_another_that_is_a_view_of_it():
+    assert _readers(lambda x: (lambda h: (h, _mark(h).view(-1)))(x * 2)) == []
+
+
 def test_a_graph_of_inference_mode():
     with torch.inference_mode():
         assert _readers(lambda x: _mark(x).sin()) == [["sin"]]

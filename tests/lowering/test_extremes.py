@@ -323,6 +323,24 @@ def test_unpooling_keeps_an_infinity():
     check_like_eager(lambda x, p: F.max_unpool3d(x, p, 2), x.reshape(1, 1, 1, 2, 2), places.reshape(1, 1, 1, 2, 2))
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_a_loss_of_operands_of_two_dtypes(reduction):
+    """The wider one is that of the loss, which runs on the device."""
+    x, target = torch.randn(8).bfloat16(), torch.randn(8)
+
+    def loss(x):
+        return F.smooth_l1_loss(x, target, reduction=reduction)
+
+    with counted() as count:
+        found = [(run(leaf), leaf) for run, leaf in ((f, x.clone().requires_grad_()) for f in (compiled(loss), loss))]
+        for result, _ in found:
+            result.sum().backward()
+    assert count["fallbacks"] == 0
+    (mine, my_leaf), (eager, leaf) = found
+    assert_same(mine, eager)
+    assert_same(my_leaf.grad, leaf.grad)
+
+
 def test_gradients_that_keep_a_nan():
     x = torch.tensor([NAN, 0.2, 0.5, 0.9], requires_grad=True)
     check_gradients_like_eager(lambda x: F.smooth_l1_loss(x, x.detach().flip(0) * 3), x)
