@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+from itertools import dropwhile
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
 
+from kp_dynamo.capture.grad_modes import before_a_change
 from kp_dynamo.capture.insertion import insert_call, value_of
 
 _NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
@@ -58,10 +60,8 @@ def _is_view(value: torch.Tensor, source: torch.Tensor) -> bool:
 
 def _changes_grad_mode(first: fx.Node, last: fx.Node) -> bool:
     """Whether the grad mode is set between two nodes. Inside `torch.func`, values have the flags of its transform."""
-    node = last.prev
-    while node is not first and node.target is not torch._C._set_grad_enabled:
-        node = node.prev
-    return node is not first
+    following = dropwhile(lambda node: node is not first, first.graph.nodes)
+    return last not in before_a_change(following)
 
 
 def _is_from_matmul(node: fx.Node | None) -> bool:

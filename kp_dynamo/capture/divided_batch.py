@@ -23,10 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
-_GRAD_MODES = (
-    torch._C._set_grad_enabled, torch.autograd.grad_mode._enter_inference_mode,
-    torch.autograd.grad_mode._exit_inference_mode,
-)  # fmt: skip
+from kp_dynamo.capture.grad_modes import before_a_change
 
 
 def divide_batch(gm: fx.GraphModule) -> None:
@@ -67,8 +64,7 @@ def _in_its_grad_mode(batch: fx.Node, later: list[fx.Node]) -> list[fx.Node]:
     is_number = value is not None and (value.is_floating_point() or value.is_complex())
     if not is_number or (value is batch.meta["example_value"] and not value.requires_grad):
         return later
-    modes = (place for place, node in enumerate(later) if node.target in _GRAD_MODES)
-    return later[: next(modes, len(later))]
+    return list(before_a_change(later))
 
 
 def _is_written(memory: int, later: list[fx.Node]) -> bool:

@@ -80,7 +80,7 @@ def enable_disk_cache(folder: str | os.PathLike[str], max_gb: float = DEFAULT_MA
     if _problem:
         logger.warning("the disk cache is off, because it does not work on this machine: %s", _problem)
         return
-    cache = DiskCache(path, plugin, chosen, _bytes_of(max_gb))
+    cache = DiskCache(path, plugin, chosen, _whole(min(max_gb, _MOST_GB) * 1e9))
     library.configure(path, plugin, str(cache.folder), cache.max_bytes)
     pjrt_plugins.put_in_front(path, plugin)
     os.environ.update({FOLDER: str(chosen), MAX_BYTES: str(cache.max_bytes), PLUGIN: plugin})
@@ -94,8 +94,8 @@ def _use(cache: DiskCache) -> None:
     atexit.register(_log_stats)
 
 
-def _bytes_of(max_gb: float) -> int:
-    return max(1, int(min(max_gb, _MOST_GB) * 1e9))
+def _whole(num_bytes: float) -> int:
+    return max(1, int(min(num_bytes, _MOST_GB * 1e9)))
 
 
 def in_front() -> DiskCache | None:
@@ -115,7 +115,7 @@ def enable_from_environment() -> None:
         bound = _bound_from_environment()
         if plugin and pjrt_plugins.is_in_front(path := library.library_path()):
             # A parent process has enabled it, so it also works for a device that has started.
-            cache = DiskCache(path, plugin, private_folder(folder), _bytes_of(bound / 1e9))
+            cache = DiskCache(path, plugin, private_folder(folder), _whole(bound))
             library.configure(path, plugin, str(cache.folder), cache.max_bytes)
             _use(cache)
             return

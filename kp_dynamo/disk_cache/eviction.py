@@ -28,7 +28,7 @@ def evict(folder: Path, max_bytes: int, written: str) -> int:
     if total <= max_bytes:
         return 0
     named = [(path, about) for path, about in found if entries.NAME.fullmatch(path.name)]
-    ours = [(path, about) for path, about in named if has_magic(path)]
+    ours = [(path, about) for path, about in named if _is_ours(path)]
     total -= sum(about.st_size for _, about in named) - sum(about.st_size for _, about in ours)
     deleted = 0
     for _, size, path in sorted((_used_ns(path, about), about.st_size, path) for path, about in ours):
@@ -47,7 +47,7 @@ def evict(folder: Path, max_bytes: int, written: str) -> int:
     return deleted
 
 
-def has_magic(path: Path) -> bool:
+def _is_ours(path: Path) -> bool:
     """Whether a file is the cache's. Folders of blobs have files with the name of an entry too."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return entries.is_ours(file.read(entries.MAGIC_SIZE))

@@ -65,8 +65,8 @@ static size_t list_files(int folder, DIR *listing, struct found **all, uint64_t 
   return number;
 }
 
-/* Folders of blobs have files of such names too: only the magic shows that a file is the cache's. */
-static int has_magic(int folder, const char *name) {
+/* Folders of blobs have files of such names too: only its first bytes show that a file is the cache's. */
+static int is_ours(int folder, const char *name) {
   char magic[MAGIC_SIZE];
   int file = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return 0;
@@ -82,7 +82,7 @@ static int has_magic(int folder, const char *name) {
 static size_t keep_ours(int folder, struct found *all, size_t number, uint64_t *total) {
   size_t kept = 0;
   for (size_t i = 0; i < number; i++)
-    if (has_magic(folder, all[i].name))
+    if (is_ours(folder, all[i].name))
       all[kept++] = all[i];
     else
       *total -= all[i].size;
