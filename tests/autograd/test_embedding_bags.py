@@ -26,6 +26,7 @@ BAGS = {
 }
 
 
+@pytest.mark.quick("offsets", "padding-mean", "rows of bags-max", "last offset-sum", "int32-sum")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", BAGS)
 def test_values_and_gradients_are_eagers(name, mode):

@@ -378,6 +378,7 @@ class Scaled(stacks.Layer):
         return super().forward(x) * self.scale
 
 
+@pytest.mark.slow
 def test_more_different_children_than_dynamo_compiles_by_default():
     eager, x = stacks.Stack(12, Scaled), torch.randn(2, 5, 3)
     for number, layer in enumerate(eager.layers):

@@ -82,6 +82,7 @@ def test_the_same_plugin_at_another_place(copy, tmp_path):
     assert copy.compile(1, KP_TPU_CACHE_PLUGIN=str(moved))["hits"] == 1
 
 
+@pytest.mark.quick("flags")
 @pytest.mark.parametrize(("field", "is_part"), [("flags", True), ("cpu MHz", False)])
 def test_the_processor(copy, tmp_path, field, is_part):
     """Its features decide what XLA generates. The clock changes all the time."""

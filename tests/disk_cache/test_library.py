@@ -24,6 +24,7 @@ def test_the_package_has_its_library(library):
     assert set(built.MISSES) < set(built.counters(path))
 
 
+@pytest.mark.quick("build_wheel")
 @pytest.mark.parametrize(("hook", "compiler"), [("build_wheel", "/nowhere/cc"), ("build_editable", "false")])
 def test_without_a_compiler_the_package_installs(tmp_path, hook, compiler):
     """pip calls these hooks of setuptools. The compiler is missing, or fails."""

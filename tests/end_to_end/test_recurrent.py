@@ -132,6 +132,7 @@ class Tagger(nn.Module):
         return self.head(self.stack(self.embed(tokens))[0])
 
 
+@pytest.mark.quick("lstm")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_is_one_graph_and_one_program(kind: str) -> None:
     clear_cache()
@@ -280,6 +281,7 @@ def test_the_steps_are_compiled_once() -> None:
     assert min(seconds[512]) <= 2 * min(seconds[32])
 
 
+@pytest.mark.slow
 def test_checkpoint_and_repeated_layers() -> None:
     single = Tagger("lstm", num_layers=2)
     tokens = torch.randint(11, (2, 6))
