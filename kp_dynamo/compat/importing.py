@@ -101,10 +101,11 @@ def refuse_fork() -> None:
     """Raise if this process lost the XLA client in a fork.
 
     Raises:
-        TPUDeviceError: This process was forked after the client had started.
+        TPUDeviceError: This process was forked after kp_dynamo had imported torch_xla.
     """
     if forked:
         raise TPUDeviceError(
-            "this process was forked after the XLA client had started, and a fork does not copy the client's threads. "
-            'Try: start workers with multiprocessing.get_context("spawn"), or fork before the first compiled call.'
+            "this process was forked after kp_dynamo had imported torch_xla, and a fork does not copy the threads of "
+            'its client. Try: start workers with multiprocessing.get_context("spawn"), or fork before the first '
+            "compiled call and before kp_dynamo.enable_disk_cache."
         )

@@ -28,8 +28,9 @@ def device() -> torch.device:
     """The XLA device of this process. The first call starts the client.
 
     Raises:
-        TPUDeviceError: The device that PJRT_DEVICE names cannot be started.
+        TPUDeviceError: The device that PJRT_DEVICE names cannot be started, or this process was forked too late.
     """
+    importing.refuse_fork()
     torch_xla = importing.load()
     with _device_errors():
         found = torch.device(torch_xla.device())

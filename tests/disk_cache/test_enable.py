@@ -410,3 +410,24 @@ print(kp_dynamo.cache_stats()["disk"]["state"])
 """
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "on\n"), done.stderr[-3000:]
+
+
+FORK = """
+kp_dynamo.enable_disk_cache(os.environ["TEST_FOLDER"])
+import torch
+if (child := os.fork()) == 0:
+    try:
+        torch.compile(torch.sin, backend="kp_tpu")(torch.ones(3))
+    except Exception as problem:
+        print(type(problem.inner_exception).__name__, flush=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_after_it_is_enabled_is_an_error(library, front, tmp_path):
+    """torch_xla has been imported by then. The client that such a child would start ended it by a signal."""
+    folder = str(tmp_path / "programs")
+    done = run(ON_THE_PLUGIN + FORK, library, TEST_FRONT=str(front), TEST_FOLDER=folder, PJRT_DEVICE="CPUP")
+    assert done.stdout.split() == ["TPUDeviceError", "0"]
