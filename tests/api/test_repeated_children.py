@@ -296,7 +296,6 @@ def test_threads():
     assert not any("forward" in vars(part) for part in model.modules())
 
 
-@pytest.mark.slow
 def test_two_compilations_of_one_model_in_threads():
     model, problems = stacks.Stack(4), []
     compiled = [compiled_of(model), compiled_of(model, xla_optimization_level=0)]
@@ -390,8 +389,7 @@ class WithPositions(stacks.Stack):
         return self.head(x)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize("is_dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_numbers_and_lengths_that_vary(is_dynamic):
     model = WithPositions(4, Positioned)
     compiled = compiled_of(model, enable_xla_dynamic_shapes=is_dynamic)

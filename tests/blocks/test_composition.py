@@ -283,7 +283,6 @@ def test_results_may_be_written_to(device):
     assert close(flat([p.grad for p in mine.parameters()]), flat([p.grad for p in eager.parameters()]))
 
 
-@pytest.mark.slow
 def test_training_on_the_cpu_before_the_device_is_used():
     """torch then has no thread for the backward of XLA tensors, and CPU tensors need none."""
     run_script("""

@@ -102,7 +102,7 @@ def test_results_and_gradients_are_those_of_eager(kind, monkeypatch):
     assert rewritten
 
 
-@pytest.mark.quick("cpu-{'donate': 'mutated'}")
+@pytest.mark.quick("cpu-{'checkpoint': 'blocks'}", "cpu-{'donate': 'mutated'}")
 @pytest.mark.parametrize("options", [{"blocks": "on"}, {"checkpoint": "blocks"}, {"donate": "mutated"}], ids=str)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
 def test_other_options_devices_and_lengths(options, device, monkeypatch):
@@ -137,7 +137,7 @@ class Accelerated(nn.Module):
         return loss, logits.float()
 
 
-@pytest.mark.slow
+@pytest.mark.quick("xla")
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 def test_autocast_that_ends_before_the_logits_are_upcast(device, monkeypatch):
     rewritten = fuse_small_heads(monkeypatch)

@@ -63,7 +63,6 @@ def test_default_levels_recompute_scores():
     assert "checkpoint_attention" not in {p.name for p in explain(model, TOKENS, options={"checkpoint": "auto"}).passes}
 
 
-@pytest.mark.slow
 def test_auto_recomputes_nothing_while_memory_suffices():
     model, _ = model_and_reference()
     found = explain(model, TOKENS, options={"checkpoint": "auto", "memory_budget_gb": 16})
@@ -79,7 +78,6 @@ def test_auto_reports_its_decision():
     assert "GFLOP: by estimate" in decided.notes[0]
 
 
-@pytest.mark.slow
 def test_a_budget_that_cannot_be_met_names_the_smallest_that_can():
     model, _ = model_and_reference()
     run = compiled(model, checkpoint="auto", memory_budget_gb=0.002, optimizer_state_factor=2)

@@ -328,7 +328,7 @@ def test_a_pass_of_the_user_sees_no_blocks_and_is_taken_back():
     assert off(compiled(x), model(x)) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.quick("blocks")
 @pytest.mark.parametrize("checkpoint", ["blocks", "attention", 0.5])
 def test_checkpoint(checkpoint):
     model, x = nn.Sequential(Attention(), Attention()), torch.randn(2, 32, 64)

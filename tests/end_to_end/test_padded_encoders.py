@@ -149,7 +149,6 @@ def test_a_mask_that_is_causal_is_not_compared():
         torch.testing.assert_close(mine, decoder(X, X, tgt_mask=causal), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_under_buckets():
     model = encoder()
     run = compiled(model, buckets=[8])

@@ -281,7 +281,6 @@ def test_the_steps_are_compiled_once() -> None:
     assert min(seconds[512]) <= 2 * min(seconds[32])
 
 
-@pytest.mark.slow
 def test_checkpoint_and_repeated_layers() -> None:
     single = Tagger("lstm", num_layers=2)
     tokens = torch.randint(11, (2, 6))

@@ -205,7 +205,7 @@ def transformers_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask:
     return eager_attention_forward(module, q, k, v, mask, scaling=0.5, dropout=0.0)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.quick("balanced")
 @pytest.mark.parametrize("level", ["float32", "balanced"])
 def test_the_attention_of_transformers_through_the_backend(level):
     """Two lengths, one after the other; the weights that it returns are dropped."""
